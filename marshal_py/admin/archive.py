@@ -1,7 +1,7 @@
-"""Coordination logs out of a cluster into dump files, and back into a fresh topic. The format is transport/dump.py's.
+"""Writes coordination logs of a cluster to dump files, and loads them into a fresh topic (format: transport/dump.py).
 
-A dump holds whole logs, for only those can be folded: of a group its log, and log 0, where the root stands. A load
-writes every record at the offset that it had, or nothing: sessions and epochs are offsets.
+A dump holds whole logs, because only those can be folded: of a group its log, and log 0, which holds the root. A load
+writes every record at the offset that it had, or nothing, because sessions and epochs are offsets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from marshal_py.transport.producer import KafkaProducer
 
 
 def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: bool = False) -> int:
-    """Writes the whole logs, or a group's, as they stand now; returns how many records that are.
+    """Writes the whole logs, or a group's, as they are now. Returns the number of records.
 
     `verdicts`: each line also says what the fold thinks of its record. Raises ClusterUnreachable, CoordinationError.
     """
@@ -46,8 +46,8 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
         for record in observer.records([span.log]):
             if record.offset >= span.end:
                 break
-            told = verdicts and record.offset >= world.next_offset  # what a snapshot stands for was judged long ago
-            more = as_dict(rationalizer.apply(world, record.offset, record.value)) if told else {}
+            judged = verdicts and record.offset >= world.next_offset  # earlier ones are part of the snapshot
+            more = as_dict(rationalizer.apply(world, record.offset, record.value)) if judged else {}
             writer.write(record, {name: value for name, value in more.items() if name != "offset"})
     writer.finish()
     return writer.records
@@ -82,20 +82,20 @@ def load(path: Path, transport: KafkaTransport, topic: str) -> int:
             misplaced.append(f"record {tp.partition}:{expected[tp.partition]} was written at offset {offset}")
         expected[tp.partition] += 1
 
-    sink = KafkaProducer(transport, on_written)
+    producer = KafkaProducer(transport, on_written)
     try:
         with Reader(path) as reader:
             for record in reader:
-                sink.write(
+                producer.write(
                     topic, record.value, record.key, partition=record.log, timestamp_ms=max(0, record.timestamp_ms)
                 )
                 if misplaced:
                     break
-        sink.flush()
+        producer.flush()
     finally:
-        sink.close()
+        producer.close()
     if misplaced:
-        raise LoadRefused(topic, f"{misplaced[0]}: somebody else writes to it; delete the topic and load it anew")
+        raise LoadRefused(topic, f"{misplaced[0]}: somebody else writes to it; delete the topic and load it again")
     return sum(expected.values())
 
 

@@ -1,4 +1,4 @@
-"""Who an admin is, in the records that it writes (`by`). A value; asks no system: the edge hands the names in."""
+"""How an admin signs the records that it writes (`by`). A pure value: the caller passes the names of user and host."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ RUN_BYTES: Final = 4  # two runs of one person at one moment must tell their rec
 
 
 class Author(NamedTuple):
-    """One run of an admin tool. `who`: the same for every run of one person on one machine. `by`: this run's own."""
+    """One run of an admin tool. `who` is the same for every run of a person on a machine; `by` is this run's own."""
 
     who: str
     by: str
 
     @classmethod
     def of(cls, user: str, host: str, tool: str, random: bytes) -> Author:
-        """`random`: RUN_BYTES of it. A text that is too long loses its middle, never the part that is unique."""
+        """`random`: RUN_BYTES of it. A text that is too long loses its middle, never the unique part at its end."""
         tail = f" {tool} run {random.hex()}"
         who = f"{user}@{host}".replace(" ", "_")
-        room = BY_BYTES_MAX - len(tail.encode())
-        who = who.encode()[:room].decode(errors="ignore")
+        left = BY_BYTES_MAX - len(tail.encode())
+        who = who.encode()[:left].decode(errors="ignore")
         return cls(who, who + tail)
 
     def signed(self, reason: str) -> str:
-        """`by` of a record that has no field for the reason: it stands after a colon, as far as there is room."""
+        """`by` for a record without a field for the reason: the reason follows after a colon, cut to fit."""
         if not reason:
             return self.by
         return f"{self.by}: {reason}".encode()[:BY_BYTES_MAX].decode(errors="ignore")

@@ -1,7 +1,7 @@
 """Changing a group's settings and a topic's shape: GroupConfig and Topology (PROTOCOL.md rule 9, M2-M4, M9, M13).
 
-Strategy: one record, compare-and-set on what was looked at. A change that the fold takes only in a pause (another mode,
-fewer partitions) is made in a pause of its own, which ends with it. What is not named stays as it was.
+A change is one record, compare-and-set on what was looked at. Another mode and fewer partitions are accepted only in a
+pause, so such a change pauses the group, and the pause ends with it. Settings that are not named stay as they were.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from marshal_py.admin.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
 from marshal_py.admin.pause import Drain
 from marshal_py.admin.pause_lock import PauseLock
-from marshal_py.admin.suggestions import instead
+from marshal_py.admin.suggestions import suggestion
 from marshal_py.errors import (
     AdminGaveUp,
     GroupDeleted,
@@ -31,11 +31,11 @@ from marshal_py.protocol.records import MODE_NAMES, MODES, ON_TOPIC_RECREATED, P
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
 
-OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own
+OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
 
 
 class ChangePlan(Operation):
-    """One record that changes the group. Subclasses say which, whether it takes a pause, and what speaks against it."""
+    """One record that changes the group. Subclasses build the record and say why it may no longer be sent."""
 
     what = "the settings"
 
@@ -56,7 +56,7 @@ class ChangePlan(Operation):
         super().__init__(context, patience_ms, reason)
         self.by = context.author.signed(reason)
         self.in_pause = in_pause
-        self.hold = PauseLock(self, reason or self.what, duration_ms, token, adopt, take_over)
+        self.pause_lock = PauseLock(self, reason or self.what, duration_ms, token, adopt, take_over)
         self.drain = Drain(self, tps)
         self.changed_at = NONE
 
@@ -64,7 +64,7 @@ class ChangePlan(Operation):
         raise NotImplementedError
 
     def refusal(self, group: Group) -> MarshalError | None:
-        """What has changed under us, so that the record would be rejected or mean something else."""
+        """Why the record would be rejected or mean something else by now: what others have changed meanwhile."""
         raise NotImplementedError
 
     def read(self, verdict: Verdict, now: Instant) -> None:
@@ -72,14 +72,14 @@ class ChangePlan(Operation):
         record = verdict.record
         if isinstance(record, GroupConfig | Topology) and verdict.accepted and self.context.author.wrote(record.by):
             self.changed_at = verdict.offset
-            self.tell("changed", self.what, offset=verdict.offset)
+            self.report("changed", self.what, offset=verdict.offset)
 
     def waits(self) -> bool:
         return self.in_pause
 
     def act(self, group: Group, now: Instant) -> None:
         if self.changed_at != NONE:
-            if not self.in_pause or self.hold.finish(group, now):
+            if not self.in_pause or self.pause_lock.release(group, now):
                 self.end()
             return
         refused = self.refusal(group)
@@ -88,22 +88,22 @@ class ChangePlan(Operation):
             return
         token = NONE
         if self.in_pause:
-            if not self.hold.seize(group, now) or not self.drain.empty(group, now):
+            if not self.pause_lock.acquire(group, now) or not self.drain.empty(group, now):
                 return
             token = group.pause_change
         self.send(self.record(group, token), now)
 
-    def late(self) -> MarshalError:
+    def timeout_error(self) -> MarshalError:
         waited_s = self.patience_ms / 1000
         if self.in_pause and self.changed_at == NONE:
             return PauseNotDrained(self.context.name, self.drain.names(self.context.group), waited_s)
         return AdminGaveUp(self.context.name, f"the change of {self.what}", waited_s)
 
     def close(self, group: Group, now: Instant) -> bool:
-        """A change in a pause dies with the pause's token (F9.2, F9.6). Another one may still land."""
-        if self.hold.adopted is not None:
-            return not self.may_land(group)  # M14: nothing of ours ends that pause
-        return not self.in_pause or self.hold.finish(group, now)
+        """A change in a pause cannot be accepted after that pause (F9.2, F9.6). One without a pause still can."""
+        if self.pause_lock.adopted is not None:
+            return not self.may_land(group)  # M14: this run does not end a pause that it adopted
+        return not self.in_pause or self.pause_lock.release(group, now)
 
     def may_land(self, group: Group) -> bool:
         if self.changed_at != NONE or self.refusal(group) is not None:
@@ -111,15 +111,15 @@ class ChangePlan(Operation):
         if not self.in_pause:
             return any(True for _ in self.sent(GroupConfig))
         sent: list[GroupConfig | Topology] = [*self.sent(GroupConfig), *self.sent(Topology)]
-        return self.hold.adopted is not None and any(record.token == group.pause_change for record in sent)
+        return self.pause_lock.adopted is not None and any(record.token == group.pause_change for record in sent)
 
-    def unclosed(self, error: MarshalError) -> MarshalError:
-        if self.hold.adopted is not None:
+    def close_error(self, error: MarshalError) -> MarshalError:
+        if self.pause_lock.adopted is not None:
             return AdminGaveUp(self.context.name, f"the change of {self.what}", GRACE_INTERVALS * INTERVAL_MS / 1000)
         return AdminGaveUp(self.context.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
 
     def end(self, error: MarshalError | None = None) -> None:
-        """It landed while the end was on its way: then there is nothing to complain of."""
+        """A change that was accepted while it was given up is a success."""
         super().end(None if error is self.giving_up and self.changed_at != NONE else error)
 
 
@@ -143,7 +143,7 @@ class ConfigPlan(ChangePlan):
     ) -> None:
         """`wanted` as `check_settings` takes it. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
         group = context.group
-        self.founds = create
+        self.creates = create
         check_group(context, create)
         self.wanted = check_settings(wanted)
         self.base = base_of(group)
@@ -173,9 +173,9 @@ class ConfigPlan(ChangePlan):
 
 
 class ShrinkPlan(ChangePlan):
-    """Makes a topic of the group smaller, after it was made anew; forgets the positions beyond (F9.2).
+    """Makes a topic of the group smaller after it was created again; forgets the positions beyond it (F9.2).
 
-    For clusters that tell no ids of topics. Where they do, a move of positions accepts the new topic
+    It is needed where the cluster has no topic ids. With ids, a move of positions accepts the new topic
     (recreated_topics.py).
     """
 
@@ -222,7 +222,7 @@ class ShrinkPlan(ChangePlan):
 def check_settings(wanted: Mapping[str, str]) -> dict[str, str]:
     """`delivery`, `policy` and `on_topic_recreated`, those that are named.
 
-    Raises InvalidOption: what nobody obeys is not taken.
+    Raises InvalidOption for a name or value that no release obeys.
     """
     allowed = {"delivery": tuple(MODES), "policy": (*POLICIES, OWN_POLICY), "on_topic_recreated": ON_TOPIC_RECREATED}
     for name, value in wanted.items():
@@ -240,7 +240,7 @@ def check_group(context: GroupContext, create: bool) -> None:
         if group is not None and not group.deleted:
             raise GroupExists(context.name)
     elif group is None:
-        raise GroupMissing(context.name, "has never been used: create it, or mend the name")
+        raise GroupMissing(context.name, "has never been used: create it, or correct the name")
     elif group.deleted:
         raise GroupDeleted(context.name)
 
@@ -250,7 +250,7 @@ def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[in
     known = context.group.topics.get(topic) if context.group is not None else None
     if known is None:
         topics = context.group.topics if context.group is not None else ()
-        raise GroupMissing(context.name, f"has never consumed topic {topic!r}{instead(topic, topics)}")
+        raise GroupMissing(context.name, f"has never consumed topic {topic!r}{suggestion(topic, topics)}")
     if not 1 <= partitions <= PARTITION_MAX or partitions >= known.count:
         raise InvalidOption(
             "partitions",
@@ -268,7 +268,7 @@ def base_of(group: Group | None) -> GroupConfig:
 
 
 def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: int, by: str) -> GroupConfig:
-    """The settings with what is wanted in place of what was; the rest stays, also what this release does not know."""
+    """The old settings with the wanted ones in their place. The rest stays, also fields unknown to this release."""
     policy = wanted.get("policy", base.policy)
     mode = MODES[wanted["delivery"]] if "delivery" in wanted else base.mode
     return replace(
@@ -284,7 +284,7 @@ def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: i
 
 
 def changes_mode(group: Group | None, wanted: Mapping[str, str]) -> bool:
-    """F9.6: a mode that is named and not the group's, which has one."""
+    """Whether a delivery is named that differs from the one the group has (F9.6)."""
     return group is not None and "delivery" in wanted and group.mode not in (0, MODES[wanted["delivery"]])
 
 
@@ -312,5 +312,5 @@ def settings_of(group: Group | None) -> dict[str, str | None]:
 
 
 def origin_of(group: Group) -> dict[str, str | int] | None:
-    """Where the settings come from: the offset of their record and who wrote it; None if nobody set any."""
+    """The offset and the author of the record that set the settings; None if nobody set any."""
     return None if group.config is None else {"offset": group.config_offset, "by": group.config.by}

@@ -1,7 +1,7 @@
-"""What the content of the logs says about the health of groups, clocks and versions. Pure; fed record by record.
+"""The health of groups, clocks and versions, from the records of the logs. Pure; fed record by record.
 
-Each check is a line with a level, what was found and, if something is to be done, one line of advice. Nothing here
-decides anything about a group: timestamps are the writers' own words, and the fold does not read them.
+Each check is one line: a level, what was found and, if there is something to do, one line of advice. Nothing here
+decides anything about a group, because timestamps come from the writers' clocks; the fold does not read them either.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 DAY_MS: Final = 86_400_000
 ORPHANED_MS: Final = 7 * DAY_MS  # as long as Kafka itself keeps the offsets of an empty group
-SILENT_INTERVALS: Final = 2  # T4, N14: then whoever lives in the log evicts the session, so perhaps nobody does
-SKEW_MS: Final = 2_000  # below that it may be the way of a record, and nobody plans by seconds
+SILENT_INTERVALS: Final = 2  # T4, N14: then any consumer of the log evicts the session, so perhaps none is left
+SKEW_MS: Final = 2_000  # below that it may be a record's latency
 SKEW_RECORDS: Final = 3  # of one client: a single late one was retried
 RECORDS_MANY: Final = 1_000_000  # folding them takes a joining consumer some seconds
 RECORD_BYTES: Final = 70  # what Kafka adds to a value, about: framing, key, timestamp
@@ -40,7 +40,7 @@ class Check(NamedTuple):
 
 
 class Study:
-    """What is remembered of the records while they are folded."""
+    """What the checks need of the records, collected while they are folded."""
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
@@ -75,7 +75,7 @@ class Study:
         return self._clients.get((record.log, getattr(verdict.record, "session", NONE)), "")
 
     def _compare(self, client: str, log: int, at_ms: int) -> None:
-        """A record stands behind another one and says that it was written earlier."""
+        """Compares a record's timestamp with the greatest one before it in the log."""
         newest_ms, whose = self._newest.get(log, (at_ms, client))
         if whose != client:
             self.behind_ms[client].append(newest_ms - at_ms)
@@ -152,11 +152,11 @@ def _orphan(group: Group, study: Study) -> Check | None:
     if group.sessions or idle_ms <= ORPHANED_MS:
         return None
     found = f"{group.name!r}: no consumer and no record for {idle_ms // DAY_MS} days; {len(positions(group))} positions"
-    return Check("orphaned group", "warn", found, f"marshal groups rm {group.name}, if nobody comes back")
+    return Check("orphaned group", "warn", found, f"marshal groups rm {group.name}, if no consumer comes back")
 
 
 def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], int]) -> Check | None:
-    """Timestamps are of the writers' clocks, "now" is of this machine's: what may be their difference is no silence."""
+    """Timestamps are of the writers' clocks, "now" is of this machine's: their possible difference is allowed for."""
     silent = {}
     for session in group.sessions.values():
         silent_ms = study.now_ms - extended_ms.get((group.name, session.id), study.now_ms)
@@ -178,8 +178,8 @@ def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], in
 
 
 def _parked(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
-    anew = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
-    for one in stopped(group, anew, {}):
+    recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
+    for one in stopped(group, recreated, {}):
         yield Check("parked partitions", "warn", f"{group.name!r}: {one}", str(one.error))
 
 
@@ -207,7 +207,7 @@ def _gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check
 
 
 def of_growth(study: Study, bounds: Mapping[int, Bounds]) -> Check:
-    """How much there is to fold for who joins, and how fast it becomes more."""
+    """How much a joining consumer has to fold, and how fast that grows."""
     records = {log: at.end - max(at.first, study.snapshot_at.get(log, 0)) for log, at in bounds.items()}
     longest = max(records, key=lambda log: records[log])
     day_mb = sum(study.day_bytes.values()) / 1_000_000

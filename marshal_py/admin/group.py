@@ -1,4 +1,4 @@
-"""The front for programs: one live group, and what an operator does with it.
+"""The API for programs: one live group, and the operations on it.
 
     with marshal_py.connect("localhost:9092") as marshal:
         token = marshal_py.group(marshal, "billing").pause(60, "deploy")
@@ -24,7 +24,7 @@ from marshal_py.admin.position_resolver import PositionResolver
 from marshal_py.admin.recreated_topics import RecreatedTopic, find_recreated
 from marshal_py.admin.runner import OperationRunner, Watcher
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.admin.suggestions import instead
+from marshal_py.admin.suggestions import suggestion
 from marshal_py.admin.targets import Target, parse, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
@@ -39,10 +39,10 @@ TIMEOUT_S: Final = CONNECT_TIMEOUT_S
 
 
 class Moved(NamedTuple):
-    """What a move did, or with `dry_run` would do. `token`: of a pause that stays. `offset`: of the record. -1: no.
+    """What a move did, or with `dry_run` would do. `token`: of a pause that stays. `offset`: of the record. -1: none.
 
-    `recreated`: the topics of it that had been made anew, and were accepted as they are now. `refused`: of a dry run,
-    why the move would be refused now; "" if it would not.
+    `recreated`: topics that had been created again and were accepted as they are now. `refused`: in a dry run, why the
+    move would be refused now; "" if it would not.
     """
 
     rows: list[Row]
@@ -53,7 +53,7 @@ class Moved(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """A pause in which everybody has let go. `evicted`: sessions that were silent and were waited out."""
+    """A pause in which every partition is free. `evicted`: sessions that were silent for twice their interval."""
 
     token: int
     duration_s: float
@@ -62,9 +62,9 @@ class Paused(NamedTuple):
 
 
 class Group:
-    """A group as its operator sees it. Every method may be called from any thread and waits until the thing is done.
+    """One group. Every method may be called from any thread and returns when the operation is complete.
 
-    Ctrl-C while a method waits makes it take back what it began; a second one leaves it.
+    Ctrl-C while a method waits makes it undo what it began; a second one stops without undoing.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Group:
             yield runner
 
     def _missing(self) -> GroupMissing:
-        """The error of a group that nobody ever used. Reads all logs for the name that is nearest."""
+        """The error for a group that nobody ever used. Reads all logs to suggest the nearest name."""
         known = "; it begins with its first consumer"
         with suppress(MarshalError), Observer(self._transport, self._topic, self._timeout_s) as observer:
             observer.fold()
-            known = instead(self.name, [group.name for _, group in observer.groups()])
+            known = suggestion(self.name, [group.name for _, group in observer.groups()])
         return GroupMissing(self.name, f"has never been used{known}")
 
     # --- looking
@@ -101,7 +101,7 @@ class Group:
         """Topics, members, positions, pause, settings, as of now."""
         with self.runner() as runner:
             state, now_ms = _state(runner), SystemClock().now().wall_ms
-            return {**overview.info(state, runner.context.ledger, now_ms), "settings_from": origin_of(state)}
+            return {**overview.info(state, runner.context.pause_history, now_ms), "settings_from": origin_of(state)}
 
     def members(self) -> list[dict[str, Any]]:
         """Live sessions."""
@@ -109,9 +109,10 @@ class Group:
             return overview.members(_state(runner))
 
     def advisories(self, follow: bool = False) -> Iterator[Advisory]:
-        """What happened to the group since its beginning, as its log tells it; with `follow` it waits for more.
+        """What happened to the group since its log begins; with `follow` the iterator waits for more.
 
-        The same for everybody who asks. Leaving the iteration ends it. Raises CoordinationError, ClusterUnreachable.
+        Every reader gets the same advisories. Leaving the iteration ends it. Raises CoordinationError and
+        ClusterUnreachable.
         """
         with Observer(self._transport, self._topic, self._timeout_s) as observer:
             for advisory in observer.advisories(self.name, follow):
@@ -120,9 +121,9 @@ class Group:
 
     def impact(self, judge: Callable[[GroupContext], Impact]) -> Impact:
         """What an operation would do now: one of the functions of marshal_py.admin.impact. Writes nothing."""
-        return self._foresee(lambda runner: judge(runner.context))
+        return self._impact(lambda runner: judge(runner.context))
 
-    def _foresee(self, judge: Callable[[OperationRunner], Impact]) -> Impact:
+    def _impact(self, judge: Callable[[OperationRunner], Impact]) -> Impact:
         with self.runner(founding=True) as runner:
             try:
                 return judge(runner)
@@ -145,9 +146,10 @@ class Group:
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
         `delivery`: "at_least_once" or "at_most_once"; without it the first consumer decides. `policy`: "balanced",
-        "greedy", or "own": each consumer its own. `on_topic_recreated`: "fail" or "earliest": what happens to the
-        partitions of a topic that was deleted and made anew, parked until somebody moves them, or consumed from their
-        beginnings; without it each consumer's option counts. Raises GroupExists, InvalidOption.
+        "greedy", or "own", so that each consumer follows its own. `on_topic_recreated` says what happens to the
+        partitions of a topic that was deleted and created again: with "fail" they are parked until somebody moves them,
+        with "earliest" they are consumed from their beginnings; without it each consumer's option counts. Raises
+        GroupExists, InvalidOption.
         """
         return self._settle(_named(delivery, policy, on_topic_recreated), True, reason, watcher=watcher)
 
@@ -165,14 +167,14 @@ class Group:
     ) -> int:
         """Changes settings, those of `create`; what is not named stays. Returns the offset of the record.
 
-        Another `delivery` pauses the group for that moment, and its consumers end with ModeMismatch: start them again
+        Another `delivery` pauses the group during the change, and its consumers end with ModeMismatch: start them again
         with the new one. Positions stay. `token`, `adopt` and `take_over` as in `set_position`. Raises SettingsChanged
-        if somebody else was faster, InvalidOption, GroupMissing, GroupDeleted; for a change of the delivery also
-        AdminBusy, PauseOver and PauseNotDrained.
+        if somebody else changed them meanwhile, InvalidOption, GroupMissing, GroupDeleted; for a change of the delivery
+        also AdminBusy, PauseOver and PauseNotDrained.
         """
         wanted = _named(delivery, policy, on_topic_recreated)
         if not wanted:
-            raise InvalidOption("delivery, policy, on_topic_recreated", None, "name what shall change")
+            raise InvalidOption("delivery, policy, on_topic_recreated", None, "name what should change")
         return self._settle(wanted, False, reason, token, adopt, take_over, watcher)
 
     def _settle(
@@ -205,12 +207,12 @@ class Group:
         take_over: bool = False,
         watcher: Watcher | None = None,
     ) -> int:
-        """Makes a topic smaller for the group, after it was made anew with fewer partitions; returns the offset.
+        """Makes a topic smaller for the group, after it was created again with fewer partitions; returns the offset.
 
-        The positions of the partitions beyond are forgotten. Pauses the group for that moment; `token`, `adopt` and
+        The positions of the partitions beyond are forgotten. Pauses the group during the change; `token`, `adopt` and
         `take_over` as in `set_position`. Raises InvalidOption while Kafka's topic is larger, GroupMissing,
-        SettingsChanged, AdminBusy, PauseOver, PauseNotDrained; DataTopicRecreated where the cluster tells that it is
-        another topic: `set_position` goes on with that one.
+        SettingsChanged, AdminBusy, PauseOver, PauseNotDrained; DataTopicRecreated where the topic id shows that it is
+        another topic: `set_position` accepts that one.
         """
         with self.runner() as runner:
             plan = ShrinkPlan(
@@ -220,8 +222,8 @@ class Group:
             runner.run(plan, watcher)
             return plan.changed_at
 
-    def foresee_shrink(self, topic: str, partitions: int) -> Impact:
-        """What `shrink` would do now, and what of Kafka's topic speaks against it. Writes nothing.
+    def impact_of_shrink(self, topic: str, partitions: int) -> Impact:
+        """What `shrink` would do now, and why Kafka's topic forbids it, if it does. Writes nothing.
 
         Raises GroupMissing, InvalidOption.
         """
@@ -234,7 +236,7 @@ class Group:
                 return found._replace(does=[*found.does, f"As things are it would be refused: {error}"])
             return found
 
-        return self._foresee(judge)
+        return self._impact(judge)
 
     # --- pausing
 
@@ -249,7 +251,7 @@ class Group:
         keep: bool = False,
         watcher: Watcher | None = None,
     ) -> Paused:
-        """Pauses the group and waits until every partition is let go; its owners go on by themselves afterwards.
+        """Pauses the group and waits until every partition is free. Its consumers continue by themselves afterwards.
 
         Without `resume` members end the pause when they have waited `duration_s` (default: 60 s and twice the longest
         interval). `keep`: stays and renews until ctrl-C. A group that is paused already raises AdminBusy, unless the
@@ -273,8 +275,8 @@ class Group:
             except AdminGaveUp as error:
                 if not keep or not plan.drained or error.waited_s:
                     raise
-                # Ctrl-C is how a kept pause ends: it is over now.
-            return Paused(plan.token, plan.hold.duration_ms / 1000, plan.drain.released, plan.drain.evicted)
+                # Ctrl-C is how a kept pause ends, so this is no failure.
+            return Paused(plan.token, plan.pause_lock.duration_ms / 1000, plan.drain.released, plan.drain.evicted)
 
     def resume(self, *, token: int | None = None, take_over: bool = False, reason: str = "") -> bool:
         """Ends a pause of the same person on the same machine, that of `token`, or with `take_over` anybody's.
@@ -312,31 +314,31 @@ class Group:
         the same machine, the move works in that pause and leaves it in place. `take_over` takes anybody's pause, whose
         operation fails then, and ends it with the move.
 
-        The group goes on with a topic that was made anew: the new one is accepted in the same pause, before the move.
-        The positions of all its partitions are forgotten, also of those that are not named.
+        A topic that was deleted and created again is accepted in the same pause, before the move. Then the positions of
+        all its partitions are forgotten, also those that are not named.
         """
         target = _target(to, shift_by)
         with self.runner() as runner:
-            aim = PositionResolver(runner, topics, target)
-            check_size(runner.context, aim.tps)
-            recreated = list(aim.anew.values())
+            resolver = PositionResolver(runner, topics, target)
+            check_size(runner.context, resolver.tps)
+            recreated = list(resolver.recreated.values())
             if dry_run:
-                rows = preview(runner.context, aim.positions(), aim.anew)
+                rows = preview(runner.context, resolver.positions(), resolver.recreated)
                 return Moved(rows, recreated=recreated, refused=_refused(runner.context, token, adopt, take_over))
-            aim.check()
+            resolver.check()
             owners, parked = owners_of(_state(runner)), parked_of(_state(runner))
             plan = PositionPlan(
                 runner.context,
-                aim.tps,
+                resolver.tps,
                 stay_paused=stay_paused,
                 reason=reason,
                 token=token,
                 adopt=adopt,
                 take_over=take_over,
-                anew=aim.anew,
+                recreated=resolver.recreated,
             )
-            runner.run(plan, watcher, aim.positions)
-            assert plan.moved is not None  # the desk raises what it did not do
+            runner.run(plan, watcher, resolver.positions)
+            assert plan.moved is not None  # the runner raises an error if it was not moved
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
             return Moved(rows_of(owners, plan.before, after, parked), plan.moved_at, plan.token, recreated)
 
@@ -348,16 +350,16 @@ class Group:
     # --- sessions
 
     def step_down(self, session: int, reason: str = "") -> int:
-        """Marks a session as the last candidate for everything; returns the mark."""
+        """Makes a session the last candidate for every partition. It stays in the group. Returns the mark."""
         with self.runner() as runner:
             plan = StepDownPlan(runner.context, session, reason)
             runner.run(plan)
             return plan.mark
 
     def evict(self, session: int, *, reason: str = "", watcher: Watcher | None = None) -> str:
-        """Ends a session that is silent for twice its interval, watched from now; returns who ended it.
+        """Ends a session that is silent for twice its interval, counted from now. Returns who ended it.
 
-        Raises MembersAlive if it gives a sign of life. There is no way to end a live one from outside.
+        Raises MembersAlive if it gives a sign of life: a live session cannot be ended from outside.
         """
         with self.runner() as runner:
             plan = EvictPlan(runner.context, {session}, reason)
@@ -367,8 +369,8 @@ class Group:
     def delete(self, *, force: bool = False, reason: str = "", watcher: Watcher | None = None) -> bool:
         """Deletes the group and its positions; False if it was deleted already. Raises MembersAlive.
 
-        `force` ends consumers that live first, by a change of the group's delivery (M15); they see ModeMismatch or
-        GroupDeleted. Raises AdminBusy, PauseNotDrained, SettingsChanged then too: the positions are still there.
+        `force` first ends live consumers by a change of the group's delivery (M15); they end with ModeMismatch or
+        GroupDeleted. Then AdminBusy, PauseNotDrained and SettingsChanged are raised too; the positions are kept.
         """
         with self.runner() as runner:
             others = None if not force else others_mode(runner.context.group)
@@ -381,16 +383,16 @@ class Group:
 
 
 def group(marshal: Marshal, name: str) -> Group:
-    """The operator's side of a group, over a connection that is there.
+    """The operations on a group, over an existing connection.
 
-    A function and no method of Marshal: the room `client` does not know the room `admin` (CONTRIBUTING.md).
+    This is not a method of Marshal because the package `client` must not import `admin` (CONTRIBUTING.md).
     """
     return Group(marshal.transport, name, marshal.coordination_topic)
 
 
 def _state(runner: OperationRunner) -> GroupState:
     state = runner.context.group
-    assert state is not None  # Group.desk has looked
+    assert state is not None  # Group.runner checked it
     return state
 
 

@@ -1,5 +1,6 @@
-"""What an operation would do now, in sentences and numbers: shown before a question, and by `--dry-run`. Pure; writes
-nothing (PROTOCOL.md M12).
+"""What an operation would do now, in sentences and numbers, as `--dry-run` and the question before it show (M12).
+
+Pure; writes nothing.
 
 Each function raises what the operation itself would raise before it writes. Moves of positions have tables of their own
 (position_preview.py).
@@ -24,7 +25,7 @@ from marshal_py.admin.change import (
 from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.pause import name_of
 from marshal_py.admin.pause_lock import busy, is_named
-from marshal_py.admin.position_preview import drained, owners_of, rehearse, twin
+from marshal_py.admin.position_preview import clone, drained, owners_of, rehearse
 from marshal_py.admin.sessions import find_session
 from marshal_py.errors import GroupMissing, SettingsChanged
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -34,7 +35,10 @@ from marshal_py.protocol.world import Group
 
 
 class Impact(NamedTuple):
-    """`does`: sentences for people. `releases`: who would let go of what. `settings`: what changes, from and to."""
+    """`does`: sentences for people. `releases`: owners of the partitions that would be released, by partition.
+
+    `settings`: what changes, from and to.
+    """
 
     does: list[str]
     releases: dict[str, str]
@@ -49,7 +53,7 @@ def of_pause(
     check_pause(context, now, token, adopt, take_over)
     again = " It is paused already: this pause would replace that one." if group.paused else ""
     does = (
-        f"group {group.name!r} would be paused; {len(group.sessions)} consumers would let go of {_owned(group)} "
+        f"group {group.name!r} would be paused; {len(group.sessions)} consumers would release {_owned(group)} "
         "partitions."
     )
     return Impact([does + again], _releases(group), {})
@@ -61,7 +65,7 @@ def of_resume(context: GroupContext, now: Instant, token: int | None = None, tak
     if not group.paused:
         return Impact([f"group {group.name!r} is not paused: nothing would be done."], {}, {})
     check_pause(context, now, token, True, take_over)
-    pause = context.ledger.running(group)
+    pause = context.pause_history.running(group)
     by = f" of {pause.by}" if pause is not None and pause.by else ""
     return Impact([f"the pause{by} would end; {len(group.sessions)} consumers would take partitions again."], {}, {})
 
@@ -83,8 +87,8 @@ def of_step_down(context: GroupContext, session: int) -> Impact:
     find_session(context, session)
     group = _there(context)
     does = [
-        f"{name_of(group, session)} would become the last candidate for everything; it would stay, and might hand "
-        "over what others shall have."
+        f"{name_of(group, session)} would become the last candidate for everything; it would stay in the group, and "
+        "might hand partitions over to others."
     ]
     return Impact(does, {}, {})
 
@@ -111,13 +115,13 @@ def of_deletion(context: GroupContext, force: bool = False) -> Impact:
 
 
 def of_settings(context: GroupContext, wanted: Mapping[str, str], create: bool) -> Impact:
-    """By the fold itself. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
+    """Applies the record to a clone of the world. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
     check_group(context, create)
     checked, group = check_settings(wanted), context.group
     in_pause = changes_mode(group, checked)
     before = settings_of(group)
     observed = NONE if group is None else group.config_offset
-    world, token = twin(context.world, context.name), NONE
+    world, token = clone(context.world, context.name), NONE
     if in_pause:
         token = drained(context, world).pause_change
     if world.genesis is not None:  # else nobody used the log yet, and whatever comes first is accepted
@@ -140,7 +144,7 @@ def of_settings(context: GroupContext, wanted: Mapping[str, str], create: bool) 
 
 
 def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
-    """By the fold itself. Raises GroupMissing, InvalidOption."""
+    """Applies the record to a clone of the world. Raises GroupMissing, InvalidOption."""
     count, offset = check_shrink(context, topic, partitions)
     group = _there(context)
     lost = {
@@ -148,7 +152,7 @@ def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
         for tp, position in sorted(overview.positions(group).items())
         if tp.topic == topic and tp.partition >= partitions
     }
-    world = twin(context.world, context.name)
+    world = clone(context.world, context.name)
     verdict = rehearse(world, context.name, Topology(topic, partitions, offset, drained(context, world).pause_change))
     if not verdict.accepted:
         raise SettingsChanged(context.name, f"something ({verdict.reason})", "somebody")
@@ -162,7 +166,7 @@ def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
 
 def _there(context: GroupContext) -> Group:
     if context.group is None:
-        raise GroupMissing(context.name, "has never been used: start a consumer once, or mend the name")
+        raise GroupMissing(context.name, "has never been used: start a consumer once, or correct the name")
     return context.group
 
 

@@ -1,7 +1,7 @@
-"""Operations on whole logs: a snapshot now, deletion behind it, and the way out of a history that was deleted.
+"""Operations on whole logs: write a snapshot, delete old records, restart a history whose beginning was deleted.
 
-Strategy: a connection of its own, folded to the log's end, with a Keeper beside it that judges as a consumer's does
-(PROTOCOL.md 15). Creates no topic and no group. What is written is read back before anybody is told.
+Each uses a connection of its own, folded to the log's end, with a Snapshotter that judges snapshots as a consumer does
+(PROTOCOL.md 15). It creates no topic and no group. It reads back what it wrote before it reports success.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, Transport
 
 TIMEOUT_S: Final = 30.0
-CONFIRM_S: Final = 15.0  # a live consumer vouches within seconds; a silent one may be dead
-POLL_S: Final = 0.1  # a waiting tool looks up so often, for ctrl-C
+CONFIRM_S: Final = 15.0  # a live consumer confirms within seconds; a silent one may be dead
+POLL_S: Final = 0.1  # a waiting tool looks for ctrl-C this often
 FLUSH_S: Final = 5.0
 INSTANCE_BYTES: Final = 16
-
-Teller = Callable[[str], None]
 
 
 class Kept(NamedTuple):
@@ -53,7 +51,7 @@ class Kept(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A snapshot that stands in the log. `state_bytes` is 0 if it had been there before."""
+    """A snapshot in the log. `state_bytes` is 0 if it had been there before."""
 
     log: int
     at: int
@@ -62,7 +60,7 @@ class Written(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A log whose history was begun anew."""
+    """A log whose history was restarted."""
 
     log: int
     at: int
@@ -87,7 +85,7 @@ class LogConnection:
         self.snapshotter.store = replay_start.find(log, number, self.bounds, incarnation, 2)
 
     def fold_until(self, condition: Callable[[], bool], wait_s: float) -> bool:
-        """Reads on until the condition holds; False if it did not for `wait_s`. Nothing read at all is an error."""
+        """Reads on until the condition holds; False if it does not within `wait_s`."""
         deadline = time.monotonic() + wait_s
         while not condition():
             for record in self.log.poll(POLL_S):
@@ -125,9 +123,9 @@ class LogConnection:
     # --- a snapshot now
 
     def write(self, wait_s: float) -> Written | None:
-        """Writes the state at the newest checkpoint down, and waits until it is confirmed (N5, N6).
+        """Writes a snapshot of the state at the newest checkpoint, and waits until it is confirmed (N5, N6).
 
-        None for a log of less than 16 records. Raises GroupOpaque, SnapshotNotConfirmed, ClusterUnreachable.
+        None for a log of fewer than 16 records. Raises GroupOpaque, SnapshotNotConfirmed, ClusterUnreachable.
         """
         there = [stored for stored in self.snapshotter.store.confirmed() if stored.at == self.wanted]
         if there:
@@ -142,7 +140,7 @@ class LogConnection:
         self.send(self.pieces)
         sessions = self.look().sessions
         if not sessions:
-            self._vouch_alone(self.pieces[0])
+            self._confirm_alone(self.pieces[0])
         if not self.fold_until(lambda: self._confirmed(self.pieces), wait_s):
             raise SnapshotNotConfirmed(self.number, self.wanted, wait_s, sessions)
         found = self.snapshotter.store.confirmed()[0]
@@ -151,8 +149,8 @@ class LogConnection:
     def _confirmed(self, pieces: list[Snapshot] | None) -> bool:
         return any(stored.at == self.wanted for stored in self.snapshotter.store.confirmed()) and pieces is not None
 
-    def _vouch_alone(self, piece: Snapshot) -> None:
-        """N6: nobody lives in the log: a second fold of re-read bytes, and of the snapshot as it stands there."""
+    def _confirm_alone(self, piece: Snapshot) -> None:
+        """N6: confirms a snapshot where no consumer lives, by a second fold of the log and of the snapshot."""
 
         def read_back() -> bool:
             return any(key.at == piece.at and key.instance == piece.instance for key in self.snapshotter.store.whole)
@@ -226,9 +224,9 @@ class Logs:
     # --- deletion
 
     def limit(self, kept: Kept, kept_s: float) -> int:
-        """Up to where a log's records may go (N12); its first offset if nothing may.
+        """The offset below which a log's records may be deleted (N12); its first offset if none may.
 
-        Raises UnsupportedPlatform where the broker cannot tell how old records are.
+        Raises UnsupportedPlatform where the broker cannot look up offsets by time.
         """
         if not kept.deletable:
             return kept.first
@@ -244,10 +242,10 @@ class Logs:
         if refused:
             raise PartitionError(self.topic, number, f"the deletion of its records is refused: {refused}")
 
-    # --- the way out
+    # --- a new history
 
     def broken(self) -> dict[int, Bounds]:
-        """Logs whose beginning is gone and that no snapshot stands in for (N10)."""
+        """Logs whose beginning is gone and that no snapshot replaces (N10)."""
         found: dict[int, Bounds] = {}
         root: Genesis | None = None
         for number in range(self.count):
@@ -262,7 +260,7 @@ class Logs:
         return found
 
     def surviving_root(self) -> Genesis | None:
-        """The root, from wherever a copy of it still stands: any log's Genesis or snapshot."""
+        """The root, from any copy that is left: the Genesis or a snapshot of any log."""
         try:
             return self.root()
         except HistoryTruncated:
@@ -280,7 +278,7 @@ class Logs:
         return None
 
     def new_root(self) -> Genesis:
-        """A root for a topic in which none is left: another incarnation."""
+        """A root for a topic that has none left: another incarnation of it."""
         created_ms = SystemClock().now().wall_ms
         return Genesis(
             created_ms.to_bytes(6, "big") + secrets.token_bytes(10),
@@ -290,16 +288,16 @@ class Logs:
         )
 
     def restart(self, number: int, root: Genesis) -> Begun:
-        """N13: a founding snapshot at the log's end. Whoever still runs there stops with HistoryRestarted."""
+        """N13: writes a founding snapshot at the log's end. Consumers that run there stop with HistoryRestarted."""
         bounds = self._log.bounds(number, self.timeout_s)
         deadline = time.monotonic() + self.timeout_s
         # At a checkpoint that is not deleted: up to 15 copies of the Genesis, which every reader ignores (L5).
         while (at := bounds.end - bounds.end % CHECKPOINT_OFFSETS) < bounds.first:
             self._append(number, root)
-            bounds = self._grown(number, bounds.end, deadline)
+            bounds = self._wait_until_longer(number, bounds.end, deadline)
         for record in snapshot.founding(root, number, secrets.token_bytes(INSTANCE_BYTES), at):
             self._append(number, record)
-            bounds = self._grown(number, bounds.end, deadline)
+            bounds = self._wait_until_longer(number, bounds.end, deadline)
         world: World = replay_start.open_world(self._log, number, None if number == 0 else root, bounds)
         assert world.began_at == at, "what was read back is what was written"
         return Begun(number, at, bounds.first)
@@ -308,7 +306,7 @@ class Logs:
         genesis = record if isinstance(record, Genesis) else record.genesis
         self._log.append(number, b"", codec.encode(record, "", genesis.incarnation))
 
-    def _grown(self, number: int, end: int, deadline: float) -> Bounds:
+    def _wait_until_longer(self, number: int, end: int, deadline: float) -> Bounds:
         while (bounds := self._log.bounds(number, self.timeout_s)).end <= end:
             if time.monotonic() >= deadline:
                 raise ClusterUnreachable(

@@ -1,8 +1,8 @@
-"""What every admin operation is: a reader without a session that sends, waits, evicts and gives up in bounded time.
+"""The base of every admin operation: it reads the log without a session, sends, waits, evicts and gives up in time.
 
-The driver folds each record into the world, then calls `receive`; calls `tick` when `deadline_ms` comes or something
-was received; sends what the Step says. An errand never learns of an acknowledgement: it learns by reading (T17), and
-while it does not read its record's fate it sends the record again.
+The driver folds each record into the world and then calls `receive`. It calls `tick` at `deadline_ms`, and after
+something was received, and does what the returned Step says. An operation does not see acknowledgements: it learns the
+result of its records by reading them (T17), and sends a record again until it has read it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from marshal_py.protocol.world import Group, Session, World
 
 INTERVAL_MS: Final = 2_000  # of an admin's own waits (T2): the same as a consumer's default
 THIRD_MS: Final = INTERVAL_MS // 3  # between two probes, and before a record is sent again
-GRACE_INTERVALS: Final = 10  # of giving up: for the end of the own pause to be read (M9)
-PATIENCE_MS: Final = 60_000  # plus what waiting out the slowest session takes
+GRACE_INTERVALS: Final = 10  # after giving up: to read the end of its own pause (M9)
+PATIENCE_MS: Final = 60_000  # plus the time to evict the slowest session
 
 R = TypeVar("R")
 
 
 class Progress(NamedTuple):
-    """Something worth telling while an errand runs."""
+    """An event of a running operation, for people."""
 
     kind: str  # asking, paused, renewed, released, evicted, moving, moved, ended, ...
     text: str = ""
@@ -43,22 +43,22 @@ class Progress(NamedTuple):
 
 
 class Step(Struct):
-    """Duties of one tick."""
+    """What the driver must do after one tick."""
 
     send: list[Record] = field(default_factory=list)  # to the group's log, in this order
     events: list[Progress] = field(default_factory=list)
-    aim: bool = False  # look the wanted positions up, then call `aimed`
+    resolve_positions: bool = False  # look the wanted positions up, then call `positions_resolved`
     ended: bool = False
 
 
 class GroupContext(NamedTuple):
-    """What an errand works on: one group of a world that is folded to the log's end, and what is known beside it."""
+    """What an operation works on: a group of a world that is folded to the log's end, and facts beside it."""
 
     world: World
     name: str
-    ledger: PauseHistory
+    pause_history: PauseHistory
     author: Author
-    draw: Callable[[int], bytes]  # random bytes from the edge
+    draw: Callable[[int], bytes]  # random bytes
 
     @property
     def group(self) -> Group | None:
@@ -68,12 +68,12 @@ class GroupContext(NamedTuple):
 class Operation:
     """One operation. Subclasses say what to do in `act` and what giving up takes in `close`."""
 
-    founds = False  # whether it begins or revives a group; then `act` sees an empty one where there is none (F10.3)
+    creates = False  # whether it creates or revives a group; `act` then gets an empty group if there is none (F10.3)
 
     def __init__(self, context: GroupContext, patience_ms: int | None = None, reason: str = "") -> None:
         """`reason`: in the user's words; every record of it carries them (M1). Raises InvalidOption if too long."""
         if len(reason.encode()) > BY_BYTES_MAX:
-            raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: it stands in the records")
+            raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: the records contain it")
         self.context = context
         self.reason = reason
         self.liveness = Liveness(INTERVAL_MS, context.draw)
@@ -88,38 +88,39 @@ class Operation:
         self._given_up_ms: int | None = None
         self._sent_ms: dict[Record, int] = {}
         self._probe_ms: int | None = None
-        self._silent: set[int] = set()  # told as waited out
+        self._silent: set[int] = set()  # reported as silent
 
-    # --- what subclasses say
+    # --- for subclasses
 
     def act(self, group: Group, now: Instant) -> None:
+        """Sends what is due, or ends."""
         raise NotImplementedError
 
-    def late(self) -> MarshalError:
-        """The error of an errand whose patience is over."""
+    def timeout_error(self) -> MarshalError:
+        """The error when `patience_ms` is over."""
         raise NotImplementedError
 
     def close(self, group: Group, now: Instant) -> bool:
-        """Takes back what must not stay behind; True when nothing of this errand can still happen."""
+        """Undoes what must not remain after giving up; True when nothing of this operation can still happen."""
         return True
 
     def may_land(self, group: Group) -> bool:
-        """Whether a record of it that was not read accepted can still be: what an interrupted user must know."""
+        """Whether a record that was sent may still be accepted. An interrupted user must know that."""
         return False
 
-    def unclosed(self, error: MarshalError) -> MarshalError:
-        """The error of an errand that could not even read its own end: what is true then."""
+    def close_error(self, error: MarshalError) -> MarshalError:
+        """The error of an operation that could not read its own end: it says what is true then."""
         return error
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         """A record of the group was folded."""
 
     def waits(self) -> bool:
-        """Whether it may have to wait somebody out, so that its waits must be proven by probes (T2)."""
+        """Whether it may have to evict a silent session. Then probes must prove that it waited (T2)."""
         return True
 
     def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
-        """The driver has looked up what Step.aim asked for."""
+        """The driver has looked up what Step.resolve_positions asked for."""
 
     # --- driving
 
@@ -133,16 +134,16 @@ class Operation:
     def tick(self, now: Instant) -> Step:
         """Everything that is due at `now`. Call again at `deadline_ms` (monotonic) at the latest."""
         step, group = self.step, self.context.group
-        if group is None and self.founds:
+        if group is None and self.creates:
             group = Group(self.context.name)
         if self.began is None:
             self.began = now
         if not self.ended and group is not None:
             self.detector.refresh(group, now, self.liveness.proven(now))
-            if (group.deleted and not self.founds) or group.opaque_at != NONE:
+            if (group.deleted and not self.creates) or group.opaque_at != NONE:
                 self.give_up(GroupDeleted(group.name) if group.deleted else GroupOpaque(group.name, group.opaque_at))
             elif now.mono_ms - self.began.mono_ms >= self.patience_ms:
-                self.give_up(self.late())
+                self.give_up(self.timeout_error())
             if self.giving_up is None and not self.ended:
                 self.act(group, now)
             if self.giving_up is not None and not self.ended:
@@ -156,7 +157,7 @@ class Operation:
         return step
 
     def give_up(self, error: MarshalError) -> None:
-        """Stops wanting it, and takes back what must not stay behind. The first reason counts."""
+        """Stops the operation and undoes what must not remain. The first reason counts."""
         if self.giving_up is None and not self.ended:
             self.giving_up = error
 
@@ -170,15 +171,15 @@ class Operation:
                 error = self.giving_up = AdminGaveUp(error.group, error.what, 0.0, pending=self.may_land(group))
             self.end(error)
         elif now.mono_ms - self._given_up_ms >= GRACE_INTERVALS * INTERVAL_MS:
-            self.end(self.unclosed(error))
+            self.end(self.close_error(error))
 
     def end(self, error: MarshalError | None = None) -> None:
         self.ended, self.error = True, error
 
-    # --- what they share
+    # --- shared by subclasses
 
     def send(self, record: Record, now: Instant) -> None:
-        """Sends a record once, and the same one again whenever a third of an interval has passed without its fate."""
+        """Sends a record once, and again after every third of an interval until its result is read."""
         last = self._sent_ms.get(record)
         if last is None or now.mono_ms - last >= THIRD_MS:
             self._sent_ms[record] = now.mono_ms
@@ -188,21 +189,21 @@ class Operation:
         """What was sent of this kind, each record once."""
         return (record for record in self._sent_ms if isinstance(record, kind))
 
-    def tell(
+    def report(
         self, kind: str, text: str = "", tp: TopicPartition | None = None, session: int = NONE, offset: int = NONE
     ) -> None:
         self.step.events.append(Progress(kind, text, tp, session, offset))
 
-    def wait_out(self, group: Group, sessions: set[int], now: Instant) -> None:
-        """Evicts those of these sessions that fell silent; only after this reader's own wait (T4, M4)."""
+    def evict_silent(self, group: Group, sessions: set[int], now: Instant) -> None:
+        """Evicts those of these sessions that are silent, after waiting for them itself (T4, M4)."""
         for session in sorted(sessions):
             held = group.sessions[session]
             waited_ms = self.detector.session_waited_ms(session)
             if waited_ms >= EVICT_INTERVALS * held.join.interval_ms:
                 if session not in self._silent:
                     self._silent.add(session)
-                    self.tell("evicting", held.join.client_id, session=session)
-                # The first wait that is long enough is named again in every copy: `send` knows the record by it.
+                    self.report("evicting", held.join.client_id, session=session)
+                # Every copy names the first wait that was long enough, so that `send` recognises the record.
                 self.send(self._eviction(held, waited_ms), now)
 
     def _eviction(self, session: Session, waited_ms: int) -> Evict:
@@ -213,7 +214,7 @@ class Operation:
 
 
 def patience_of(group: Group | None) -> int:
-    """How long an operation may take: a minute, and time to wait out the slowest session, probes and ranks included."""
+    """How long an operation may take: a minute, and the time to evict the slowest session, with probes."""
     longest = max((s.join.interval_ms for s in group.sessions.values()), default=0) if group is not None else 0
     return PATIENCE_MS + 2 * EVICT_INTERVALS * longest
 

@@ -38,9 +38,9 @@ def parked(group: Group) -> dict[TopicPartition, str]:
 
 
 class Stopped(NamedTuple):
-    """Partitions of one topic that nobody consumes, for one reason. `parked`: whether the log says so of all of them.
+    """Partitions of one topic that nobody consumes, for one reason. `parked`: whether all are parked in the log.
 
-    What is not parked yet is parked by the first consumer that comes. `error`: of the first of them, with the way out.
+    The first consumer parks the others. `error`: of the first partition, with the way out.
     """
 
     topic: str
@@ -54,15 +54,15 @@ class Stopped(NamedTuple):
         return f"{len(self.partitions)} partitions of {self.topic!r} are {state} ({self.reason})"
 
 
-def stopped(group: Group, anew: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
-    """What nobody consumes until an admin has looked at it, by topic and reason (F6.4, D6, D10).
+def stopped(group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
+    """Partitions that nobody consumes until an admin acts, by topic and reason (F6.4, D6, D10).
 
-    `anew`: topics that were deleted and made anew; all of their partitions are meant, parked already or not.
-    `ends`: of the partitions, as far as they were looked at.
+    `recreated`: topics that were deleted and created again; all of their partitions count, parked already or not.
+    `ends`: end offsets of partitions, as far as they are known.
     """
     said = parked(group)
     beyond = {tp: position for tp, position in positions(group).items() if position > ends.get(tp, position)}
-    gone = partitions_of(group, anew.values())
+    gone = partitions_of(group, recreated.values())
     reasons = {**dict.fromkeys(beyond, BEYOND_END), **said, **dict.fromkeys(gone, RECREATED)}
     found: dict[tuple[str, str], list[TopicPartition]] = {}
     for tp, reason in sorted(reasons.items()):
@@ -77,7 +77,7 @@ def stopped(group: Group, anew: Mapping[str, RecreatedTopic], ends: Mapping[Topi
                 group.name,
                 tps[0],
                 reason,
-                *_ids(anew.get(topic)),
+                *_ids(recreated.get(topic)),
                 parking.beyond_end(beyond[tps[0]], ends[tps[0]]) if tps[0] in beyond else "",
             ),
         )
@@ -94,12 +94,12 @@ def notices(found: list[Stopped]) -> list[str]:
     return [f"{one}: {one.error}" for one in found]
 
 
-def pause(group: Group, ledger: PauseHistory | None, wall_ms: int) -> dict[str, Any] | None:
-    """The running pause: whose it is, why and for how long yet, as far as the log that was read says so (M1, M2)."""
+def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> dict[str, Any] | None:
+    """The running pause: its author, its reason and the time left, as far as the log that was read says it (M1, M2)."""
     if not group.paused:
         return None
-    said = ledger.running(group) if ledger is not None else None
-    left_s = ledger.left_s(wall_ms) if ledger is not None and said is not None else -1
+    said = pause_history.running(group) if pause_history is not None else None
+    left_s = pause_history.left_s(wall_ms) if pause_history is not None and said is not None else -1
     return {
         "token": group.pause_change,
         "duration_s": group.pause_duration_ms / 1000,
@@ -109,13 +109,13 @@ def pause(group: Group, ledger: PauseHistory | None, wall_ms: int) -> dict[str, 
     }
 
 
-def info(group: Group, ledger: PauseHistory | None = None, wall_ms: int = 0) -> dict[str, Any]:
-    """All about a group, but what only the cluster knows."""
+def info(group: Group, pause_history: PauseHistory | None = None, wall_ms: int = 0) -> dict[str, Any]:
+    """Everything about a group that the log knows."""
     config = group.config
     return {
         **summary(group),
         "policy": (config.policy if config is not None else "") or None,
-        "pause": pause(group, ledger, wall_ms),
+        "pause": pause(group, pause_history, wall_ms),
         "on_topic_recreated": (config.on_topic_recreated if config is not None else "") or None,
         "topics": {name: topic.count for name, topic in sorted(group.topics.items())},
         "topic_ids": {name: topic.id or None for name, topic in sorted(group.topics.items())},
@@ -166,7 +166,7 @@ def positions(group: Group) -> dict[TopicPartition, int]:
 
 
 def liveness(age_s: float | None, interval_s: float) -> str:
-    """The seed's words: fresh for an interval after the last sign of life, then unknown, stale after two."""
+    """fresh for an interval after the last sign of life, then unknown, stale after two."""
     if age_s is None:
         return "unknown"
     return "fresh" if age_s < interval_s else "unknown" if age_s <= 2 * interval_s else "stale"
@@ -175,7 +175,7 @@ def liveness(age_s: float | None, interval_s: float) -> str:
 def signs(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[str, Any]:
     """How many sessions have been silent for more than two intervals, and how long ago any gave a sign of life.
 
-    `extended_ms`: per session the time of its last sign. A session without one lives by a snapshot: nobody can say.
+    `extended_ms`: per session the time of its last sign. For a session that a snapshot restored, it is unknown.
     """
     found = [_session(session, extended_ms.get(session.id), now_ms) for session in group.sessions.values()]
     ages_s = [one["last_extended_s"] for one in found if one["last_extended_s"] is not None]
@@ -194,12 +194,13 @@ def state(
     extended_ms: Mapping[int, int],
     ends: Mapping[TopicPartition, int],
     now_ms: float,
-    ledger: PauseHistory | None = None,
+    pause_history: PauseHistory | None = None,
     recreated: Collection[str] = (),
 ) -> dict[str, Any]:
-    """All about a group. `extended_ms`: per session the time of its last sign of life; `ends`: of data partitions.
+    """Everything about a group.
 
-    `recreated`: topics that are others in the cluster than in the log.
+    `extended_ms`: per session the time of its last sign of life. `ends`: end offsets of data partitions.
+    `recreated`: topics whose id in the cluster is not the one in the log.
     """
     config = group.config
     return {
@@ -209,7 +210,7 @@ def state(
         "policy": (config.policy if config is not None else "") or None,
         "deleted": group.deleted,
         "opaque_at": group.opaque_at if group.opaque_at != NONE else None,
-        "pause": pause(group, ledger, round(now_ms)),
+        "pause": pause(group, pause_history, round(now_ms)),
         "sessions": [
             _session(session, extended_ms.get(session.id), now_ms)
             for session in sorted(group.sessions.values(), key=lambda session: session.id)
@@ -262,22 +263,22 @@ def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Col
 def lag(
     group: Group,
     ends: Mapping[TopicPartition, int],
-    velocity: ConsumptionRate,
+    rate: ConsumptionRate,
     now_ms: int,
     recreated: Collection[str] = (),
 ) -> dict[str, Any]:
-    """How far the group is behind, per partition and in all, and how long it needs at its speed of the last minute.
+    """The lag per partition and in total, and the time it takes to read at the speed of the last minute.
 
-    `time_s` is None where there is a lag and nothing moves. New messages are not counted in. A lag is None where it is
-    not known: without a position or an end, beyond the end, where records were lost, and in a topic that was made anew
-    (`recreated`, or parked for it). The total is of the others, None if there are none; `unknown` says how many are
-    left out of it.
+    `time_s` is None where there is a lag and nothing moves. It does not include new messages. A lag is None where it is
+    unknown: without a position or an end, beyond the end, where records were lost, and in a topic that was created
+    again (`recreated`, or parked for it). The total leaves these out, and is None if no lag is known; `unknown` counts
+    them.
     """
     rows = []
     for tp in partitions(group):
         if tp.partition >= 0:
             row = _partition(group, tp, ends.get(tp), recreated)
-            speed = velocity.per_second(group.name, tp, now_ms)
+            speed = rate.per_second(group.name, tp, now_ms)
             behind = row["lag"]
             time_s = None if behind is None else 0.0 if not behind else round(behind / speed, 1) if speed > 0 else None
             names = ("topic", "partition", "owner", "position", "end", "lag", "parked")

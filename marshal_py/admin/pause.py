@@ -1,4 +1,4 @@
-"""Pausing a group until everybody has let go, and ending a pause (PROTOCOL.md M1-M4, M9, M10)."""
+"""Plans that pause a group until every partition is free, and that end a pause (PROTOCOL.md M1-M4, M9, M10)."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from marshal_py.protocol.world import Group
 
 
 class Drain:
-    """Who still holds what in our pause: tells of every partition that is let go, and waits the silent owners out."""
+    """Waits until partitions are free in a pause: reports each release, and evicts owners that are silent."""
 
     def __init__(self, operation: Operation, tps: set[TopicPartition] | None = None) -> None:
         """`tps`: None means every partition of the group."""
         self.operation = operation
         self.tps = tps
-        self.held: dict[TopicPartition, int] = {}
+        self.owners: dict[TopicPartition, int] = {}
         self.released: list[TopicPartition] = []
         self.evicted: list[int] = []
         self._begun = False
 
     def _begin(self, group: Group) -> None:
-        """Who held what when the pause began; some are quick enough to have let go before the next tick."""
+        """Notes the owners when the pause begins: some release their partitions before the next tick."""
         if not self._begun:
             self._begun = True
-            self.held = holders(group, self.tps)
-            for tp, session in sorted(self.held.items()):
-                self.operation.tell("draining", name_of(group, session), tp, session)
+            self.owners = holders(group, self.tps)
+            for tp, session in sorted(self.owners.items()):
+                self.operation.report("draining", name_of(group, session), tp, session)
 
     def empty(self, group: Group, now: Instant) -> bool:
-        """Whether nobody holds any of it. Call only in the own pause: nobody can claim there (F4.1)."""
+        """Whether nobody owns any of these partitions. Call it only in the pause: nobody can claim there (F4.1)."""
         self._begin(group)
-        held = holders(group, self.tps)
-        for tp, session in sorted(self.held.items()):
-            if tp not in held:
+        owners = holders(group, self.tps)
+        for tp, session in sorted(self.owners.items()):
+            if tp not in owners:
                 self.released.append(tp)
-                self.operation.tell("released", name_of(group, session), tp, session)
-        self.held = held
-        self.operation.wait_out(group, set(held.values()), now)
-        return not held
+                self.operation.report("released", name_of(group, session), tp, session)
+        self.owners = owners
+        self.operation.evict_silent(group, set(owners.values()), now)
+        return not owners
 
     def read(self, verdict: Verdict) -> None:
         group, record = self.operation.context.group, verdict.record
@@ -49,9 +49,9 @@ class Drain:
             return
         if isinstance(record, ReleaseGroup) and record.duration_ms and self.operation.context.author.wrote(record.by):
             self._begin(group)
-        elif isinstance(record, Evict) and record.session in self.held.values():
+        elif isinstance(record, Evict) and record.session in self.owners.values():
             self.evicted.append(record.session)
-            self.operation.tell("evicted", record.by, session=record.session)
+            self.operation.report("evicted", record.by, session=record.session)
 
     def names(self, group: Group | None) -> tuple[str, ...]:
         if group is None:
@@ -66,7 +66,7 @@ def name_of(group: Group, session: int) -> str:
 
 
 class PausePlan(Operation):
-    """Pauses a group. Ends once every partition is let go; one that keeps it stays and renews until it is stopped."""
+    """Pauses a group. Ends once every partition is free; with `keep` it renews the pause until it is stopped."""
 
     def __init__(
         self,
@@ -81,43 +81,43 @@ class PausePlan(Operation):
         patience_ms: int | None = None,
     ) -> None:
         super().__init__(context, patience_ms, reason)
-        self.hold = PauseLock(self, reason, duration_ms, token, adopt, take_over, renews=True)
+        self.pause_lock = PauseLock(self, reason, duration_ms, token, adopt, take_over, renews=True)
         self.drain = Drain(self)
         self.keep = keep
         self.drained = False
-        self.token = NONE  # of the pause, once everybody has let go
+        self.token = NONE  # of the pause, once every partition is free
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         self.drain.read(verdict)
 
     def waits(self) -> bool:
-        """A pause that is kept for hours leaves renewals in the log, no probes."""
+        """A pause that is kept for hours writes renewals to the log, but no probes."""
         return not self.drained
 
     def act(self, group: Group, now: Instant) -> None:
-        if not self.hold.seize(group, now) or not self.drain.empty(group, now):
+        if not self.pause_lock.acquire(group, now) or not self.drain.empty(group, now):
             return
         if not self.drained:
             self.drained = True
-            self.tell("drained", offset=group.pause_change)
+            self.report("drained", offset=group.pause_change)
         self.token = group.pause_change
         if self.keep:
-            self.began = now  # patience is for waiting; this one stays because it was asked to
-        elif self.hold.settled(group):
+            self.began = now  # patience limits the draining, not a pause that is kept
+        elif self.pause_lock.settled(group):
             self.end()
 
-    def late(self) -> MarshalError:
+    def timeout_error(self) -> MarshalError:
         return PauseNotDrained(self.context.name, self.drain.names(self.context.group), self.patience_ms / 1000)
 
     def close(self, group: Group, now: Instant) -> bool:
-        return self.hold.finish(group, now)
+        return self.pause_lock.release(group, now)
 
-    def unclosed(self, error: MarshalError) -> MarshalError:
+    def close_error(self, error: MarshalError) -> MarshalError:
         return AdminGaveUp(self.context.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
 
 
 class ResumePlan(Operation):
-    """Ends a pause: the own one, that of a token, or on demand anybody's."""
+    """Ends a pause: its own author's, that of a token, or with `take_over` anybody's."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class ResumePlan(Operation):
 
     def act(self, group: Group, now: Instant) -> None:
         if not group.paused:
-            self.tell("resumed" if self.was_paused else "running", offset=group.pause_change)
+            self.report("resumed" if self.was_paused else "running", offset=group.pause_change)
             self.end()
         elif self.take_over or is_named(self.context, group, self.token, True):
             self.send(end_of(group, group.pause_change, self.context.author.by, self.reason), now)
@@ -149,5 +149,5 @@ class ResumePlan(Operation):
     def may_land(self, group: Group) -> bool:
         return any(record.observed == group.pause_change for record in self.sent(ReleaseGroup))
 
-    def late(self) -> MarshalError:
+    def timeout_error(self) -> MarshalError:
         return AdminGaveUp(self.context.name, "the end of the pause", self.patience_ms / 1000)

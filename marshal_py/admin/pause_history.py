@@ -1,6 +1,6 @@
-"""What an admin must know of a group beyond its world: whose the running pause is, and how it last ended.
+"""Facts of a group that its world leaves out: the author of the running pause, and how the last one ended.
 
-The fold keeps only what decides; these are words for people and the ground for M2. Pure; fed with every verdict.
+The fold keeps only what it decides by. These facts are for people, and for M2. Pure; fed with every verdict.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from marshal_py.protocol.world import Group
 
 
 class Pause(NamedTuple):
-    """A pause as its record said. `expires_ms`: wall time of its author's clock, 0 if not said; for people."""
+    """A pause, as its record describes it. `expires_ms`: wall time of its author's clock, 0 if unknown; for people."""
 
     token: int
     by: str
@@ -31,7 +31,7 @@ class PauseHistory:
         self.pause: Pause | None = None  # the newest, running or not
         self.waited_ms = 0  # the greatest wait on it that a member's heartbeat named (T5)
         self.ended_by = ""  # who ended it; "" while it runs
-        self.waited_out = False  # it was ended by waiting, not by anybody's will
+        self.waited_out = False  # members ended it after its time, nobody ended it on purpose
 
     def read(self, verdict: Verdict) -> None:
         """A record was folded."""
@@ -62,7 +62,7 @@ class PauseHistory:
         return None
 
     def left_s(self, wall_ms: int) -> float:
-        """How long the newest pause may still last, as far as anybody said; -1 if nobody did."""
+        """How long the newest pause may still last, as far as the log says; -1 if it does not say."""
         if self.pause is None:
             return -1
         if self.pause.expires_ms:

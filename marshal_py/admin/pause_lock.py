@@ -1,8 +1,8 @@
-"""One admin's pause of a group: getting it, keeping it, and leaving nothing of it behind (PROTOCOL.md M1-M3, M9, M10).
+"""The pause that an operation works in: acquire it, renew it, release it (PROTOCOL.md M1-M3, M9, M10).
 
-Strategy: whose pause it is stands in the log (`by` of the accepted ReleaseGroup), so a late copy, a lost answer and a
-second run of the same person need no thought of their own. `asked` remembers what a copy of ours may still do. A pause
-that is adopted stays its author's: nothing is written for it, so it lasts, is renewed and ends as its author said.
+The log says whose pause it is (`by` of the accepted ReleaseGroup). So a late copy, a lost answer and a second run of
+the same person are no special cases. `asked` remembers what a late copy of our records may still do. An adopted pause
+stays its author's: nothing is written for it, and its author renews and ends it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.records import PAUSE_MS_MAX, ReleaseGroup
 from marshal_py.protocol.world import Group
 
-DEFAULT_MS: Final = 60_000  # plus twice the longest interval: enough to wait a dead owner out with room to spare
+DEFAULT_MS: Final = 60_000  # plus twice the longest interval: enough to evict a dead owner
 RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
 
 
 class PauseLock:
-    """The pause that an errand works in."""
+    """One operation's pause, its own or an adopted one."""
 
     def __init__(
         self,
@@ -44,23 +44,25 @@ class PauseLock:
         self.given_token = token
         self.adopt, self.take_over, self.renews = adopt, take_over, renews
         self.adopted: str | None = None  # `by` of the pause that it works in, if that is not its own
-        self.asked: set[int] = set()  # what our ReleaseGroups observed: a copy may pause a group that stands there
+        self.asked: set[int] = (
+            set()
+        )  # what our ReleaseGroups observed: a late copy may pause a group whose pause_change is still that
         self.token = NONE  # of the pause that it works in, as last read
         self._read_ms = 0
 
-    def mine(self, group: Group) -> bool:
+    def is_ours(self, group: Group) -> bool:
         """Whether the running pause is this run's (M1)."""
-        pause = self.operation.context.ledger.running(group)
+        pause = self.operation.context.pause_history.running(group)
         return pause is not None and self.operation.context.author.wrote(pause.by)
 
-    def seize(self, group: Group, now: Instant) -> bool:
+    def acquire(self, group: Group, now: Instant) -> bool:
         """Whether the group is in the pause to work in: an adopted one, or ours, asked for and renewed in time.
 
         Gives up if there can be none.
         """
-        if self.mine(group):
+        if self.is_ours(group):
             if self.token != group.pause_change:
-                self.operation.tell("paused" if self.token == NONE else "renewed", offset=group.pause_change)
+                self.operation.report("paused" if self.token == NONE else "renewed", offset=group.pause_change)
                 self.token, self._read_ms = group.pause_change, now.mono_ms
             self._renew(group, now)
             return True
@@ -74,16 +76,16 @@ class PauseLock:
         return False
 
     def _adopts(self, group: Group) -> bool:
-        """M2: whether the running pause is the one that it was told to work in, also once its author renewed it."""
+        """M2: whether the running pause is the named one, also after its author renewed it."""
         context = self.operation.context
         if not group.paused or self.renews:
             return False
-        pause = context.ledger.running(group)
+        pause = context.pause_history.running(group)
         by = pause.by if pause is not None else ""
         if self.adopted is None:
             if self.token != NONE or not is_named(context, group, self.given_token, self.adopt):
                 return False
-            self.operation.tell("adopted", by, offset=group.pause_change)
+            self.operation.report("adopted", by, offset=group.pause_change)
         elif by != self.adopted or (not by and self.token != group.pause_change):
             return False
         self.adopted, self.token = by, group.pause_change
@@ -91,13 +93,13 @@ class PauseLock:
 
     def _refusal(self, group: Group, now: Instant) -> MarshalError | None:
         held_before = self.token != NONE
-        ledger = self.operation.context.ledger
+        pause_history = self.operation.context.pause_history
         named = self.adopt or self.given_token is not None
         if not group.paused and not self.renews and (self.adopted is not None or (named and not held_before)):
-            return PauseOver(group.name, ledger.ended_by)
-        if held_before and not group.paused and not ledger.waited_out:
-            # M2: somebody wanted the group to run. To pause it again would be a quarrel.
-            return PositionNotMoved(group.name, f"the pause was ended by {ledger.ended_by or 'somebody'}")
+            return PauseOver(group.name, pause_history.ended_by)
+        if held_before and not group.paused and not pause_history.waited_out:
+            # M2: somebody wants the group to run, so it is not paused again.
+            return PositionNotMoved(group.name, f"the pause was ended by {pause_history.ended_by or 'somebody'}")
         if not group.paused or (not held_before and self._may_take(group)):
             return None
         return busy(self.operation.context, group, now)
@@ -110,7 +112,7 @@ class PauseLock:
         self._send(group, token, now)
 
     def _renew(self, group: Group, now: Instant) -> None:
-        """M3. Also when a renewal is on its way already: it is then the same record, sent again until read."""
+        """M3. A renewal that is on its way is sent again, as the same record, until it is read."""
         if group.pause_change in self.asked or (
             now.mono_ms - self._read_ms >= self.duration_ms // RENEWALS_PER_DURATION
         ):
@@ -118,7 +120,7 @@ class PauseLock:
 
     def _send(self, group: Group, token: int, now: Instant) -> None:
         self.asked.add(group.pause_change)
-        # Sent again it is the same record, its words included: one key for all copies.
+        # Every copy must be the same record, so that `send` recognises it.
         expires_ms = now.wall_ms + self.duration_ms
         last = next(
             (
@@ -146,11 +148,11 @@ class PauseLock:
         """Whether no ReleaseGroup of ours can still be accepted: then the token stays what it is (M10)."""
         return group.pause_change not in self.asked
 
-    def finish(self, group: Group, now: Instant) -> bool:
-        """M9: ends our pause; True once it is read over and nothing of ours can pause the group again."""
+    def release(self, group: Group, now: Instant) -> bool:
+        """M9: ends our pause; True once its end is read and none of our records can pause the group again."""
         if group.deleted or group.opaque_at != NONE:
             return True  # the fold takes no ReleaseGroup there
-        if not self.mine(group) and self.settled(group):
+        if not self.is_ours(group) and self.settled(group):
             return True
         token = group.pause_change if group.paused else NONE
         self.operation.send(end_of(group, token, self.operation.context.author.by, self.reason), now)
@@ -158,7 +160,7 @@ class PauseLock:
 
 
 def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
-    """The record that ends the running pause; without one it kills a ReleaseGroup in flight (F7.3)."""
+    """The record that ends the running pause. If none runs, it invalidates a ReleaseGroup in flight (F7.3)."""
     return ReleaseGroup(group.pause_change, token, 0, reason=reason, by=by)
 
 
@@ -166,16 +168,21 @@ def is_named(context: GroupContext, group: Group, token: int | None, own: bool) 
     """M2: whether the running pause is that of the token, or with `own` one of the same person's runs."""
     if token is not None or not own:
         return token == group.pause_change
-    pause = context.ledger.running(group)
+    pause = context.pause_history.running(group)
     return pause is not None and context.author.is_also(pause.by)
 
 
 def busy(context: GroupContext, group: Group, now: Instant) -> AdminBusy:
-    """Who holds the pause, why, and for how long yet."""
-    pause = context.ledger.running(group)
+    """The error that names the pause's author, its reason and the time left."""
+    pause = context.pause_history.running(group)
     by, reason = (pause.by, pause.reason) if pause is not None else ("", "")
     return AdminBusy(
-        group.name, by, reason, context.ledger.left_s(now.wall_ms), group.pause_change, own=context.author.is_also(by)
+        group.name,
+        by,
+        reason,
+        context.pause_history.left_s(now.wall_ms),
+        group.pause_change,
+        own=context.author.is_also(by),
     )
 
 

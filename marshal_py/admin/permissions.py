@@ -1,7 +1,7 @@
-"""What each kind of client must be allowed to do, and what of it is missing. Pure: the answers of the cluster come in.
+"""The rights that each kind of client needs, and which of them are missing. Pure: the caller asks the cluster.
 
-The least that works, no more: tests/kafka/test_access.py runs each role with exactly these and with each one left out.
-`Describe` comes along with Read, Write and Delete in Kafka, and is named only where it stands alone.
+The rights are minimal: tests/kafka/test_access.py runs each role with exactly these, and with each one left out. In
+Kafka, Read, Write and Delete imply `Describe`, so it is named only where it is needed alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rights_of(role: str, coordination_topic: str, groups: Iterable[str], topics:
 
 
 def missing(needed: Sequence[Right], allowed: Callable[[str, str], frozenset[str]]) -> list[Right]:
-    """What of it the authorizer refuses. `allowed`: operations by kind and name."""
+    """The rights that the authorizer refuses. `allowed` gives the allowed operations of a kind and name."""
     lacking = [
         Right(one.kind, one.name, tuple(o for o in one.operations if o not in allowed(one.kind, one.name)))
         for one in needed

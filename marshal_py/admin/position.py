@@ -1,7 +1,8 @@
-"""Moving positions of a live group: pause, wait until it is free, one atomic record, resume (PROTOCOL.md M1-M10).
+"""The plan that moves positions of a live group: pause, drain, one atomic record, resume (PROTOCOL.md M1-M10).
 
-States, all read from the world: not paused by us -> held by owners -> free and aimed -> moved. The run says *moved*
-after reading any of its own records accepted, *not moved* only when no copy can land any more, else *unknown*.
+Its states are read from the world: not paused by us -> owned -> free, positions resolved -> moved. The outcome is
+*moved* after any of its own records was read accepted, *not moved* only when no copy can be accepted any more, else
+*unknown*.
 """
 
 from __future__ import annotations
@@ -50,31 +51,31 @@ class PositionPlan(Operation):
         adopt: bool = False,
         take_over: bool = False,
         patience_ms: int | None = None,
-        anew: Mapping[str, RecreatedTopic] = NO_TOPICS,
+        recreated: Mapping[str, RecreatedTopic] = NO_TOPICS,
     ) -> None:
-        """`anew`: topics of these partitions that were made anew, by name: accepted in the pause, before the move.
+        """`recreated`: topics of these partitions that were created again, by name. They are accepted before the move.
 
         Raises InvalidRecord if the record would be too large, GroupMissing for a partition that is not there.
         """
         super().__init__(context, patience_ms, reason)
         self.tps = sorted(set(tps))
-        self.anew = anew
+        self.recreated = recreated
         self.accepted: set[str] = set()  # new topics that a record of this run made the group's
         self._stay_paused = stay_paused
-        check_topology(context.group, context.name, self.tps, anew)
+        check_topology(context.group, context.name, self.tps, recreated)
         check_size(context, self.tps)
-        self.hold = PauseLock(self, reason or "set-position", duration_ms, token, adopt, take_over)
+        self.pause_lock = PauseLock(self, reason or "set-position", duration_ms, token, adopt, take_over)
         self.by = context.author.signed(reason)
         group = context.group
         assert group is not None  # check_topology has looked
-        self.drain = Drain(self, set(self.tps) | partitions_of(group, anew.values()))
+        self.drain = Drain(self, set(self.tps) | partitions_of(group, recreated.values()))
         self.moved: SetPosition | None = None  # as read accepted
         self.moved_at = NONE
         self.before: dict[TopicPartition, int] = {}  # positions as they were when the move was sent
-        self.token = NONE  # of the pause that stays behind, if one does
-        self._aims: Mapping[TopicPartition, int] | None = None
-        self._aimed_at: tuple[tuple[int, int], ...] = ()
-        self._told_moving = False
+        self.token = NONE  # of the pause that remains, if one does
+        self._resolved: Mapping[TopicPartition, int] | None = None
+        self._resolved_for: tuple[tuple[int, int], ...] = ()
+        self._reported_moving = False
 
     # --- reading
 
@@ -83,15 +84,15 @@ class PositionPlan(Operation):
         record = verdict.record
         if isinstance(record, SetPosition) and verdict.accepted and self.context.author.wrote(record.by):
             self.moved, self.moved_at = record, verdict.offset  # M6: any of our attempts
-            self.tell("moved", offset=verdict.offset)
+            self.report("moved", offset=verdict.offset)
         elif isinstance(record, Topology) and verdict.accepted and self.context.author.wrote(record.by):
             self.accepted.add(record.topic)
-            self.tell("accepted", record.topic, offset=verdict.offset)
+            self.report("accepted", record.topic, offset=verdict.offset)
 
     @property
     def resume(self) -> bool:
         """M2: a pause that was there before is left in place."""
-        return not self._stay_paused and self.hold.adopted is None
+        return not self._stay_paused and self.pause_lock.adopted is None
 
     @property
     def outcome(self) -> str:
@@ -109,72 +110,74 @@ class PositionPlan(Operation):
     # --- acting
 
     def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
-        """The driver has looked up what Step.aim asked for."""
-        self._aims = positions
+        """The driver has looked up what Step.resolve_positions asked for."""
+        self._resolved = positions
 
     def act(self, group: Group, now: Instant) -> None:
         if self.moved is not None:
             self._leave_moved(group, now)
             return
         try:
-            check_topology(group, group.name, self.tps, self.anew)
+            check_topology(group, group.name, self.tps, self.recreated)
         except GroupMissing as error:
             self.give_up(PositionNotMoved(group.name, str(error)))
             return
-        if not self.hold.seize(group, now) or not self.drain.empty(group, now) or not self._accept(group, now):
+        if not self.pause_lock.acquire(group, now) or not self.drain.empty(group, now) or not self._accept(group, now):
             return
         states = tuple(_state(group, tp) for tp in self.tps)
-        if self._aims is None or self._aimed_at != states:
-            self._aims, self._aimed_at = None, states
-            self.step.aim = True  # positions that stand still now: nobody owns them, and nobody can claim
+        if self._resolved is None or self._resolved_for != states:
+            self._resolved, self._resolved_for = None, states
+            self.step.resolve_positions = True  # positions no longer change: nobody owns them, and nobody can claim
             return
-        if not self._told_moving:
-            self._told_moving = True
-            self.tell("moving", f"{len(self.tps)} partitions", offset=group.pause_change)
+        if not self._reported_moving:
+            self._reported_moving = True
+            self.report("moving", f"{len(self.tps)} partitions", offset=group.pause_change)
         self.before = {tp: position for tp, (_, position) in zip(self.tps, states, strict=True)}
-        moves = tuple(Move(*tp, version, self._aims[tp]) for tp, (version, _) in zip(self.tps, states, strict=True))
+        moves = tuple(Move(*tp, version, self._resolved[tp]) for tp, (version, _) in zip(self.tps, states, strict=True))
         self.send(SetPosition(group.pause_change, moves, self.resume, self.by), now)
 
     def _accept(self, group: Group, now: Instant) -> bool:
         """M16: makes new topics the group's, once nobody holds a partition of the old ones; True when that was read."""
         waiting = False
-        for one in self.anew.values():
+        for one in self.recreated.values():
             known = group.topics[one.topic].id
             if known == one.found:
                 continue  # by this run, by one before it, or by a consumer
             if known != one.known:
-                self.give_up(PositionNotMoved(group.name, f"topic {one.topic!r} was made anew once more: try again"))
+                self.give_up(
+                    PositionNotMoved(group.name, f"topic {one.topic!r} was created again once more: try again")
+                )
             else:
                 self.send(one.accepting(group, group.pause_change, self.by), now)
             waiting = True
         return not waiting
 
     def _leave_moved(self, group: Group, now: Instant) -> None:
-        """The move resumed the group, which killed all of ours (F8.4); or its pause stays, its token final."""
-        stays = self.hold.mine(group) or (group.paused and self.hold.adopted is not None)
-        if self.resume or not stays or self.hold.settled(group):
+        """The move resumed the group, so our other records are void (F8.4); or its pause stays, its token final."""
+        stays = self.pause_lock.is_ours(group) or (group.paused and self.pause_lock.adopted is not None)
+        if self.resume or not stays or self.pause_lock.settled(group):
             self.token = group.pause_change if stays else NONE
             self.end()
         else:
-            self.hold.seize(group, now)
+            self.pause_lock.acquire(group, now)
 
     # --- giving up
 
-    def late(self) -> MarshalError:
+    def timeout_error(self) -> MarshalError:
         names, waited_s = self.drain.names(self.context.group), self.patience_ms / 1000
         return PositionNotMoved(self.context.name, str(PauseNotDrained(self.context.name, names, waited_s)))
 
     def close(self, group: Group, now: Instant) -> bool:
         if self.moved is not None and self.resume:
             return True
-        if self.hold.adopted is not None:
-            return not self._may_land(group)  # M8: nothing of ours ends that pause
-        return self.hold.finish(group, now)
+        if self.pause_lock.adopted is not None:
+            return not self._may_land(group)  # M8: this run does not end a pause that it adopted
+        return self.pause_lock.release(group, now)
 
     def end(self, error: MarshalError | None = None) -> None:
-        """An error says why it was given up; the outcome says what became of it."""
+        """The error says why it gave up; the outcome says what became of the move."""
         if self.outcome == MOVED:
-            error = None  # it landed while the end was on its way
+            error = None  # it was accepted while it was given up
         elif self.outcome == UNKNOWN:
             error = PositionUnknown(self.context.name, str(error), self.command())
         elif error is not None:
@@ -182,21 +185,21 @@ class PositionPlan(Operation):
         super().end(error)
 
     def _not_moved(self, error: MarshalError) -> MarshalError:
-        """What is true of new topics is told too: their positions are forgotten, although nothing moved (M16)."""
-        told = [
+        """Adds what happened to new topics: their positions are forgotten, although nothing moved (M16)."""
+        notes = [
             f"topic {topic!r} is the new one for the group now, and its partitions start at their beginnings"
             for topic in sorted(self.accepted)
         ]
-        told += [f"the new topic {topic!r} may still be accepted" for topic in sorted(self._acceptable())]
-        if isinstance(error, AdminBusy) and not told:
+        notes += [f"the new topic {topic!r} may still be accepted" for topic in sorted(self._acceptable())]
+        if isinstance(error, AdminBusy) and not notes:
             return error
         reason = error.reason if isinstance(error, PositionNotMoved) else str(error)
-        if told and isinstance(error, AdminGaveUp) and not error.waited_s:
+        if notes and isinstance(error, AdminGaveUp) and not error.waited_s:
             reason = "it was interrupted"  # its own words say that nothing of it will happen
-        return PositionNotMoved(self.context.name, "; ".join([reason, *told]))
+        return PositionNotMoved(self.context.name, "; ".join([reason, *notes]))
 
     def _acceptable(self) -> set[str]:
-        """New topics whose record was sent, not read, and needs no pause: the group's config does not forbid that."""
+        """New topics that may still be accepted: their record was sent and not read, and needs no pause."""
         group = self.context.group
         if group is None or group.deleted or (group.config is not None and group.config.on_topic_recreated == "fail"):
             return set()
@@ -204,7 +207,7 @@ class PositionPlan(Operation):
         return {record.topic for record in sent if record.observed == group.topology_offset(record.topic)}
 
     def command(self) -> str:
-        """What finds out later."""
+        """The command that shows the outcome later."""
         return f"marshal explain {self.context.name} {self.tps[0]}"
 
 
@@ -215,7 +218,7 @@ def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
 
 
 def check_size(context: GroupContext, tps: Iterable[TopicPartition]) -> None:
-    """The record of the move with the longest values that it could hold. Raises InvalidRecord."""
+    """Encodes the record with the longest values that it could have. Raises InvalidRecord if it is too large."""
     moves = tuple(Move(*tp, OFFSET_MAX, OFFSET_MAX) for tp in tps)
     record = SetPosition(OFFSET_MAX, moves, True, context.author.signed("x" * BY_BYTES_MAX))
     genesis = context.world.genesis

@@ -1,4 +1,4 @@
-"""What a move would do: the record folded onto a copy of the world, as a table (PROTOCOL.md M12). Writes nothing."""
+"""What a move would do, as a table: folds the record onto a clone of the world (PROTOCOL.md M12). Writes nothing."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def rows_of(
     after: Mapping[TopicPartition, int],
     parked: Collection[TopicPartition] = (),
 ) -> list[Row]:
-    """`before`: NONE where the partition had no position. Then nothing is known to be skipped or repeated, and where it
-    is parked neither: what lies around such a position may not exist.
+    """`before` is NONE where the partition had no position. Then skipped and repeated messages are unknown and counted
+    as 0, as for parked partitions: the messages around such a position may not exist.
     """
     rows = []
     for tp, target in sorted(after.items()):
@@ -56,14 +56,14 @@ def parked_of(group: Group) -> set[TopicPartition]:
 
 
 def preview(
-    context: GroupContext, targets: Mapping[TopicPartition, int], anew: Mapping[str, RecreatedTopic] | None = None
+    context: GroupContext, targets: Mapping[TopicPartition, int], recreated: Mapping[str, RecreatedTopic] | None = None
 ) -> list[Row]:
     """The rows as the fold itself makes them. Raises PositionNotMoved with the fold's reason."""
-    world = twin(context.world, context.name)
+    world = clone(context.world, context.name)
     group = context.group
     assert group is not None  # position.check_topology has looked
     there = drained(context, world)
-    for one in (anew or {}).values():
+    for one in (recreated or {}).values():
         verdict = rehearse(world, context.name, one.accepting(there, there.pause_change, context.author.by))
         if not verdict.accepted:
             raise PositionNotMoved(context.name, f"the fold would reject the new topic {one.topic!r}: {verdict.reason}")
@@ -77,8 +77,8 @@ def preview(
     return rows_of(owners_of(group), before, after, parked_of(group))
 
 
-def twin(world: World, name: str) -> World:
-    """A copy of one group, if it is there, in a world of its own, which stands where the world stands."""
+def clone(world: World, name: str) -> World:
+    """A world at the same offset with a copy of one group, if that exists."""
     found = World(world.log, world.root)
     found.genesis, found.crc_seed = world.genesis, world.crc_seed
     if name in world.groups:
@@ -90,7 +90,7 @@ def twin(world: World, name: str) -> World:
 
 
 def drained(context: GroupContext, world: World) -> Group:
-    """The group of a twin, paused by this author and let go of by everybody."""
+    """The group in a clone of the world, paused by this author, with every partition released."""
     there = world.groups[context.name]
     rehearse(
         world, context.name, ReleaseGroup(there.pause_change, there.pause_change, PAUSE_MS_MAX, by=context.author.by)
@@ -101,7 +101,7 @@ def drained(context: GroupContext, world: World) -> Group:
 
 
 def rehearse(world: World, group: str, record: Record) -> Verdict:
-    """What the fold says to a record, on a twin."""
+    """The fold's verdict on a record, on a clone of the world."""
     assert world.genesis is not None  # a group exists, so its log has begun
     value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
     return rationalizer.apply(world, world.next_offset, value)

@@ -1,6 +1,6 @@
-"""What a move of positions aims at, as the cluster says: partitions, offsets, and topics that were made anew.
+"""Resolves what a move of positions names: partitions, offsets, and topics that were created again.
 
-Asks the cluster; writes nothing. Offsets are looked up anew for every aim: ends move while a group drains.
+Asks the cluster; writes nothing. Offsets are looked up again before every move: ends change while a group is drained.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from marshal_py.admin.recreated_topics import RecreatedTopic, check_topology, find_recreated
 from marshal_py.admin.runner import OperationRunner
-from marshal_py.admin.suggestions import instead
+from marshal_py.admin.suggestions import suggestion
 from marshal_py.admin.targets import COMMITTED, SHIFT, TABLE, TIME, Facts, Target, resolve
 from marshal_py.errors import DataTopicRecreated, GroupMissing, InvalidOption, PositionNotMoved
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -18,19 +18,19 @@ from marshal_py.transport.ports import TopicInfo
 
 
 class PositionResolver:
-    """The partitions of one move, and where they shall go."""
+    """The partitions of one move, and their new positions."""
 
     def __init__(self, runner: OperationRunner, topics: str | Sequence[str | TopicPartition], target: Target) -> None:
-        """Raises InvalidOption, GroupMissing for what is not there, DataTopicRecreated for an aim that needs it."""
-        self._desk, self._target = runner, target
+        """Raises InvalidOption, GroupMissing, and DataTopicRecreated for a target that only the old topic has."""
+        self._runner, self._target = runner, target
         given = [topics] if isinstance(topics, str) else list(topics)
         names = {one.topic if isinstance(one, TopicPartition) else one.partition(":")[0] for one in given}
         names |= {tp.topic for tp, _ in target.table} if not given else set()
         group = self._group()
         self._infos = {name: self._look(name) for name in sorted(names) if name in group.topics}
-        self.anew: dict[str, RecreatedTopic] = find_recreated(group, self._infos)
+        self.recreated: dict[str, RecreatedTopic] = find_recreated(group, self._infos)
         self.tps = self._partitions(given)
-        check_topology(group, runner.context.name, self.tps, self.anew)
+        check_topology(group, runner.context.name, self.tps, self.recreated)
         for topic, info in self._infos.items():
             if any(tp.topic == topic and tp.partition >= info.partitions for tp in self.tps):
                 raise GroupMissing(
@@ -40,28 +40,28 @@ class PositionResolver:
                     f"{info.partitions}",
                 )
         if target.kind in (SHIFT, COMMITTED):
-            for one in self.anew.values():  # both are positions of the topic that is gone
+            for one in self.recreated.values():  # both are positions of the topic that is gone
                 raise DataTopicRecreated(group.name, one.topic, self._first_of(one.topic), one.known, one.found)
-        # What the group itself commits while it lets go must not move the aim.
+        # Offsets that the group commits while it releases its partitions must not change the target.
         committed = target.kind == COMMITTED
         self._committed = runner.admin.committed(runner.context.name, self.tps) if committed else {}
 
     def _group(self) -> Group:
-        group = self._desk.context.group
-        assert group is not None  # Group.desk has looked
+        group = self._runner.context.group
+        assert group is not None  # Group.runner has looked
         return group
 
     def _look(self, topic: str) -> TopicInfo:
-        info = self._desk.admin.describe_topic(topic)
+        info = self._runner.admin.describe_topic(topic)
         if info is None:
-            raise GroupMissing(self._desk.context.name, f"consumed {topic!r}, which does not exist any more")
+            raise GroupMissing(self._runner.context.name, f"consumed {topic!r}, which does not exist any more")
         return info
 
     def _first_of(self, topic: str) -> int:
         return min(tp.partition for tp in self.tps if tp.topic == topic)
 
     def _partitions(self, given: Sequence[str | TopicPartition]) -> list[TopicPartition]:
-        """The partitions that are meant."""
+        """The partitions that are named."""
         group = self._group()
         found: list[TopicPartition] = []
         table = [tp for tp, _ in self._target.table]
@@ -75,11 +75,11 @@ class PositionResolver:
             elif self._target.kind == TABLE:
                 found += [tp for tp in table if tp.topic == one]
             elif one in group.topics:
-                count = self.anew[one].partitions if one in self.anew else group.topics[one].count
+                count = self.recreated[one].partitions if one in self.recreated else group.topics[one].count
                 found += [TopicPartition(one, partition) for partition in range(count)]
             else:
                 raise GroupMissing(
-                    self._desk.context.name, f"has never consumed topic {one!r}{instead(one, group.topics)}"
+                    self._runner.context.name, f"has never consumed topic {one!r}{suggestion(one, group.topics)}"
                 )
         if self._target.kind == TABLE:
             found = found if given else table
@@ -91,25 +91,27 @@ class PositionResolver:
         return sorted(set(found))
 
     def check(self) -> None:
-        """What can be refused is refused before anything is paused (M3). Raises as `resolve`.
+        """Refuses before anything is paused what can be refused (M3). Raises as `resolve`.
 
-        A shift from an owned partition is judged once it is free: its owner is further than the log says.
+        A shift of an owned partition is checked once it is free: its owner may be further than the log says.
         """
         owned = self._group().claims.values()
         moving = {partition.tp for partition in owned} if self._target.kind == SHIFT else set()
         self._resolve([tp for tp in self.tps if tp not in moving])
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Where the partitions shall go, as of now. Raises PositionNotMoved for a topic that is another one by now."""
+        """The new positions, as of now. Raises PositionNotMoved for a topic that was created again meanwhile."""
         for topic, before in self._infos.items():
             if self._look(topic).topic_id != before.topic_id:
-                raise PositionNotMoved(self._desk.context.name, f"topic {topic!r} was made anew meanwhile: try again")
+                raise PositionNotMoved(
+                    self._runner.context.name, f"topic {topic!r} was created again meanwhile: try again"
+                )
         return self._resolve(self.tps)
 
     def _resolve(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         if not tps:
             return {}
-        admin, group = self._desk.admin, self._group()
+        admin, group = self._runner.admin, self._group()
         bounds = admin.bounds(tps)
         at_time = admin.offsets_at(tps, self._target.number) if self._target.kind == TIME else {}
         facts = Facts(

@@ -1,6 +1,6 @@
-"""Topics of a group that were deleted and made anew: which they are, and the record that accepts them. Pure.
+"""Topics of a group that were deleted and created again: finds them, and makes the record that accepts them. Pure.
 
-A move of positions accepts the new topic first (PROTOCOL.md F9.10, M16): the positions of the old one mean nothing.
+A move of positions accepts the new topic first (PROTOCOL.md F9.10, M16), because positions of the old one mean nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from marshal_py.admin.suggestions import instead
+from marshal_py.admin.suggestions import suggestion
 from marshal_py.errors import GroupMissing
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Topology
@@ -17,7 +17,7 @@ from marshal_py.transport.ports import TopicInfo
 
 
 class RecreatedTopic(NamedTuple):
-    """A topic whose id in the cluster, `found`, is not the one that the group's log knows. `partitions`: it has now.
+    """A topic whose id in the cluster, `found`, is not the one in the group's log. `partitions`: how many it has now.
 
     `forgotten`: how many positions are of the old topic.
     """
@@ -29,12 +29,12 @@ class RecreatedTopic(NamedTuple):
     forgotten: int
 
     def accepting(self, group: Group, token: int, by: str) -> Topology:
-        """The record by which the group goes on with the new topic."""
+        """The record by which the group accepts the new topic."""
         return Topology(self.topic, self.partitions, group.topology_offset(self.topic), token, by, self.found)
 
 
 def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, RecreatedTopic]:
-    """The topics that were made anew, of those that were looked at (D10). Where an id is not known, nobody can say."""
+    """The topics of `infos` that were created again (D10). A topic without a known id is left out."""
     found = {}
     for topic, info in infos.items():
         known = group.topics.get(topic)
@@ -47,9 +47,9 @@ def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, Re
     return found
 
 
-def partitions_of(group: Group, anew: Iterable[RecreatedTopic]) -> set[TopicPartition]:
-    """All that must be free before the new topics are accepted (F9.10)."""
-    topics = {one.topic for one in anew}
+def partitions_of(group: Group, recreated: Iterable[RecreatedTopic]) -> set[TopicPartition]:
+    """The partitions that must be free before the new topics are accepted (F9.10)."""
+    topics = {one.topic for one in recreated}
     found = {tp for tp in group.partitions if tp.topic in topics and tp.partition >= 0}
     for topic in topics:
         found |= {TopicPartition(topic, number) for number in range(group.topics[topic].count)}
@@ -57,16 +57,16 @@ def partitions_of(group: Group, anew: Iterable[RecreatedTopic]) -> set[TopicPart
 
 
 def check_topology(
-    group: Group | None, name: str, tps: Iterable[TopicPartition], anew: Mapping[str, RecreatedTopic]
+    group: Group | None, name: str, tps: Iterable[TopicPartition], recreated: Mapping[str, RecreatedTopic]
 ) -> None:
-    """F8.2, before anything is paused: the log must know the partitions, or will when new topics are accepted."""
+    """Checks F8.2 before anything is paused: the log knows the partitions, or will once new topics are accepted."""
     if group is None:
-        raise GroupMissing(name, "has never been used: start a consumer once, or mend the name")
+        raise GroupMissing(name, "has never been used: start a consumer once, or correct the name")
     for tp in tps:
         topic = group.topics.get(tp.topic)
         if topic is None:
-            raise GroupMissing(name, f"has never consumed topic {tp.topic!r}{instead(tp.topic, group.topics)}")
-        new = anew.get(tp.topic)
+            raise GroupMissing(name, f"has never consumed topic {tp.topic!r}{suggestion(tp.topic, group.topics)}")
+        new = recreated.get(tp.topic)
         count = topic.count if new is None or topic.id == new.found else new.partitions
         if not 0 <= tp.partition < count:
             raise GroupMissing(name, f"knows {count} partitions of {tp.topic!r}, not {tp}")

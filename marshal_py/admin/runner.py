@@ -1,7 +1,8 @@
-"""Drives one errand over a real log: reads, folds, steps, sends, looks positions up.
+"""Drives one operation over a real log: reads, folds, calls its tick, sends, looks positions up.
 
-Strategy: a connection of its own per operation, folded to the log's end before anything is judged or written (L7). It
-creates nothing, not the topic, not a group; only who creates a group begins its log. It makes no protocol decision.
+Each operation has a connection of its own, folded to the log's end before anything is decided or written (L7). The
+runner creates no topic and no group; only an operation that creates a group begins its log. It makes no protocol
+decision.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from marshal_py.protocol.world import World
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
 
-POLL_S_MAX: Final = 0.1  # a waiting desk looks up so often, for ctrl-C
+POLL_S_MAX: Final = 0.1  # a waiting runner looks up so often, for ctrl-C
 BEGIN_S: Final = 2.0  # before a Genesis that was not read is written again
-ABANDON_S: Final = 1.0  # a desk that is left alone looks up every POLL_S_MAX
-FLUSH_S: Final = 5.0  # what a desk that closes may wait for its last records
+ABANDON_S: Final = 1.0  # a runner that is left alone looks up every POLL_S_MAX
+FLUSH_S: Final = 5.0  # what a runner that closes may wait for its last records
 
 Watcher = Callable[[Progress], None]
-Aim = Callable[[], Mapping[TopicPartition, int]]
+Resolve = Callable[[], Mapping[TopicPartition, int]]
 
 
 def author_here() -> Author:
-    """This run, named after the person and the machine."""
+    """This run: the user, the machine and random bytes."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name
@@ -61,7 +62,7 @@ class OperationRunner:
     ) -> None:
         """Folds the group's log to its end. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
 
-        A group that has never been used is no error here: `scene.group` is None then.
+        A group that has never been used is no error here: `context.group` is None then.
         """
         check_id("group", group)
         self.topic, self.timeout_s = topic, timeout_s
@@ -69,7 +70,7 @@ class OperationRunner:
         self._clock = SystemClock()
         self._number = 0
         self._world = World()
-        self._ledger = PauseHistory(group)
+        self._pause_history = PauseHistory(group)
         self._name = group
         self._interrupted = self._abandoned = False
         try:
@@ -91,7 +92,9 @@ class OperationRunner:
         except BaseException:
             self.close()
             raise
-        self.context = GroupContext(self._world, group, self._ledger, author or author_here(), secrets.token_bytes)
+        self.context = GroupContext(
+            self._world, group, self._pause_history, author or author_here(), secrets.token_bytes
+        )
 
     def __enter__(self) -> OperationRunner:
         return self
@@ -106,7 +109,7 @@ class OperationRunner:
     # --- reading
 
     def _find_root(self, count: int) -> Genesis:
-        """L3. Log 0 is folded on from here if it is the group's; otherwise what comes of it is left out."""
+        """L3. Folds log 0 up to the root. Later records are folded only if it is the group's log."""
         end = self._begin(None)
         deadline = time.monotonic() + self.timeout_s
         while self._world.genesis is None and self._world.next_offset < end:
@@ -119,7 +122,7 @@ class OperationRunner:
         return root
 
     def _begin(self, root: Genesis | None) -> int:
-        """Follows the log from where reading has to begin (N9); where it ends."""
+        """Follows the log from where reading has to begin (N9); returns its end."""
         bounds = self._log.bounds(self._number, self.timeout_s)
         self._world = replay_start.open_world(self._log, self._number, root, bounds)
         self._log.follow(self._number, self._world.next_offset)
@@ -144,41 +147,43 @@ class OperationRunner:
         return records
 
     def _fold(self, records: list[LogRecord], operation: Operation | None = None) -> None:
-        """What has come of the group's log. Of log 0, on the way to the root, too."""
+        """Folds records of the group's log, or of log 0 while the root is searched."""
         now = self._clock.now()
         for record in records:
             if record.log != self._number:
                 continue
             verdict = rationalizer.apply(self._world, record.offset, record.value)
-            self._ledger.read(verdict)
+            self._pause_history.read(verdict)
             if operation is not None:
                 operation.receive(verdict, now)
 
     def begin(self) -> None:
-        """Begins the group's log if it has not begun: a copy of the root, which was read back (L4). Others may win."""
+        """Begins the group's log, if nobody has, by a copy of the root, and waits until one is read (L4)."""
         root = self._world.genesis or self._world.root
-        assert root is not None  # it was found when the desk was opened
+        assert root is not None  # it was found when the runner was opened
         deadline = time.monotonic() + self.timeout_s
         while self._world.genesis is None:
             self._log.append(self._number, b"", codec.encode(root, "", root.incarnation))
             self._fold(self._poll(BEGIN_S, deadline, self._number))
 
     def refresh(self) -> None:
-        """Folds what has come since."""
+        """Folds the records that were written since."""
         self._fold_to_end()
 
     # --- driving
 
-    def run(self, operation: Operation, watcher: Watcher | None = None, aim: Aim | None = None) -> None:
-        """Until the errand ends; raises its error. Ctrl-C makes it give up in order, a second one leaves it.
+    def run(self, operation: Operation, watcher: Watcher | None = None, resolve: Resolve | None = None) -> None:
+        """Runs the operation to its end; raises its error. Ctrl-C makes it give up in order, a second one abandons it.
 
-        It works in a thread of its own while the caller's waits: a KeyboardInterrupt comes between any two steps of
+        It runs in a thread of its own while the caller waits: a KeyboardInterrupt may come between any two steps of
         Python, and a record that was polled and not folded would be a gap.
         """
         failed: list[BaseException] = []
         # Not by join(): one that is interrupted counts its thread as ended in Python 3.11, while it runs on.
         done = threading.Event()
-        thread = threading.Thread(target=self._work, args=(operation, watcher, aim, failed, done), name="marshal-desk")
+        thread = threading.Thread(
+            target=self._work, args=(operation, watcher, resolve, failed, done), name="marshal-operation"
+        )
         thread.daemon = True
         thread.start()
         while not done.is_set():
@@ -199,7 +204,7 @@ class OperationRunner:
         self,
         operation: Operation,
         watcher: Watcher | None,
-        aim: Aim | None,
+        resolve: Resolve | None,
         failed: list[BaseException],
         done: threading.Event,
     ) -> None:
@@ -207,15 +212,15 @@ class OperationRunner:
             while not operation.ended and not self._abandoned:
                 if self._interrupted:
                     operation.give_up(AdminGaveUp(self._name, "the operation", 0.0))  # the first reason counts
-                self._turn(operation, watcher, aim)
+                self._turn(operation, watcher, resolve)
         except MarshalError as error:
-            operation.end(error)  # the log cannot be read on: what is true now, the errand knows (M8)
+            operation.end(error)  # the log cannot be read further; the operation knows what is true now (M8)
         except BaseException as error:
             failed.append(error)
         finally:
             done.set()
 
-    def _turn(self, operation: Operation, watcher: Watcher | None, aim: Aim | None) -> None:
+    def _turn(self, operation: Operation, watcher: Watcher | None, resolve: Resolve | None) -> None:
         refused = self._log.refused()
         if refused is not None:
             raise refused
@@ -227,15 +232,15 @@ class OperationRunner:
                 watcher(event)
         if step.ended:
             return
-        if step.aim and aim is not None:
-            self._aim(operation, aim)
+        if step.resolve_positions and resolve is not None:
+            self._resolve(operation, resolve)
             return
         left_s = (operation.deadline_ms - self._clock.now().mono_ms) / 1000
         self._fold(self._log.poll(min(max(left_s, 0.0), POLL_S_MAX)), operation)
 
-    def _aim(self, operation: Operation, aim: Aim) -> None:
+    def _resolve(self, operation: Operation, resolve: Resolve) -> None:
         try:
-            operation.positions_resolved(aim())
+            operation.positions_resolved(resolve())
         except MarshalError as error:
             operation.give_up(error)
 

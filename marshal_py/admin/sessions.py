@@ -30,7 +30,7 @@ class StepDownPlan(Operation):
         record = verdict.record
         if isinstance(record, StepDown) and verdict.accepted and self.context.author.wrote(record.by):
             self.mark = verdict.offset
-            self.tell("stepped_down", session=record.session, offset=verdict.offset)
+            self.report("stepped_down", session=record.session, offset=verdict.offset)
 
     def act(self, group: Group, now: Instant) -> None:
         if self.mark != NONE:
@@ -45,12 +45,12 @@ class StepDownPlan(Operation):
         session = group.sessions.get(self.session)
         return session is not None and any(record.observed == session.mark for record in self.sent(StepDown))
 
-    def late(self) -> MarshalError:
+    def timeout_error(self) -> MarshalError:
         return AdminGaveUp(self.context.name, f"the step-down of session {self.session}", self.patience_ms / 1000)
 
 
 class EvictPlan(Operation):
-    """Ends sessions that are silent, after waiting for each as a member must (M4). A sign of life refuses it (M11)."""
+    """Ends sessions that are silent, after waiting for each as a member must (M4). A sign of life stops it (M11)."""
 
     what = "nobody is evicted"
 
@@ -71,13 +71,13 @@ class EvictPlan(Operation):
             match verdict.record:
                 case Evict() as record:
                     self.ended_by[session] = record.by
-                    self.tell("evicted", record.by, session=session, offset=verdict.offset)
+                    self.report("evicted", record.by, session=session, offset=verdict.offset)
                 case Leave() as record:
                     self.ended_by[session] = "left"
-                    self.tell("left", record.reason, session=session, offset=verdict.offset)
+                    self.report("left", record.reason, session=session, offset=verdict.offset)
                 case _:
                     self.ended_by[session] = "ended"
-                    self.tell("ended", session=session, offset=verdict.offset)
+                    self.report("ended", session=session, offset=verdict.offset)
 
     def act(self, group: Group, now: Instant) -> None:
         self.wait(group, now)
@@ -93,7 +93,7 @@ class EvictPlan(Operation):
         if alive:
             self.give_up(MembersAlive(group.name, self.what, tuple(alive)))
         else:
-            self.wait_out(group, self.left, now)
+            self.evict_silent(group, self.left, now)
 
     def may_land(self, group: Group) -> bool:
         return any(
@@ -102,12 +102,12 @@ class EvictPlan(Operation):
             if record.session in group.sessions
         )
 
-    def late(self) -> MarshalError:
+    def timeout_error(self) -> MarshalError:
         return AdminGaveUp(self.context.name, f"the end of sessions {sorted(self.left)}", self.patience_ms / 1000)
 
 
 class RemovePlan(EvictPlan):
-    """Deletes a group (F9.5): nobody may live in it; sessions that died without a word are waited out first."""
+    """Deletes a group without live sessions (F9.5). Sessions that are silent are evicted first."""
 
     what = "a group with live members is not deleted"
 
@@ -121,11 +121,11 @@ class RemovePlan(EvictPlan):
         super().read(verdict, now)
         if isinstance(verdict.record, GroupConfig) and verdict.accepted and verdict.record.deleted:
             self.deleted_at = verdict.offset
-            self.tell("deleted", verdict.record.by, offset=verdict.offset)
+            self.report("deleted", verdict.record.by, offset=verdict.offset)
 
     def act(self, group: Group, now: Instant) -> None:
         late = set(group.sessions) - self.left
-        if late:  # it joined while we looked: that is a sign of life
+        if late:  # it joined meanwhile, so it is alive
             names = tuple(name_of(group, session) for session in sorted(late))
             self.give_up(MembersAlive(group.name, self.what, names))
             return
@@ -135,7 +135,7 @@ class RemovePlan(EvictPlan):
             self.send(GroupConfig(group.config_offset, deleted=True, by=by), now)
 
     def give_up(self, error: MarshalError) -> None:
-        """A deleted group ends every other errand; this one has what it wanted."""
+        """A deleted group makes every other operation fail; for this one it is success."""
         group = self.context.group
         if group is not None and group.deleted:
             self.end()
@@ -146,5 +146,5 @@ class RemovePlan(EvictPlan):
         deletions = self.sent(GroupConfig)
         return super().may_land(group) or any(record.observed == group.config_offset for record in deletions)
 
-    def late(self) -> MarshalError:
+    def timeout_error(self) -> MarshalError:
         return AdminGaveUp(self.context.name, "the deletion", self.patience_ms / 1000)

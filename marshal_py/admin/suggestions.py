@@ -1,4 +1,4 @@
-"""Who named something that is not there probably meant something else: which name is nearest. Pure."""
+"""Suggests the nearest name for one that does not exist. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ LISTED_MAX: Final = 5  # names of a list for people
 SIMILAR: Final = 0.6  # difflib's own default: two typing errors in a name of six letters
 
 
-def instead(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that says that there is no `name`: what there is, nearest first."""
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """How an error about an unknown name ends: with the nearest known name, or with those that there are."""
     names = sorted(known)
     near = get_close_matches(name, names, 1, SIMILAR) or [one for one in names if one.lower() == name.lower()]
     if near:

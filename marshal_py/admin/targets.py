@@ -1,4 +1,4 @@
-"""Where positions shall move to: what people write, as values, and those values as offsets. Pure.
+"""The target of a move of positions: parses the text of `--to`, and turns a target into offsets. Pure.
 
 `earliest | latest | latest-N | OFFSET | ISO-8601 time | committed | file.csv`, or a shift of the position by N. The
 file has the lines of `kafka-consumer-groups --reset-offsets --export`: topic,partition,offset (with the group first, if
@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
 
 def parse(text: str) -> Target:
-    """What `--to` says, but for a file. Raises InvalidOption. A time without a zone is UTC, as in Kafka's own tool."""
+    """Parses `--to`, except for a file. Raises InvalidOption. A time without a zone is UTC, as in Kafka's own tool."""
     if text in (EARLIEST, LATEST, COMMITTED):
         return Target(text)
     if found := _LATEST_MINUS.fullmatch(text):
@@ -79,14 +79,14 @@ def parse_table(text: str, group: str) -> Target:
 
 
 def print_table(positions: Mapping[TopicPartition, int]) -> str:
-    """The same form back."""
+    """The content of a CSV file that `parse_table` reads."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows((*tp, positions[tp]) for tp in sorted(positions))
     return out.getvalue()
 
 
 class Facts(NamedTuple):
-    """What a target may need to know, per partition; what is not needed may be left out."""
+    """What a target may need to know, per partition. What it does not need may be left out."""
 
     positions: Mapping[TopicPartition, int]  # of the world; NONE where there is none
     first: Mapping[TopicPartition, int]
@@ -96,7 +96,7 @@ class Facts(NamedTuple):
 
 
 def resolve(target: Target, tps: Iterable[TopicPartition], facts: Facts) -> dict[TopicPartition, int]:
-    """Offsets for these partitions. Raises PositionOutOfRange, or InvalidOption where there is nothing to go by."""
+    """Offsets for these partitions. Raises PositionOutOfRange, or InvalidOption where the needed facts are missing."""
     found = {tp: _resolve_one(target, tp, facts) for tp in tps}
     for tp, position in found.items():
         if not facts.first[tp] <= position <= facts.end[tp]:
@@ -121,6 +121,6 @@ def _resolve_one(target: Target, tp: TopicPartition, facts: Facts) -> int:
             return facts.committed[tp]
         case "shift":
             if facts.positions.get(tp, NONE) == NONE:
-                raise InvalidOption("shift_by", target.number, f"{tp} has no position yet to be shifted")
+                raise InvalidOption("shift_by", target.number, f"{tp} has no position yet")
             return facts.positions[tp] + target.number
     return dict(target.table)[tp]

@@ -45,7 +45,7 @@ def consume(
     on_topic_recreated: Annotated[
         Literal["fail", "earliest"],
         typer.Option(
-            help="For a topic that was deleted and made anew, where the group's "
+            help="For a topic that was deleted and created again, where the group's "
             "settings say nothing: its partitions are parked, or consumed from "
             "their beginnings."
         ),

@@ -16,7 +16,7 @@ import typer
 
 from marshal_py.admin import diagnosis, permissions
 from marshal_py.admin.diagnosis import Check, Study
-from marshal_py.admin.suggestions import instead
+from marshal_py.admin.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command
 from marshal_py.cli.state import NOBODY
@@ -183,7 +183,7 @@ class Visit:
             yield Check(
                 "group",
                 "warn" if self.strict else "fail",
-                f"{self.group!r} has never been used{instead(self.group, names)}",
+                f"{self.group!r} has never been used{suggestion(self.group, names)}",
                 "" if self.strict else "before its first consumer, ask with --as consumer",
             )
 
@@ -195,7 +195,7 @@ class Visit:
                     yield Check(
                         "topic",
                         "warn" if self.strict else "fail",
-                        f"{topic!r} does not exist{instead(topic, known)}",
+                        f"{topic!r} does not exist{suggestion(topic, known)}",
                         "create it, or mend its name",
                     )
 

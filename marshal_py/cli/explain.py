@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.admin.suggestions import instead
+from marshal_py.admin.suggestions import suggestion
 from marshal_py.admin.targets import OFFSET, TIME, parse
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
@@ -54,7 +54,7 @@ def explain(
         found = history.explain(world, records, group, TopicPartition(topic, int(number)), cut, count)
     if not found.known:
         topics = _known(group, options)
-        near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else instead(topic, topics)
+        near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else suggestion(topic, topics)
         raise output.CommandFailed(f"group {group!r} has no partition {partition} up to there{near}")
     if options.as_json:
         output.print_json(

@@ -38,7 +38,7 @@ RecreatedOption = Annotated[
         "--on-topic-recreated",
         metavar="fail|earliest",
         help="For a "
-        "data topic that was deleted and made anew: its partitions are "
+        "data topic that was deleted and created again: its partitions are "
         "parked, or consumed from their beginnings.",
     ),
 ]
@@ -213,13 +213,13 @@ def shrink(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that has become smaller.")],
     partitions: Annotated[int, typer.Option("--partitions", metavar="N", min=1, help="How many it has now.")],
 ) -> None:
-    """Make a topic smaller for a group, after it was made anew with fewer partitions. Forgets the positions beyond.
+    """Make a topic smaller for a group, after it was created again with fewer partitions. Forgets the positions beyond.
 
     Pauses the group for that moment. A topic that grows needs no command: consumers see it.
     """
     target = options.group(group)
     if not options.confirmed(
-        group, lambda: target.foresee_shrink(topic, partitions), f"Shrink {topic!r} in group {group!r}?"
+        group, lambda: target.impact_of_shrink(topic, partitions), f"Shrink {topic!r} in group {group!r}?"
     ):
         return
     options.ask_about_take_over(group, options.take_over)

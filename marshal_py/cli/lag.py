@@ -24,22 +24,22 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
 
     Positions are those of the coordination log; kafka-consumer-groups shows their copies, some seconds later. The time
     is what the lag takes at the speed of the last minute, without what is written meanwhile; - if nothing moves.
-    - as a lag: nobody knows it. The topic is gone or was made anew, the partition has no position yet, the position
+    - as a lag: nobody knows it. The topic is gone or was created again, the partition has no position yet, the position
     lies beyond the end, or records were lost.
     """
     with options.observer() as observer:
-        velocity = ConsumptionRate()
+        rate = ConsumptionRate()
         for record, verdict in observer.read(group):
             if verdict.group == group:
-                velocity.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
+                rate.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
         state = next((found for _, found in observer.groups() if found.name == group), None)
         require_group(observer, group)
         assert state is not None  # it knows the group
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
-    anew = find_recreated(state, observer.topics)
+    recreated = find_recreated(state, observer.topics)
     found = {
-        **overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew),
-        "notices": overview.notices(overview.stopped(state, anew, ends)),
+        **overview.lag(state, ends, rate, time.time_ns() // 1_000_000, recreated),
+        "notices": overview.notices(overview.stopped(state, recreated, ends)),
     }
     if options.as_json:
         output.print_json(found)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, get_type_hints
 import typer
 
 from marshal_py.admin.group import Group
-from marshal_py.admin.suggestions import instead
+from marshal_py.admin.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import Observer
@@ -194,7 +194,7 @@ def require_group(observer: Observer, group: str | None, wait: bool = False) -> 
         return
     observer.fold()  # the other logs
     missing = f"group {group!r} is not in {observer.topic}"
-    missing += instead(group, [found.name for _, found in observer.groups()])
+    missing += suggestion(group, [found.name for _, found in observer.groups()])
     if observer.root is None or not wait:
         raise output.CommandFailed(missing)
     output.say(f"{missing}; waiting for its first consumer")

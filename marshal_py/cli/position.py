@@ -123,7 +123,7 @@ def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
 def _recreated(moved: Moved, are: str) -> Iterator[str]:
     for one in moved.recreated:
         yield (
-            f"topic {one.topic!r} was made anew (its id was {one.known}, now it is {one.found}, with "
+            f"topic {one.topic!r} was created again (its id was {one.known}, now it is {one.found}, with "
             f"{one.partitions} partitions): the {one.forgotten} positions of all its partitions {are} forgotten, "
             f"and those that are not moved start at their beginnings"
         )

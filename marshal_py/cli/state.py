@@ -32,13 +32,13 @@ def state(
     says that it has ended.
     """
     with options.observer() as observer:
-        ledgers: dict[str, PauseHistory] = {}
+        histories: dict[str, PauseHistory] = {}
         for _, verdict in observer.read(group):
             if verdict.group:
-                ledgers.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
+                histories.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
         now_ms = time.time() * 1000 if options.dump is None else max(observer.extended_ms.values(), default=0)
         groups = [
-            _state(observer, log, found, now_ms, ledgers.get(found.name))
+            _state(observer, log, found, now_ms, histories.get(found.name))
             for log, found in observer.groups()
             if group in (None, found.name)
         ]
@@ -54,11 +54,13 @@ def state(
         _print(console, found)
 
 
-def _state(observer: Observer, log: int, group: Group, now_ms: float, ledger: PauseHistory | None) -> dict[str, Any]:
+def _state(
+    observer: Observer, log: int, group: Group, now_ms: float, pause_history: PauseHistory | None
+) -> dict[str, Any]:
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
-    anew = find_recreated(group, observer.topics)
-    told = overview.state(group, log, observer.signs_of(log), ends, now_ms, ledger, anew)
-    return {**told, "notices": overview.notices(overview.stopped(group, anew, ends))}
+    recreated = find_recreated(group, observer.topics)
+    told = overview.state(group, log, observer.signs_of(log), ends, now_ms, pause_history, recreated)
+    return {**told, "notices": overview.notices(overview.stopped(group, recreated, ends))}
 
 
 # --- for people

@@ -107,7 +107,7 @@ class AdminProcess(Process):
             in_order = now.mono_ms - gave_up_ms < GRACE_INTERVALS * INTERVAL_MS  # M9: it has read its own end
             self._go_home(self.world.next_offset if in_order else -1)
             return
-        if step.aim:
+        if step.resolve_positions:
             self.environment.at(1 + self.environment.network_faults.read_ms(self.environment.rng), self, self._aimed)
         self._arm()
 

@@ -36,7 +36,7 @@ from marshal_py.protocol.records import (
     SetPosition,
     Topology,
 )
-from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_worker
+from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, TOPIC, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
@@ -68,11 +68,11 @@ def change(
             patience_ms=patience_ms,
         )
 
-    return start_worker(cluster, make, name, who, crash_after=crash_after)
+    return start_tool(cluster, make, name, who, crash_after=crash_after)
 
 
 def shrink(cluster: VirtualCluster, partitions: int, crash_after: int = NEVER, topic: str = TOPIC) -> Tool:
-    return start_worker(
+    return start_tool(
         cluster, lambda context: ShrinkPlan(context, topic, partitions, duration_ms=PAUSE_MS), crash_after=crash_after
     )
 
@@ -168,7 +168,7 @@ def test_a_deleted_group_is_revived_and_starts_from_nothing() -> None:
     for client in (a, b):
         cluster.kill(client)
     cluster.run(I)
-    assert finish(cluster, start_worker(cluster, RemovePlan, "rm")).operation.error is None
+    assert finish(cluster, start_tool(cluster, RemovePlan, "rm")).operation.error is None
     with pytest.raises(GroupDeleted):
         change(cluster, policy="balanced")
     tool = finish(cluster, change(cluster, "create", create=True))
@@ -231,7 +231,7 @@ def test_a_tool_that_dies_at_any_step_changes_all_or_nothing(records: int, kind:
     cluster.run(PAUSE_MS + 4 * I)
     assert not cluster.group.paused
     play_copies(cluster, tool)
-    cluster.run(PAUSE_MS + 4 * I)  # a copy of its pause may begin it anew
+    cluster.run(PAUSE_MS + 4 * I)  # a copy of its pause may begin it again
     assert all_or_nothing(cluster, kind) == changed
     assert not cluster.group.paused
 
@@ -301,9 +301,7 @@ def test_a_foreign_pause_is_respected() -> None:
     cluster, _ = company()
     finish(
         cluster,
-        start_worker(
-            cluster, lambda context: PausePlan(context, reason="mine", duration_ms=60_000), "bob", "bob@office"
-        ),
+        start_tool(cluster, lambda context: PausePlan(context, reason="mine", duration_ms=60_000), "bob", "bob@office"),
     )
     refused = finish(cluster, change(cluster, delivery="at_most_once"))
     assert isinstance(refused.operation.error, AdminBusy)
@@ -318,13 +316,13 @@ def test_a_foreign_pause_is_respected() -> None:
 def test_a_change_in_an_adopted_pause_leaves_it_in_place(kind: str) -> None:
     """M14, M2: it needs the pause's token, and ends nothing."""
     cluster, _ = company()
-    finish(cluster, start_worker(cluster, lambda context: PausePlan(context, duration_ms=600_000), "pauser"))
+    finish(cluster, start_tool(cluster, lambda context: PausePlan(context, duration_ms=600_000), "pauser"))
     token = cluster.group.pause_change
 
     def run(name: str, **options: Any) -> Tool:
         if kind == "delivery":
             return change(cluster, name, delivery="at_most_once", **options)
-        return start_worker(cluster, lambda context: ShrinkPlan(context, TOPIC, 2, **options), name)
+        return start_tool(cluster, lambda context: ShrinkPlan(context, TOPIC, 2, **options), name)
 
     refused = finish(cluster, run("unasked"))
     assert isinstance(refused.operation.error, AdminBusy)
@@ -338,7 +336,7 @@ def test_a_change_in_an_adopted_pause_leaves_it_in_place(kind: str) -> None:
 def test_a_change_in_an_adopted_pause_that_is_interrupted_says_what_may_come() -> None:
     """M14: nothing of it ends that pause, so a record on its way may still be accepted."""
     cluster, _ = company()
-    finish(cluster, start_worker(cluster, lambda context: PausePlan(context, duration_ms=600_000), "pauser"))
+    finish(cluster, start_tool(cluster, lambda context: PausePlan(context, duration_ms=600_000), "pauser"))
     tool = change(cluster, delivery="at_most_once", adopt=True)
     cluster.run_until(lambda: any(isinstance(record, GroupConfig) for record in tool.records))
     tool.cut()
@@ -410,9 +408,9 @@ def test_every_record_of_a_tool_says_who_and_why() -> None:
     (dead,) = deserted.team("dead")
     deserted.kill(dead)
     deserted.run(I)
-    tools = [finish(deserted, start_worker(deserted, lambda context: EvictPlan(context, {dead.session}, why)))]
+    tools = [finish(deserted, start_tool(deserted, lambda context: EvictPlan(context, {dead.session}, why)))]
     for number, make in enumerate(plans):
-        tools.append(finish(cluster, start_worker(cluster, make, f"run {number}", aims={tp(0): 5})))
+        tools.append(finish(cluster, start_tool(cluster, make, f"run {number}", positions={tp(0): 5})))
     for tool in tools:
         assert tool.operation.error is None, tool.operation.error
         who = tool.operation.context.author.by
@@ -428,7 +426,7 @@ def test_every_record_of_a_tool_says_who_and_why() -> None:
     assert author.wrote(author.signed("ü" * BY_BYTES_MAX))
     assert not author.wrote(Author.of("u", "h", "t", b"1235").signed("x"))
     with pytest.raises(InvalidOption, match="255 bytes"):
-        start_worker(cluster, lambda context: PausePlan(context, reason="x" * 256))
+        start_tool(cluster, lambda context: PausePlan(context, reason="x" * 256))
 
 
 # --- what would be
@@ -472,9 +470,7 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
         impact.of_settings(scene_of(a), {}, True)
     finish(
         cluster,
-        start_worker(
-            cluster, lambda context: PausePlan(context, reason="mine", duration_ms=60_000), "bob", "bob@office"
-        ),
+        start_tool(cluster, lambda context: PausePlan(context, reason="mine", duration_ms=60_000), "bob", "bob@office"),
     )
     cluster.run(10)
     for refused in (impact.of_pause, impact.of_resume):

@@ -144,20 +144,22 @@ def test_topics_that_are_gone_or_smaller() -> None:
 
 
 def test_parked_partitions_are_named_with_the_way_out() -> None:
-    """F6.4, D10: by topic and reason; also a topic that was made anew and that nobody has parked yet."""
+    """F6.4, D10: by topic and reason; also a topic that was created again and that nobody has parked yet."""
     story = Story()
     session = story.join("c")
     story.tell(Topology("orders", 2, -1, topic_id="old"))
     claim = story.tell(ClaimingPartition(session, "orders", 1, -1, 5))
     assert story.health({"orders": TopicInfo(2, "old")}) == {}
-    anew = {"orders": TopicInfo(1, "new")}
-    found = story.health(anew)
+    recreated = {"orders": TopicInfo(1, "new")}
+    found = story.health(recreated)
     assert list(found) == ["parked partitions"], "and no smaller topic: another command goes on"
     assert found["parked partitions"].startswith("'g': 2 partitions of 'orders' are not consumed (DataTopicRecreated)")
     assert "its id was old, now it is new" in found["parked partitions"]
     assert "marshal set-position g orders --to earliest" in found["parked partitions"]
     story.tell(ReleasingPartition(session, claim, 5, parked="DataTopicRecreated"))
-    assert "2 partitions of 'orders' are not consumed" in story.health(anew)["parked partitions"], "one is not parked"
+    assert "2 partitions of 'orders' are not consumed" in story.health(recreated)["parked partitions"], (
+        "one is not parked"
+    )
     dumped = story.health()["parked partitions"]
     assert dumped.startswith("'g': 1 partitions of 'orders' are parked (DataTopicRecreated) -> ")
     assert "marshal set-position g orders --to earliest" in dumped

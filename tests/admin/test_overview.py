@@ -60,7 +60,7 @@ def test_a_session_whose_last_sign_lies_before_the_log(book: DifferentialLog) ->
 
 
 def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: DifferentialLog) -> None:
-    """Also a topic that was made anew and that nobody has parked yet."""
+    """Also a topic that was created again and that nobody has parked yet."""
     assert overview.stopped(book.group, {}, {}) == []
     session = next(iter(book.group.sessions))
     book.must(ReleasingPartition(session, book.partition().epoch, 130, parked="Newer"))

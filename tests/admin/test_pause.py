@@ -9,7 +9,7 @@ from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.errors import AdminBusy, GroupDeleted, InvalidOption, PauseNotDrained
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.records import Evict, GroupConfig, ReleaseGroup
-from tests.admin.virtual_admin import Tool, finish, play_copies, start_worker
+from tests.admin.virtual_admin import Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
@@ -21,14 +21,14 @@ def start(
     def make(context: GroupContext) -> PausePlan:
         return PausePlan(context, **options)  # type: ignore[arg-type]
 
-    return start_worker(cluster, make, name, who, crash_after=crash_after)
+    return start_tool(cluster, make, name, who, crash_after=crash_after)
 
 
 def resume(cluster: VirtualCluster, name: str = "resumer", who: str = "alice@desk", **options: object) -> Tool:
     def make(context: GroupContext) -> ResumePlan:
         return ResumePlan(context, **options)  # type: ignore[arg-type]
 
-    return finish(cluster, start_worker(cluster, make, name, who))
+    return finish(cluster, start_tool(cluster, make, name, who))
 
 
 def test_a_pause_ends_when_everybody_has_let_go() -> None:
@@ -81,7 +81,7 @@ def test_a_dead_owner_is_waited_out() -> None:
     assert not list(cluster.records(Evict))
     tool.release_writes(lose=True)
     cluster.run(I)
-    assert not list(cluster.records(Evict)), "the wait began anew"
+    assert not list(cluster.records(Evict)), "the wait began again"
     finish(cluster, tool)
     (evict,) = [record for verdict, record in cluster.records(Evict) if verdict.accepted]
     assert evict.waited_ms >= 2 * I

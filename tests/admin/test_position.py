@@ -20,7 +20,7 @@ from marshal_py.admin.position_preview import Row, preview, rows_of
 from marshal_py.errors import AdminBusy, GroupMissing, InvalidRecord, LogGap, PositionNotMoved, PositionUnknown
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ReleaseGroup, ReleasingPartition, SetPosition, Topology
-from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_worker
+from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
@@ -31,14 +31,14 @@ def move(
     cluster: VirtualCluster,
     name: str = "tool",
     who: str = "alice@desk",
-    aims: Any = WANTED,
+    positions: Any = WANTED,
     crash_after: int = NEVER,
     **options: Any,
 ) -> Tool:
     def make(context: GroupContext) -> PositionPlan:
         return PositionPlan(context, list(WANTED), **options)
 
-    return start_worker(cluster, make, name, who, aims, crash_after)
+    return start_tool(cluster, make, name, who, positions, crash_after)
 
 
 def plan_of(tool: Tool) -> PositionPlan:
@@ -112,11 +112,11 @@ def test_what_depends_on_the_end_is_looked_up_in_the_pause() -> None:
     cluster, _ = company()
     looked: list[bool] = []
 
-    def aims() -> dict[TopicPartition, int]:
+    def positions() -> dict[TopicPartition, int]:
         looked.append(cluster.group.paused and not cluster.owners())
         return WANTED
 
-    finish(cluster, move(cluster, aims=aims))
+    finish(cluster, move(cluster, positions=positions))
     assert looked == [True]
 
 
@@ -145,7 +145,7 @@ def test_a_tool_that_dies_at_any_step_moves_all_or_nothing(records: int, written
     assert not cluster.group.paused
     assert len(cluster.owners()) == 3
     play_copies(cluster, tool)
-    cluster.run(9_000 + 4 * I)  # a copy of its pause may begin it anew: members end that too
+    cluster.run(9_000 + 4 * I)  # a copy of its pause may begin it again: members end that too
     assert all_or_nothing(cluster, tool, was) == moved
     assert not cluster.group.paused
 
@@ -283,7 +283,7 @@ def test_two_admins_move_one_after_the_other() -> None:
     cluster.run(200)
     second = finish(cluster, move(cluster, "second"))
     assert isinstance(plan_of(second).error, AdminBusy)
-    third = move(cluster, "third", aims={tp(0): 1, tp(1): 2}, take_over=True)
+    third = move(cluster, "third", positions={tp(0): 1, tp(1): 2}, take_over=True)
     finish(cluster, first)
     finish(cluster, third)
     assert isinstance(plan_of(first).error, AdminBusy)
@@ -296,7 +296,7 @@ def test_two_admins_move_one_after_the_other() -> None:
 
 def paused(cluster: VirtualCluster, who: str = "alice@desk", **options: Any) -> Tool:
     """Somebody has paused the group."""
-    tool = start_worker(cluster, lambda context: PausePlan(context, reason="look", **options), "pauser", who)
+    tool = start_tool(cluster, lambda context: PausePlan(context, reason="look", **options), "pauser", who)
     cluster.run_until(lambda: cluster.group.paused)
     return tool
 
@@ -331,7 +331,7 @@ def test_a_move_works_in_the_pause_that_it_is_told_of(by: str) -> None:
     assert not any(isinstance(record, ReleaseGroup) for record in tool.records)
     assert play_copies(cluster, pause) == play_copies(cluster, tool) == []
     assert positions(cluster) == WANTED
-    assert plan_of(finish(cluster, move(cluster, "again", aims={tp(0): 1, tp(1): 2}, **options))).outcome == MOVED
+    assert plan_of(finish(cluster, move(cluster, "again", positions={tp(0): 1, tp(1): 2}, **options))).outcome == MOVED
     assert cluster.group.paused
 
 
@@ -397,7 +397,7 @@ def test_what_can_be_refused_is_refused_before_the_pause() -> None:
 
     def refused(error: type[Exception], *tps: TopicPartition) -> None:
         with pytest.raises(error):
-            start_worker(cluster, lambda context: PositionPlan(context, tps))
+            start_tool(cluster, lambda context: PositionPlan(context, tps))
 
     refused(GroupMissing, TopicPartition("other", 0))
     refused(GroupMissing, tp(0), tp(2))
@@ -429,7 +429,7 @@ def test_the_dry_run_writes_nothing_and_tells_the_truth() -> None:
     assert {row.owner for row in rows} <= {"a", "b"}
     with pytest.raises(PositionNotMoved, match="topology"):
         preview(context, {tp(99): 1})
-    tool = finish(cluster, move(cluster, aims={tp(0): 500, tp(1): 0}))
+    tool = finish(cluster, move(cluster, positions={tp(0): 500, tp(1): 0}))
     assert plan_of(tool).outcome == MOVED
     assert {row.partition: row.target for row in rows} == {
         where.partition: position for where, position in positions(cluster).items()
@@ -442,7 +442,7 @@ def test_a_move_under_late_copies_of_another_run() -> None:
     cluster, _ = company()
     yesterday = finish(cluster, move(cluster, "yesterday"))
     cluster.run(I)
-    today = move(cluster, "today", aims={tp(0): 1, tp(1): 2})
+    today = move(cluster, "today", positions={tp(0): 1, tp(1): 2})
     check: list[Callable[[], object]] = [lambda: play_copies(cluster, yesterday)]
     cluster.run_until(lambda: cluster.group.paused)
     assert check[0]() == []

@@ -1,4 +1,4 @@
-"""A move accepts a topic that was made anew before it moves anything: PROTOCOL.md M16, on plans in virtual time.
+"""A move accepts a topic that was created again before it moves anything: PROTOCOL.md M16, on plans in virtual time.
 
 What every test of this file must not see: a new topic under the positions of the old one, a position of the new topic
 that the tool denies, a group that cannot be helped by the same command again.
@@ -21,14 +21,14 @@ from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.parking import RECREATED
 from marshal_py.protocol.records import GroupConfig, Record, ReleaseGroup, SetPosition, Topology
 from marshal_py.transport.ports import TopicInfo
-from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_worker
+from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp
 
 OLD, NEW = "old-id", "new-id"
 
 
 def company(config: str = "", parked: bool = True, partitions: int = 2) -> tuple[VirtualCluster, list[Client]]:
-    """Two consumers whose topic, of 3 partitions, was made anew with `partitions`; they have let it go, or not yet."""
+    """Two consumers whose topic, of 3 partitions, was created again with `partitions`, parked or not."""
     cluster = VirtualCluster(partitions=3)
     team = cluster.team("a", "b")
     tell(team, 3, OLD)
@@ -50,20 +50,20 @@ def tell(team: list[Client], partitions: int, topic_id: str) -> None:
 def move(
     cluster: VirtualCluster,
     name: str = "tool",
-    aims: dict[int, int] | None = None,
+    positions: dict[int, int] | None = None,
     partitions: int = 2,
     crash_after: int = NEVER,
     topic_id: str = NEW,
     **options: Any,
 ) -> Tool:
-    wanted = {tp(number): position for number, position in (aims or {0: 5, 1: 7}).items()}
+    wanted = {tp(number): position for number, position in (positions or {0: 5, 1: 7}).items()}
 
     def make(context: GroupContext) -> PositionPlan:
         assert context.group is not None
-        anew = find_recreated(context.group, {TOPIC: TopicInfo(partitions, topic_id)})
-        return PositionPlan(context, list(wanted), anew=anew, **options)
+        recreated = find_recreated(context.group, {TOPIC: TopicInfo(partitions, topic_id)})
+        return PositionPlan(context, list(wanted), recreated=recreated, **options)
 
-    return start_worker(cluster, make, name, "alice@desk", wanted, crash_after)
+    return start_tool(cluster, make, name, "alice@desk", wanted, crash_after)
 
 
 def plan_of(tool: Tool) -> PositionPlan:
@@ -81,7 +81,7 @@ def test_the_new_topic_is_accepted_in_the_pause_before_the_move(config: str, par
     """M16: in the pause and with its token, once all partitions of the topic are free, also those that do not move."""
     cluster, team = company("" if parked and config == "earliest" else config, parked)
     generations = [cluster.partition(number).generation for number in range(3)]
-    tool = finish(cluster, move(cluster, aims={0: 5}))
+    tool = finish(cluster, move(cluster, positions={0: 5}))
     assert plan_of(tool).error is None
     assert plan_of(tool).outcome == MOVED
     assert kinds(tool) == [ReleaseGroup, Topology, SetPosition]
@@ -185,11 +185,12 @@ def test_a_topic_that_is_made_anew_once_more_meanwhile() -> None:
 def test_a_consumer_may_accept_it_first() -> None:
     """D10, M16: then the move sends no Topology."""
     cluster, _ = company()
-    anew = find_recreated(cluster.group, {TOPIC: TopicInfo(2, NEW)})
+    recreated = find_recreated(cluster.group, {TOPIC: TopicInfo(2, NEW)})
     cluster.must(Topology(TOPIC, 2, cluster.group.topology_offset(TOPIC), topic_id=NEW))
     wanted = {tp(0): 1, tp(1): 2}
     tool = finish(
-        cluster, start_worker(cluster, lambda context: PositionPlan(context, list(wanted), anew=anew), aims=wanted)
+        cluster,
+        start_tool(cluster, lambda context: PositionPlan(context, list(wanted), recreated=recreated), positions=wanted),
     )
     assert plan_of(tool).outcome == MOVED
     assert kinds(tool) == [ReleaseGroup, SetPosition]
@@ -199,9 +200,9 @@ def test_partitions_are_those_of_the_new_topic() -> None:
     """M3: one that only the old topic had is refused before the pause; one that only the new one has is not."""
     cluster, _ = company(partitions=2)
     with pytest.raises(GroupMissing, match="knows 2 partitions"):
-        move(cluster, aims={2: 0})
+        move(cluster, positions={2: 0})
     cluster, team = company(partitions=5)
-    tool = finish(cluster, move(cluster, aims={number: 0 for number in range(5)}, partitions=5))
+    tool = finish(cluster, move(cluster, positions={number: 0 for number in range(5)}, partitions=5))
     assert plan_of(tool).outcome == MOVED
     tell(team, 5, NEW)
     cluster.run_until(lambda: len(cluster.owners()) == 5)
@@ -214,16 +215,16 @@ def test_the_dry_run_shows_it_and_writes_nothing() -> None:
         a.world, GROUP, PauseHistory(GROUP), Author.of("alice", "desk", "test", b"1234"), a.rng.randbytes
     )
     digest, values = a.group.digest(), len(cluster.values)
-    anew = find_recreated(a.group, {TOPIC: TopicInfo(2, NEW)})
-    assert anew == {TOPIC: RecreatedTopic(TOPIC, OLD, NEW, 2, 3)}
-    rows = preview(context, {tp(0): 4, tp(1): 0}, anew)
+    recreated = find_recreated(a.group, {TOPIC: TopicInfo(2, NEW)})
+    assert recreated == {TOPIC: RecreatedTopic(TOPIC, OLD, NEW, 2, 3)}
+    rows = preview(context, {tp(0): 4, tp(1): 0}, recreated)
     assert [(row.partition, row.position, row.target, row.skipped, row.repeated) for row in rows] == [
         (0, NONE, 4, 0, 0),
         (1, NONE, 0, 0, 0),
     ]
     assert (a.group.digest(), len(cluster.values)) == (digest, values)
     with pytest.raises(PositionNotMoved, match="topology"):
-        preview(context, {tp(2): 0}, anew)
+        preview(context, {tp(2): 0}, recreated)
 
 
 def test_what_the_cluster_says_of_topics() -> None:

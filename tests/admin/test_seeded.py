@@ -13,7 +13,7 @@ from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
 from marshal_py.errors import PositionUnknown
 from marshal_py.protocol.records import SetPosition
-from tests.admin.virtual_admin import Tool, play_copies, start_worker
+from tests.admin.virtual_admin import Tool, play_copies, start_tool
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster, tp
 
 PEOPLE = ("alice@desk", "alice@desk", "bob@office")
@@ -35,13 +35,13 @@ def start(cluster: VirtualCluster, number: int, chance: random.Random) -> Tool:
             patience_ms=chance.choice([3_000, 20_000]),
         )
 
-    aims = {tp(0): 1_000 + number, tp(1): 2_000 + number}
-    tool = start_worker(
+    positions = {tp(0): 1_000 + number, tp(1): 2_000 + number}
+    tool = start_tool(
         cluster,
         make,
         f"tool {number}",
         chance.choice(PEOPLE),
-        aims,
+        positions,
         crash_after=chance.choice([1, 2, 3, 4, 10**9, 10**9, 10**9]),
     )
     tool.write_ms, tool.read_ms = chance.choice([1, 4, 40, 700]), chance.choice([1, 3, 30, 500])

@@ -119,7 +119,7 @@ def test_an_author_fits_into_a_record() -> None:
 
 def test_the_ledger_knows_the_running_pause() -> None:
     """M2: who, why, how long yet; and whether waiting or a will ended the last one."""
-    book, ledger = DifferentialLog(), PauseHistory(GROUP)
+    book, pause_history = DifferentialLog(), PauseHistory(GROUP)
 
     def say(record: ReleaseGroup) -> int:
         offset = book.must(record)
@@ -132,7 +132,7 @@ def test_the_ledger_knows_the_running_pause() -> None:
             found.read(fresh.put(value))
         return found
 
-    assert ledger.left_s(0) == -1
+    assert pause_history.left_s(0) == -1
     first = say(ReleaseGroup(-1, -1, 5_000, 0, 10_000, "why", "bob"))
     known = look()
     pause = known.running(book.group)

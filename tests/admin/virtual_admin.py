@@ -36,7 +36,7 @@ class Tool(Client):
         name: str,
         make: Callable[[GroupContext], Operation],
         who: str,
-        aims: Mapping[TopicPartition, int] | Callable[[], Mapping[TopicPartition, int]],
+        positions: Mapping[TopicPartition, int] | Callable[[], Mapping[TopicPartition, int]],
         crash_after: int,
     ) -> None:
         self.cluster, self.name = cluster, name
@@ -50,21 +50,21 @@ class Tool(Client):
         self.sent: list[tuple[int, Record]] = []
         self.events: list[Progress] = []
         self.crash_after = crash_after
-        self.aims = aims
+        self.positions = positions
         self.world = World()
-        self.ledger = PauseHistory(GROUP)
+        self.pause_history = PauseHistory(GROUP)
         self.member: Any = SimpleNamespace(claims={}, session=NONE, receive=lambda verdict, now: None)
         for value in cluster.values:
             self._fold(value)
         user, _, host = who.partition("@")
         author = Author.of(user, host, "test 1", self.rng.randbytes(4))
-        self.operation = make(GroupContext(self.world, GROUP, self.ledger, author, self.rng.randbytes))
+        self.operation = make(GroupContext(self.world, GROUP, self.pause_history, author, self.rng.randbytes))
         self.member.receive = self.operation.receive
         self.due_ms = cluster.now_ms
 
     def _fold(self, value: bytes) -> Verdict:
         verdict = apply(self.world, self.world.next_offset, value)
-        self.ledger.read(verdict)
+        self.pause_history.read(verdict)
         return verdict
 
     def tick(self) -> Any:
@@ -75,10 +75,10 @@ class Tool(Client):
                 self.sent.append((self.cluster.now_ms, record))
                 self.cluster.send(self, codec.encode(record, GROUP, INCARNATION))
                 self.alive = len(self.records) < self.crash_after
-        if step.aim and self.alive:
-            self.operation.positions_resolved(self.aims() if callable(self.aims) else self.aims)
+        if step.resolve_positions and self.alive:
+            self.operation.positions_resolved(self.positions() if callable(self.positions) else self.positions)
         at = self.cluster.now_ms
-        self.due_ms = at + 1 if step.aim else max(self.operation.deadline_ms + self.slept_ms, at + 1)
+        self.due_ms = at + 1 if step.resolve_positions else max(self.operation.deadline_ms + self.slept_ms, at + 1)
         if step.ended:
             self.alive = False
         return step
@@ -98,16 +98,16 @@ class Tool(Client):
         return [event.kind for event in self.events]
 
 
-def start_worker(
+def start_tool(
     cluster: VirtualCluster,
     make: Callable[[GroupContext], Operation],
     name: str = "tool",
     who: str = "alice@desk",
-    aims: Mapping[TopicPartition, int] | Callable[[], Mapping[TopicPartition, int]] | None = None,
+    positions: Mapping[TopicPartition, int] | Callable[[], Mapping[TopicPartition, int]] | None = None,
     crash_after: int = NEVER,
 ) -> Tool:
     """Puts a tool on the stage."""
-    tool = Tool(cluster, name, make, who, aims or {}, crash_after)
+    tool = Tool(cluster, name, make, who, positions or {}, crash_after)
     cluster.clients.append(tool)
     return tool
 

@@ -1,7 +1,7 @@
 """A log of protocol 2 as it was first written, and what it folds to: no later version may come to anything else.
 
 tests/fixtures/protocol_2.dump and protocol_2.json were made once by tests/support/protocol_2.py, which tells what is in
-them. They are never made anew: whoever changes the fold raises its version and adds files beside these.
+them. They are never created again: whoever changes the fold raises its version and adds files beside these.
 """
 
 from __future__ import annotations

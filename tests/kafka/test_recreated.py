@@ -293,7 +293,7 @@ def test_what_an_operator_sees_and_does(case: TopicCase) -> None:
             (number, None, 0) for number in range(3)
         ]
         assert (
-            "was made anew"
+            "was created again"
             in case.commands.run("set-position", case.group, case.topic, "--to", "earliest", "--dry-run").stdout
         )
         assert len(consumers.messages) == noticed, "no message of the new topic is delivered"

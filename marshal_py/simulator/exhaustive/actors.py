@@ -330,6 +330,6 @@ class AdminActor(Actor):
         if step.ended:
             self.over = True
             self.said = self.plan.outcome if isinstance(self.plan, PositionPlan) else ""
-        elif step.aim:
+        elif step.resolve_positions:
             self.plan.positions_resolved({TopicPartition(TOPIC, 0): self.aim})
-        return step.aim
+        return step.resolve_positions
