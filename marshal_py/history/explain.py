@@ -123,7 +123,18 @@ def explain(
     group = world.groups.get(name)
     paused, deleted = (group.paused, group.deleted) if group is not None else (False, False)
     known = group is not None and (tp in group.partitions or group.partition_exists(tp))
-    return Explanation(name, tp, at_offset, at_ms, story.standing, paused, deleted, story.lines, story.left_out, known)
+    return Explanation(
+        group=name,
+        tp=tp,
+        at_offset=at_offset,
+        at_ms=at_ms,
+        standing=story.standing,
+        paused=paused,
+        deleted=deleted,
+        lines=story.lines,
+        left_out=story.left_out,
+        known=known,
+    )
 
 
 def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
@@ -132,13 +143,13 @@ def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
         return Standing()
     owner = group.sessions.get(partition.owner)
     return Standing(
-        partition.owner,
-        owner.join.client_id if owner is not None else "",
-        partition.epoch,
-        partition.position,
-        partition.generation,
-        partition.version,
-        partition.parked,
+        owner=partition.owner,
+        client_id=owner.join.client_id if owner is not None else "",
+        epoch=partition.epoch,
+        position=partition.position,
+        generation=partition.generation,
+        version=partition.version,
+        parked=partition.parked,
     )
 
 
@@ -270,41 +281,33 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
     tps = sorted(first.standings.keys() | last.standings.keys())
     pairs = {tp: (first.standings.get(tp, Standing()), last.standings.get(tp, Standing())) for tp in tps}
     return Difference(
-        name,
-        first.at_offset,
-        last.at_offset,
-        sorted(last.sessions.items() - first.sessions.items()),
-        sorted(first.sessions.items() - last.sessions.items()),
-        {tp: pair for tp, pair in pairs.items() if pair[0] != pair[1]},
-        {key: (first.settings[key], value) for key, value in last.settings.items() if first.settings[key] != value},
-        dict(sorted(counts.items())),
-        notable,
+        group=name,
+        from_offset=first.at_offset,
+        to_offset=last.at_offset,
+        joined=sorted(last.sessions.items() - first.sessions.items()),
+        ended=sorted(first.sessions.items() - last.sessions.items()),
+        partitions={tp: pair for tp, pair in pairs.items() if pair[0] != pair[1]},
+        settings={
+            key: (first.settings[key], value) for key, value in last.settings.items() if first.settings[key] != value
+        },
+        records=dict(sorted(counts.items())),
+        notable=notable,
     )
 
 
 def _snapshot(world: World, name: str) -> _Snapshot:
-    group = world.groups.get(name)
-    if group is None:
-        blank = {
-            "mode": MODE_NAMES[0],
-            "paused": False,
-            "deleted": False,
-            "policy": "",
-            "on_topic_recreated": "",
-            "topics": {},
-            "topic_ids": {},
-        }
-        return _Snapshot(world.next_offset - 1, {}, {}, blank)
+    group = world.groups.get(name) or Group(name)
+    config = group.config
     return _Snapshot(
-        world.next_offset - 1,
-        {session.id: session.join.client_id for session in group.sessions.values()},
-        {tp: standing_of(group, tp) for tp in group.partitions},
-        {
+        at_offset=world.next_offset - 1,
+        sessions={session.id: session.join.client_id for session in group.sessions.values()},
+        standings={tp: standing_of(group, tp) for tp in group.partitions},
+        settings={
             "mode": MODE_NAMES[group.mode],
             "paused": group.paused,
             "deleted": group.deleted,
-            "policy": group.config.policy if group.config is not None else "",
-            "on_topic_recreated": group.config.on_topic_recreated if group.config is not None else "",
+            "policy": config.policy if config is not None else "",
+            "on_topic_recreated": config.on_topic_recreated if config is not None else "",
             "topics": {topic: state.count for topic, state in sorted(group.topics.items())},
             "topic_ids": {topic: state.id for topic, state in sorted(group.topics.items())},
         },

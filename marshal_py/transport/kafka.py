@@ -84,9 +84,7 @@ class KafkaLog:
             threading.Lock()
         )  # librdkafka frees a client even while another thread is inside it, so `close` waits
         self._closed = False
-        self._bounds_asked: dict[
-            int, tuple[int, Future[Bounds]]
-        ] = {}  # log -> refused position, and where the log is now
+        self._bounds_asked: dict[int, tuple[int, Future[Bounds]]] = {}  # log -> refused position, bounds of the log
         self._denied: dict[int, float] = {}  # log -> when reading it is retried
         self._listen_s = 0.0
         self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._errors.on_error}

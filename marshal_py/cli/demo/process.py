@@ -6,15 +6,20 @@ open afterwards; when it closes, the demo has died in some way, and the child en
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+
+from marshal_py.cli.demo.journal import Failed, Journal, Started, now
+from marshal_py.errors import MarshalError
 
 ORPHANED: Final = 70
 END_TIMEOUT_S: Final = 15.0  # a consumer leaves within a few round trips; if it takes longer, the cluster is gone
@@ -37,11 +42,21 @@ class Task(Struct, frozen=True):
     journal: str
 
 
-def receive_task() -> Task:
-    """Called in the child: reads the task, and from then on ends this process when the parent dies."""
+def run_task(work: Callable[[Task, Journal], None]) -> None:
+    """Called in the child: reads the task and does it; ends this process when the parent dies.
+
+    Journals the start of the process, and a MarshalError before it exits with 1.
+    """
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    return task
+    journal = Journal(Path(task.journal))
+    journal.write(Started(now(), os.getpid()))
+    try:
+        work(task, journal)
+    except MarshalError as error:
+        logging.error("%s", error)
+        journal.write(Failed(now(), str(error)))
+        raise SystemExit(1) from error
 
 
 def _end_with_parent() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Final
 
-from marshal_py.cli.demo.journal import Failed, Journal, Started, Written, now
+from marshal_py.cli.demo.journal import Journal, Written
 from marshal_py.cli.demo.orders import order
-from marshal_py.cli.demo.process import Task, receive_task
+from marshal_py.cli.demo.process import Task, run_task
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.errors import MarshalError
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 
@@ -43,17 +39,9 @@ def produce(task: Task, journal: Journal, stop: threading.Event) -> None:
 
 
 def main() -> None:
-    task = receive_task()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    journal = Journal(Path(task.journal))
-    journal.write(Started(now(), os.getpid()))
-    try:
-        produce(task, journal, stop)
-    except MarshalError as error:
-        logging.error("%s", error)
-        journal.write(Failed(now(), str(error)))
-        raise SystemExit(1) from error
+    run_task(lambda task, journal: produce(task, journal, stop))
 
 
 if __name__ == "__main__":

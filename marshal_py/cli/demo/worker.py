@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import os
-from pathlib import Path
 from typing import Any, Final
 
-from marshal_py.cli.demo.journal import Claimed, Delivered, Failed, Joined, Journal, Lost, Reported, Started, now
+from marshal_py.cli.demo.journal import Claimed, Delivered, Joined, Journal, Lost, Reported, now
 from marshal_py.cli.demo.orders import checksum_fits
-from marshal_py.cli.demo.process import Task, receive_task
+from marshal_py.cli.demo.process import Task, run_task
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.info import ClaimInfo
 from marshal_py.client.marshal import connect
 from marshal_py.client.signals import stop_on_signals
-from marshal_py.errors import MarshalError
 
 # The callbacks journal claims and losses; a claim that is being revoked is lost within milliseconds here.
 JOURNALED_ELSEWHERE: Final = frozenset({"claimed", "lost", "released", "revoking", "joined", "topology"})
@@ -60,17 +56,5 @@ def report_events(consumer: Consumer, journal: Journal) -> None:
             journal.write(Reported(now(), event.kind, event.text))
 
 
-def main() -> None:
-    task = receive_task()
-    journal = Journal(Path(task.journal))
-    journal.write(Started(now(), os.getpid()))
-    try:
-        consume(task, journal)
-    except MarshalError as error:
-        logging.error("%s", error)
-        journal.write(Failed(now(), str(error)))
-        raise SystemExit(1) from error
-
-
 if __name__ == "__main__":
-    main()
+    run_task(consume)
