@@ -50,7 +50,7 @@ def lines(book: DifferentialLog, start: int = 0) -> list[str]:
 
 
 def full_book() -> DifferentialLog:
-    """A life of a group in which nearly every kind happens."""
+    """The life of a group in which nearly every kind of advisory occurs."""
     book = DifferentialLog()
     session, epoch = book.owner()
     book.must(Heartbeat(session, 1, (ClaimState(epoch, 120),)))
@@ -213,7 +213,7 @@ def test_the_document_names_every_kind_and_every_field() -> None:
 
 
 def test_what_differs_in_the_partition_alone_is_one_line() -> None:
-    """Another reason, client or topic is another line; what has an offset to look at stays by itself."""
+    """Another reason, client or topic makes another line; an advisory whose offset matters has its own line."""
     together = [Advisory("claimed", "g", "c", "orders", number, offset=number) for number in (0, 1, 2, 7)]
     together.insert(2, Advisory("fenced", "g", "c"))
     together.append(Advisory("claimed", "g", "c", "mails", 0, offset=5))

@@ -1,4 +1,4 @@
-"""Verdicts in words and as JSON: every kind of record has its sentence, every reason of the fold its words."""
+"""Verdicts as text and as JSON: every kind of record has its sentence, and every reason of the fold a text."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_refused_record_says_why() -> None:
 
 
 def test_every_reason_of_the_fold_has_a_text() -> None:
-    """Read from the source, so that a new reason without words is noticed."""
+    """Read from the source, so that a new reason without a text is noticed."""
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (rationalizer, admin_rules))
     reasons = set(re.findall(r'return "(\w+)"', source)) | set(re.findall(r'Verdict\(\w+, [\w.]+, "(\w+)"', source))
     assert len(reasons) > 15

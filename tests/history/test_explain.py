@@ -23,7 +23,7 @@ class Raw(NamedTuple):
 
 
 def raw(book: DifferentialLog) -> list[Raw]:
-    """The log, a record per second."""
+    """The records of the log, one per second."""
     return [Raw(offset, value, 1_000 * offset) for offset, value in enumerate(book.values)]
 
 
@@ -75,7 +75,7 @@ def test_the_end_of_the_story(book: DifferentialLog) -> None:
 
 
 def test_every_cut_shows_the_state_of_the_fold_there(book: DifferentialLog) -> None:
-    """As of each offset, and as of each time: the same standing as a reader's who stopped there."""
+    """At each offset and each time, the standing is that of a reader that stopped there."""
     for offset in range(len(book.values)):
         part = DifferentialLog(start=False)
         for value in book.values[: offset + 1]:

@@ -1,4 +1,4 @@
-"""A log as tables: each row against the world as it stood, offset by offset, on logs that reach every rule."""
+"""A log as tables: each row against the world at that offset, on logs that reach every rule."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def time_of(offset: int) -> int:
 
 
 def drawn_log(seed: int, records: int = RECORDS) -> list[bytes | None]:
-    """Records that fit the world so far, of two groups, some garbage among them."""
+    """Random records of two groups that fit the world so far, with some garbage among them."""
     rng, book = Random(seed), DifferentialLog(exhaustive=False)
     for _ in range(records):
         name = rng.choice(hostile.GROUPS[:2])
@@ -70,7 +70,7 @@ def drawn_log(seed: int, records: int = RECORDS) -> list[bytes | None]:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_rows_agree_with_the_world_at_every_offset(seed: int) -> None:
-    """Owners, spans without one, pauses, live sessions and positions, each held against the fold after each record."""
+    """Owners, spans without one, pauses, live sessions and positions agree with the fold after each record."""
     values = drawn_log(seed)
     tables = fold(values)
     world = World()
@@ -139,7 +139,7 @@ def _starts_and_ends(rows: list[Any], first: str) -> tuple[dict[int, set[Any]], 
 
 
 def test_the_logs_reach_every_table_and_every_cause() -> None:
-    """Else the test above could pass on nothing."""
+    """Otherwise the test above could pass on nothing."""
     tables: dict[str, list[Any]] = {name: [] for name in TABLES}
     for seed in range(SEEDS):
         for name, rows in fold(drawn_log(seed)).items():
@@ -156,7 +156,7 @@ def test_the_logs_reach_every_table_and_every_cause() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_digests_are_the_oracles(seed: int) -> None:
-    """G1-G3: at every checkpoint, by the second fold."""
+    """G1-G3: at every checkpoint they equal the digests of the independent second fold."""
     values = drawn_log(seed)
     book = DifferentialLog(start=False, exhaustive=False)
     digests = {(row.offset, row.group): row for row in fold(values)["digests"]}
@@ -233,7 +233,7 @@ def test_a_take_over_and_a_race() -> None:
     gone = book.must(Evict(first, beat, 2 * INTERVAL_MS, "b"))
     taken = book.must(ClaimingPartition(second, TOPIC, 0, epoch))
     book.refuses(ClaimingPartition(third, TOPIC, 0, epoch), "held")
-    book.refuses(ClaimingPartition(second, TOPIC, 0, epoch), "held")  # a copy of what won is no race
+    book.refuses(ClaimingPartition(second, TOPIC, 0, epoch), "held")  # a copy of the winning claim is no race
     tables = fold(book.values)
     ended, live = tables["intervals"]
     assert (ended.client, ended.epoch, ended.to_offset, ended.ended, ended.after) == ("a", epoch, gone, "evict", "new")
@@ -266,7 +266,7 @@ def test_a_take_over_and_a_race() -> None:
 
 
 def fold_at(values: Iterable[bytes | None], seconds: dict[int, float]) -> Tables:
-    """All rows of a log whose records come one after the other, after pauses of so many seconds before some of them."""
+    """All rows of a log. `seconds`: by offset, the time since the record before it; 0 for all others."""
     timeline, time_ms = Timeline(World()), 1_000_000
     for offset, value in enumerate(values):
         time_ms += int(1000 * seconds.get(offset, 0))
@@ -384,7 +384,7 @@ def test_what_is_given_back() -> None:
 
 
 def test_a_seek_is_an_interval_of_its_own() -> None:
-    """F6.6: the owner stays, under another epoch and in a new generation; nobody was without an owner."""
+    """F6.6: the owner stays, under another epoch and in a new generation, without a gap."""
     book = DifferentialLog()
     session, epoch = book.owner()
     book.must(Heartbeat(session, 1, (ClaimState(epoch, 130),)))

@@ -1,4 +1,4 @@
-"""Dump files: what is written is read again, and no byte of a file can change unnoticed."""
+"""Dump files: a dump is read as it was written, and no byte of it can change unnoticed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_further_fields_are_for_others(path: Path) -> None:
 
 
 def test_every_changed_byte_is_noticed_in_its_line(path: Path) -> None:
-    """Header, record, end mark, structure, checksum, line end: whatever the byte, the nearest offset is named."""
+    """Wherever the byte is (header, record, end mark, checksum, line end), the error names the nearest offset."""
     whole = written()
     places = [(0, 0), *((record.log, record.offset) for record in RECORDS), (2, 10)]
     line = 0
@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_dump_as_a_cluster(path: Path) -> None:
-    """Offsets, times and keys are those of the dump; a log that was cut says so as a real one would."""
+    """Offsets, times and keys are those of the dump; a truncated log raises the same error as on a cluster."""
     path.write_bytes(written())
     found, transport = memory_transport(path)
     assert found == header()

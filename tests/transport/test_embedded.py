@@ -1,4 +1,4 @@
-"""The embedded broker over TCP: what works, what is refused and how, what it does otherwise than Kafka.
+"""The embedded broker over TCP: what works, what it refuses and how, and how it differs from Kafka.
 
 Half of these tests hold limits of librdkafka's mock cluster, not features. One that turns red after an upgrade says
 that a sentence in the docstring of transport/embedded.py has become wrong, and perhaps that a guard can go.
@@ -52,14 +52,14 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Broker]:
-    """One broker for the tests that harm nothing; each takes topics of its own."""
+    """A broker shared by the tests that do no damage; each uses topics of its own."""
     with Broker() as broker:
         yield broker
 
 
 @pytest.fixture
 def own() -> Iterator[Broker]:
-    """A broker for a test that breaks it."""
+    """A broker for one test, which may break it."""
     with Broker() as broker:
         yield broker
 
@@ -70,7 +70,7 @@ def _property(name: str) -> str:
 
 
 def producer(broker: Broker, **options: Any) -> Producer:
-    """Without idempotence where a test is not about it: its first record may wait half a second for a producer id."""
+    """A producer, by default without idempotence, whose first record may wait half a second for a producer id."""
     return Producer(
         {
             "bootstrap.servers": broker.bootstrap_servers,
@@ -104,7 +104,7 @@ def admin(broker: Broker) -> AdminClient:
 
 
 def write(target: Producer, topic: str, partition: int, *values: bytes, **fields: Any) -> list[int]:
-    """Produce and wait for the acknowledgements: the offsets."""
+    """Produces, waits for the acknowledgements and returns the offsets."""
     offsets: list[int] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
@@ -118,7 +118,7 @@ def write(target: Producer, topic: str, partition: int, *values: bytes, **fields
 
 
 def read(source: Consumer, count: int) -> list[Message]:
-    """The next `count` messages of what is assigned."""
+    """The next `count` messages of the assigned partitions."""
     found: list[Message] = []
     deadline = time.monotonic() + DEADLINE_S
     while len(found) < count:
@@ -292,7 +292,7 @@ def limits(shared: Broker) -> Broker:
 @pytest.mark.parametrize("request_name", REFUSED)
 def test_an_administrative_request_is_refused_at_once(limits: Broker, request_name: str) -> None:
     started = time.monotonic()
-    client = admin(limits)  # a client that nobody holds is destroyed, and its requests with it
+    client = admin(limits)  # without a reference the client is destroyed, and its requests with it
     (answer,) = REFUSED[request_name](client).values()
     with pytest.raises(KafkaException) as caught:
         answer.result(DEADLINE_S)
@@ -409,14 +409,14 @@ def test_the_guard_refuses_before_the_limit_and_per_partition() -> None:
     with pytest.raises(EmbeddedLogFull) as caught:
         guard.reserve("t", 0, 401)
     assert (caught.value.partition, caught.value.size_bytes, caught.value.limit_bytes) == (0, 1001, 1000)
-    assert guard.reserve("t", 0, 400) == 1000  # what was refused has taken no room
+    assert guard.reserve("t", 0, 400) == 1000  # the refused record has taken no room
     assert guard.reserve("t", 1, 1000) == 1000
     with pytest.raises(InvalidOption):
         LogGuard(limit_bytes=PARTITION_BYTES_MAX + 1)
 
 
 def test_the_guard_counts_no_less_than_the_broker(own: Broker) -> None:
-    """Single-record batches of the smallest record: the broker reaches its limit no earlier than the count does."""
+    """With batches of one smallest record, the broker reaches its limit no earlier than the count does."""
     own.create_topic("small", 1)
     count = PARTITION_BYTES_MAX // record_bytes_max(None, b"x")
     target = producer(own, batch_num_messages=1)
@@ -469,7 +469,7 @@ def test_injected_errors_are_answered_in_order_and_then_end(own: Broker) -> None
         )
         assert target.flush(DEADLINE_S) == 0
     assert codes == [None, KafkaError.POLICY_VIOLATION, None]
-    assert own.bounds()["errors", 0].high == 3  # what was answered with an error was not written
+    assert own.bounds()["errors", 0].high == 3  # records answered with an error were not written
 
 
 def test_clear_takes_back_errors_that_were_not_used(own: Broker) -> None:
@@ -553,7 +553,7 @@ with Broker(topics={"t": 1}) as broker:
 
 
 def test_a_fork_can_neither_use_nor_close_it() -> None:
-    """In a process of its own: forking this one, with its client threads, could hang it."""
+    """In a separate process, because forking this one with its client threads could hang it."""
     assert UsedAfterFork.__name__ in FORKED
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=DEADLINE_S, env=environment)
@@ -614,7 +614,7 @@ def test_a_library_without_the_mock_cluster_is_named(monkeypatch: pytest.MonkeyP
 
 
 def test_the_bundled_folder_is_found_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where the extension module gives no way to the library, its place in the wheel does."""
+    """If the extension module does not lead to the library, its place in the wheel does."""
     monkeypatch.setattr(embedded.cimpl, "__file__", str(tmp_path / "cimpl.so"))
     if sys.platform == "linux":
         with Broker() as broker:

@@ -12,6 +12,7 @@ from marshal_py.transport import settings
 from marshal_py.transport.memory import MemoryBroker, MemoryLog
 from marshal_py.transport.ports import LogRecord
 
+GROUP_LENGTH_AT = 11  # offset of the group id's length in a record; only a Genesis has 0 there
 GIVEN = {"bootstrap.servers": "127.0.0.1:1", "fetch.wait.max.ms": 7}
 
 
@@ -45,17 +46,17 @@ def test_nobody_writes_before_the_genesis_was_read(monkeypatch: pytest.MonkeyPat
     broker = MemoryBroker()
     broker.create_topic("orders", 1)
     group = next(g for g in map(str, range(100)) if route(g, 4) != 0)
-    known: set[int] = set()  # logs whose Genesis was handed to a reader
+    known: set[int] = set()  # logs whose Genesis a reader has got
     wrote: list[tuple[int, bool]] = []
     plain_poll, plain_append = MemoryLog.poll, MemoryLog.append
 
     def poll(self: MemoryLog, timeout_s: float) -> list[LogRecord]:
         records = plain_poll(self, timeout_s)
-        known.update(r.log for r in records if r.value is not None and r.value[11] == 0)
+        known.update(r.log for r in records if r.value is not None and r.value[GROUP_LENGTH_AT] == 0)
         return records
 
     def append(self: MemoryLog, log: int, key: bytes, value: bytes) -> bool:
-        if value[11]:  # a group id: no Genesis
+        if value[GROUP_LENGTH_AT]:
             wrote.append((log, log in known))
         return plain_append(self, log, key, value)
 
