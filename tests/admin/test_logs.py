@@ -22,16 +22,16 @@ from marshal_py.protocol.records import Join
 from tests.client.test_bad_logs import ends_with
 from tests.client.test_snapshots import IN, folded, lived, pad, root_of, write_snapshot
 from tests.support import wire
-from tests.support.client_fixtures import LOG, LOGS, MemoryGround, collect, joined, owns, places, until
+from tests.support.client_fixtures import LOG, LOGS, MemoryTestCluster, collect, joined, owns, places, until
 
 
 @pytest.fixture
-def memory() -> MemoryGround:
-    return MemoryGround()
+def memory() -> MemoryTestCluster:
+    return MemoryTestCluster()
 
 
 @pytest.fixture
-def logs(memory: MemoryGround) -> Iterator[Logs]:
+def logs(memory: MemoryTestCluster) -> Iterator[Logs]:
     with Logs(memory.target, LOG, 5.0) as opened:
         yield opened
 
@@ -42,11 +42,11 @@ def number(request: pytest.FixtureRequest) -> int:
     return found
 
 
-def end(memory: MemoryGround, number: int) -> int:
+def end(memory: MemoryTestCluster, number: int) -> int:
     return memory.broker.bounds(TopicPartition(LOG, number)).end
 
 
-def test_a_snapshot_where_nobody_lives(memory: MemoryGround, logs: Logs, number: int) -> None:
+def test_a_snapshot_where_nobody_lives(memory: MemoryTestCluster, logs: Logs, number: int) -> None:
     """N6: this process is the only one: it folds a second time, vouches, and reads that back."""
     lived(memory, number)
     pad(memory, number, 20)
@@ -61,7 +61,7 @@ def test_a_snapshot_where_nobody_lives(memory: MemoryGround, logs: Logs, number:
     assert again.look().sessions == ()
 
 
-def test_written_once(memory: MemoryGround, logs: Logs) -> None:
+def test_written_once(memory: MemoryTestCluster, logs: Logs) -> None:
     lived(memory, 1)
     at = write_snapshot(memory, 1)
     connection = logs.connect(1)
@@ -73,7 +73,7 @@ def test_written_once(memory: MemoryGround, logs: Logs) -> None:
     assert end(memory, 1) == before
 
 
-def test_too_short(memory: MemoryGround, logs: Logs) -> None:
+def test_too_short(memory: MemoryTestCluster, logs: Logs) -> None:
     with memory.connect():
         pass
     assert logs.numbers(None) == list(range(LOGS))
@@ -81,7 +81,7 @@ def test_too_short(memory: MemoryGround, logs: Logs) -> None:
     assert end(memory, 0) == 1
 
 
-def test_live_consumers_confirm_it(memory: MemoryGround, logs: Logs, number: int) -> None:
+def test_live_consumers_confirm_it(memory: MemoryTestCluster, logs: Logs, number: int) -> None:
     """N5, N6: a witness of another process."""
     topic = memory.topic()
     with memory.connect("a") as marshal, joined(marshal, IN[number], [topic]) as consumer:
@@ -94,7 +94,7 @@ def test_live_consumers_confirm_it(memory: MemoryGround, logs: Logs, number: int
         assert connection.look().sessions == ("a",)
 
 
-def test_who_lives_by_the_log_alone_does_not_confirm(memory: MemoryGround, logs: Logs) -> None:
+def test_who_lives_by_the_log_alone_does_not_confirm(memory: MemoryTestCluster, logs: Logs) -> None:
     """N6: a session of somebody who died: not confirmed, and said so."""
     lived(memory, 1)
     root = root_of(memory)
@@ -105,7 +105,7 @@ def test_who_lives_by_the_log_alone_does_not_confirm(memory: MemoryGround, logs:
     assert raised.value.sessions == ("dead",)
 
 
-def test_an_opaque_group(memory: MemoryGround, logs: Logs) -> None:
+def test_an_opaque_group(memory: MemoryTestCluster, logs: Logs) -> None:
     """N7: named, and nothing is written."""
     lived(memory, 1)
     memory.put(LOG, 1, wire.record(IN[1], 3, 0, incarnation=root_of(memory).incarnation, record_version=2))
@@ -116,7 +116,7 @@ def test_an_opaque_group(memory: MemoryGround, logs: Logs) -> None:
     assert end(memory, 1) == before
 
 
-def test_deletion_behind_two_snapshots(memory: MemoryGround, logs: Logs, number: int) -> None:
+def test_deletion_behind_two_snapshots(memory: MemoryTestCluster, logs: Logs, number: int) -> None:
     """N12: to the older of the two, no further than the margin, and the log can be read on."""
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
@@ -136,7 +136,7 @@ def test_deletion_behind_two_snapshots(memory: MemoryGround, logs: Logs, number:
         logs.delete(number, older + 16)
 
 
-def test_names_that_are_wrong(memory: MemoryGround) -> None:
+def test_names_that_are_wrong(memory: MemoryTestCluster) -> None:
     with Logs(memory.target, LOG) as opened:
         assert opened.numbers(None) == [], "nothing has begun here"
     lived(memory, 1)
@@ -147,7 +147,7 @@ def test_names_that_are_wrong(memory: MemoryGround) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 3])
-def test_history_begun_anew(memory: MemoryGround, number: int, cut: int) -> None:
+def test_history_begun_anew(memory: MemoryTestCluster, number: int, cut: int) -> None:
     """N13: of the broken log alone, in the same incarnation, at or behind its first offset; consumers start again."""
     topic = lived(memory, number)
     other = lived(memory, 1 - number)
@@ -173,7 +173,7 @@ def test_history_begun_anew(memory: MemoryGround, number: int, cut: int) -> None
             assert places(collect(consumer, 1)) == [(0, 3)], "by the mirrored offsets"
 
 
-def test_history_begun_anew_under_a_consumer(memory: MemoryGround) -> None:
+def test_history_begun_anew_under_a_consumer(memory: MemoryTestCluster) -> None:
     """N13: one that had read the old one stops by name."""
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, IN[1], [topic]) as consumer:
@@ -186,7 +186,7 @@ def test_history_begun_anew_under_a_consumer(memory: MemoryGround) -> None:
         assert isinstance(ends_with(consumer, HistoryRestarted), HistoryRestarted)
 
 
-def test_not_even_a_root_is_left(memory: MemoryGround) -> None:
+def test_not_even_a_root_is_left(memory: MemoryTestCluster) -> None:
     """N13: then there is a new one; tokens go on growing."""
     topic = lived(memory, 0)
     root = root_of(memory)
@@ -205,7 +205,7 @@ def test_not_even_a_root_is_left(memory: MemoryGround) -> None:
         until(owns(consumer, 0), "the partition is ours")
 
 
-def test_a_desk_folds_what_a_consumer_folds(memory: MemoryGround, logs: Logs) -> None:
+def test_a_desk_folds_what_a_consumer_folds(memory: MemoryTestCluster, logs: Logs) -> None:
     lived(memory, 1)
     connection: LogConnection = logs.connect(1)
     assert connection.world.chain == folded(memory, 1).chain

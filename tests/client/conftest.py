@@ -1,4 +1,4 @@
-"""Grounds for the tests of the fronts: `ground` is both kinds in turn, `memory` and `embedded` are one of them."""
+"""Test clusters: `cluster` is both kinds in turn, `memory` and `embedded` are one of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.client_fixtures import EmbeddedGround, MemoryGround, TestCluster, grounds
+from tests.support.client_fixtures import EmbeddedTestCluster, MemoryTestCluster, TestCluster, clusters
 
 
 @pytest.fixture(params=["memory", "embedded"])
-def ground(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
-    yield from grounds(request.param)
+def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
+    yield from clusters(request.param)
 
 
 @pytest.fixture
-def memory() -> MemoryGround:
-    return MemoryGround()
+def memory() -> MemoryTestCluster:
+    return MemoryTestCluster()
 
 
 @pytest.fixture
-def embedded() -> Iterator[EmbeddedGround]:
-    ground = EmbeddedGround()
-    yield ground
-    ground.close()
+def embedded() -> Iterator[EmbeddedTestCluster]:
+    cluster = EmbeddedTestCluster()
+    yield cluster
+    cluster.close()

@@ -1,4 +1,4 @@
-"""At least once: acks in any order, redelivery, handlers that raise or hang."""
+"""At-least-once mode: acks in any order, redelivery, handlers that raise or hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marshal_py.protocol.records import Note, ReleasingPartition
 from tests.support.client_fixtures import (
     INTERVAL_S,
     BackgroundConsumer,
-    MemoryGround,
+    MemoryTestCluster,
     TestCluster,
     collect,
     joined,
@@ -23,10 +23,10 @@ from tests.support.client_fixtures import (
 )
 
 
-def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 5)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 5)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         messages = collect(consumer, 5, ack=False)
         for done, position in ((4, 0), (1, 0), (0, 2), (3, 2), (2, 5)):
             assert messages[done].ack() is True
@@ -35,12 +35,12 @@ def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(ground: Te
 
 @pytest.mark.parametrize("known_end", [2, -1, 10])
 def test_what_is_finished_above_the_position_is_skipped_however_old_the_known_end_is(
-    ground: TestCluster, monkeypatch: pytest.MonkeyPatch, known_end: int
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, known_end: int
 ) -> None:
-    """D1: a partition that was fetched ahead and held back knows an end from before the owner went on."""
-    topic, group = ground.topic(), ground.group()
-    ground.fill(topic, 0, 10)
-    with ground.connect() as marshal:
+    """D1: the known end of a partition that was fetched ahead and held back is older than the owner's progress."""
+    topic, group = cluster.topic(), cluster.group()
+    cluster.fill(topic, 0, 10)
+    with cluster.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
             for message in collect(consumer, 10, ack=False)[1:]:
                 message.ack()
@@ -51,10 +51,10 @@ def test_what_is_finished_above_the_position_is_skipped_however_old_the_known_en
             assert second.next(expires_s=0.5) is None, "the others were finished"
 
 
-def test_an_ack_from_another_thread_counts(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_an_ack_from_another_thread_counts(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         messages = collect(consumer, 3, ack=False)
         answers: list[bool] = []
         threads = [threading.Thread(target=lambda m=m: answers.append(m.ack())) for m in messages]
@@ -67,10 +67,10 @@ def test_an_ack_from_another_thread_counts(ground: TestCluster) -> None:
         assert positions(consumer) == {0: 3}
 
 
-def test_an_ack_twice_is_an_ack_once(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_an_ack_twice_is_an_ack_once(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         messages = collect(consumer, 3, ack=False)
         assert [messages[0].ack(), messages[0].ack()] == [True, True]
         assert [messages[2].ack(), messages[2].ack()] == [True, True]
@@ -78,11 +78,11 @@ def test_an_ack_twice_is_an_ack_once(ground: TestCluster) -> None:
         assert consumer.cached_info().late_acks == 0
 
 
-def test_an_ack_after_the_claim_is_lost_is_late(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 2)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_an_ack_after_the_claim_is_lost_is_late(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 2)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
         batch = consumer.fetch(2, expires_s=30)
         first = next(iter(batch))
@@ -94,11 +94,11 @@ def test_an_ack_after_the_claim_is_lost_is_late(ground: TestCluster) -> None:
             assert places(collect(successor, 2)) == [(0, 0), (0, 1)]
 
 
-def test_what_was_not_acked_comes_again_after_stop(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 6)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_what_was_not_acked_comes_again_after_stop(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 6)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
             messages = collect(consumer, 5, ack=False)
             for number in (0, 1, 4):
@@ -110,11 +110,11 @@ def test_what_was_not_acked_comes_again_after_stop(ground: TestCluster) -> None:
             assert [m.delivery_count for m in again] == [2, 2, 1]
 
 
-def test_a_redelivery_that_the_log_knows_of_is_counted(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 1)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_a_redelivery_that_the_log_knows_of_is_counted(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 1)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
             collect(consumer, 1, ack=False)
             consumer.flush()
@@ -129,16 +129,16 @@ def _in_flight(driver: object) -> list[int]:
     return [partition.in_flight for partition in group.partitions.values()]
 
 
-def test_a_handler_that_raises_ends_the_block_and_its_message_comes_again(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 5)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_a_handler_that_raises_ends_the_block_and_its_message_comes_again(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 5)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
         with pytest.raises(RuntimeError, match="offset 2"):
             _fail_at(consumer, 2)
         assert consumer.closed
-        assert [record.position for record in ground.accepted(group, ReleasingPartition)] == [2]
+        assert [record.position for record in cluster.accepted(group, ReleasingPartition)] == [2]
         with joined(marshal, group, [topic]) as successor:
             assert places(collect(successor, 3)) == [(0, 2), (0, 3), (0, 4)]
 
@@ -151,13 +151,13 @@ def _fail_at(consumer: Consumer, offset: int) -> None:
             message.ack()
 
 
-def test_a_handler_that_hangs_loses_its_partition_and_no_other(ground: TestCluster) -> None:
-    """D4: the heartbeat of a process that lives must not keep the partition of a handler that hangs."""
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
-    group = ground.group()
+def test_a_handler_that_hangs_loses_its_partition_and_no_other(cluster: TestCluster) -> None:
+    """D4: the heartbeats of a live process must not keep the partition of a handler that hangs."""
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
+    group = cluster.group()
     with contextlib.ExitStack() as stack:
-        marshal, other = (stack.enter_context(ground.connect()) for _ in range(2))
+        marshal, other = (stack.enter_context(cluster.connect()) for _ in range(2))
         hung = stack.enter_context(joined(marshal, group, [topic], handler_timeout_s=1.0))
         message = collect(hung, 1, ack=False)[0]
         successor = stack.enter_context(joined(other, group, [topic]))
@@ -166,15 +166,15 @@ def test_a_handler_that_hangs_loses_its_partition_and_no_other(ground: TestClust
         assert hung.cached_info().late_acks == 1
         stuck = [event for event in hung.events() if event.kind == "handler_stuck"]
         assert [(event.partition, event.offset) for event in stuck] == [(0, 0)]
-        notes = [note for note in ground.accepted(group, Note) if note.kind == "handler_stuck"]
+        notes = [note for note in cluster.accepted(group, Note) if note.kind == "handler_stuck"]
         assert [(note.topic, note.partition, note.from_) for note in notes] == [(topic, 0, 0)]
-        reasons = [record.reason for record in ground.accepted(group, ReleasingPartition)]
+        reasons = [record.reason for record in cluster.accepted(group, ReleasingPartition)]
         assert reasons == ["handler stuck"]
 
 
 @pytest.mark.parametrize("hung", [0, 1])
-def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: MemoryGround, hung: int) -> None:
-    """D4: whichever of the two comes first; a batch that is worked through as a whole has its own verb."""
+def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: MemoryTestCluster, hung: int) -> None:
+    """D4: a message and its batch can each report progress; the first of the two counts."""
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
@@ -197,7 +197,7 @@ def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: Mem
         assert until(stuck, "the other one is noticed") == [hung]
 
 
-def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryGround) -> None:
+def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 1)
     group = memory.group()
@@ -215,25 +215,25 @@ def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryGro
         assert owns(consumer, 0)()
 
 
-def test_two_members_split_and_nothing_is_lost_or_skipped(ground: TestCluster) -> None:
+def test_two_members_split_and_nothing_is_lost_or_skipped(cluster: TestCluster) -> None:
     """A hand-over between live members: every offset is delivered, acked ones are not delivered again."""
-    topic = ground.topic(4)
+    topic = cluster.topic(4)
     for partition in range(4):
-        ground.fill(topic, partition, 10)
-    group = ground.group()
+        cluster.fill(topic, partition, 10)
+    group = cluster.group()
     with contextlib.ExitStack() as stack:
-        first, second = (stack.enter_context(ground.connect()) for _ in range(2))
+        first, second = (stack.enter_context(cluster.connect()) for _ in range(2))
         one = stack.enter_context(joined(first, group, [topic]))
         seen = places(collect(one, 40))
-        with BackgroundConsumer(one) as keeper:
+        with BackgroundConsumer(one) as background:
             two = stack.enter_context(joined(second, group, [topic]))
             with BackgroundConsumer(two) as other:
                 until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
                 for partition in range(4):
-                    ground.fill(topic, partition, 5, first=10)
-                until(lambda: len(keeper.seen) + len(other.seen) >= 20, "the second half")
-        assert keeper.error is None
+                    cluster.fill(topic, partition, 5, first=10)
+                until(lambda: len(background.seen) + len(other.seen) >= 20, "the second half")
+        assert background.error is None
         assert other.error is None
-        seen += places(keeper.seen) + places(other.seen)
+        seen += places(background.seen) + places(other.seen)
         assert sorted(seen) == sorted((p, o) for p in range(4) for o in range(15))
-        assert {r.reason for r in ground.accepted(group, ReleasingPartition)} == {"hand-over"}
+        assert {r.reason for r in cluster.accepted(group, ReleasingPartition)} == {"hand-over"}

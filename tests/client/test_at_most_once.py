@@ -1,4 +1,4 @@
-"""At most once: no offset twice, whatever ends the consumer."""
+"""At-most-once mode: no offset twice, whatever ends the consumer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marshal_py.errors import ModeMismatch
 from marshal_py.protocol.records import Evict
 from tests.support.client_fixtures import (
     ConsumerProcess,
-    EmbeddedGround,
+    EmbeddedTestCluster,
     TestCluster,
     collect,
     joined,
@@ -23,12 +23,12 @@ from tests.support.client_fixtures import (
 AMO = "at_most_once"
 
 
-def test_everything_is_delivered_under_grants_and_once(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    ground.fill(topic, 0, 30)
-    ground.fill(topic, 1, 30)
-    group = ground.group()
-    with ground.connect() as marshal, joined(marshal, group, [topic], delivery=AMO, grant_messages=7) as consumer:
+def test_everything_is_delivered_under_grants_and_once(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    cluster.fill(topic, 0, 30)
+    cluster.fill(topic, 1, 30)
+    group = cluster.group()
+    with cluster.connect() as marshal, joined(marshal, group, [topic], delivery=AMO, grant_messages=7) as consumer:
         seen = []
         for message in consumer:
             seen.append((message.partition, message.offset))
@@ -36,15 +36,15 @@ def test_everything_is_delivered_under_grants_and_once(ground: TestCluster) -> N
                 break
         assert sorted(seen) == [(p, o) for p in (0, 1) for o in range(30)]
         assert consumer.cached_info().grants_dropped == 0
-    grants = ground.granted(group)
+    grants = cluster.granted(group)
     assert sum(grant.to - grant.start for grant in grants) == 60
     assert max(grant.to - grant.start for grant in grants) == 7
 
 
-def test_fetch_and_next_bring_the_same(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 20)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], delivery=AMO) as consumer:
+def test_fetch_and_next_bring_the_same(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 20)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=AMO) as consumer:
         first = consumer.next(expires_s=30)
         assert first is not None
         assert first.ack() is True
@@ -52,13 +52,13 @@ def test_fetch_and_next_bring_the_same(ground: TestCluster) -> None:
         assert [first.offset, *(m.offset for m in collect(consumer, 19))] == list(range(20))
 
 
-def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(ground: TestCluster) -> None:
-    """Two ranges are granted ahead; a batch of more can never come together."""
-    topic = ground.topic()
-    ground.fill(topic, 0, 60)
+def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(cluster: TestCluster) -> None:
+    """Two ranges are granted ahead; a larger batch can never be filled."""
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 60)
     with (
-        ground.connect() as marshal,
-        joined(marshal, ground.group(), [topic], delivery=AMO, grant_messages=5) as consumer,
+        cluster.connect() as marshal,
+        joined(marshal, cluster.group(), [topic], delivery=AMO, grant_messages=5) as consumer,
     ):
         seen: list[int] = []
         while len(seen) < 40:
@@ -68,28 +68,28 @@ def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(ground: Te
         assert seen == list(range(len(seen)))
 
 
-def test_what_stop_dropped_is_counted_and_never_delivered(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 20)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_what_stop_dropped_is_counted_and_never_delivered(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 20)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic], delivery=AMO)
         seen = [m.offset for m in collect(consumer, 3)]
         consumer.stop()
         dropped = consumer.cached_info().grants_dropped
         ranges = [(event.offset, event.to) for event in consumer.events() if event.kind == "amo_dropped"]
         assert sum(to - from_ for from_, to in ranges) == dropped
-        ground.fill(topic, 0, 5, first=20)
+        cluster.fill(topic, 0, 5, first=20)
         with joined(marshal, group, [topic], delivery=AMO) as successor:
             rest = [m.offset for m in collect(successor, 25 - 3 - dropped)]
         assert seen + [o for from_, to in ranges for o in range(from_, to)] + rest == list(range(25))
 
 
-def test_drain_hands_over_what_is_buffered(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 30)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_drain_delivers_what_is_buffered(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 30)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         seen: list[int] = []
         consumer = joined(marshal, group, [topic], delivery=AMO, grant_messages=4)
         for message in consumer:
@@ -103,30 +103,30 @@ def test_drain_hands_over_what_is_buffered(ground: TestCluster) -> None:
         assert seen + rest == list(range(30))
 
 
-def test_a_group_has_one_mode(ground: TestCluster) -> None:
-    topic = ground.topic()
-    group = ground.group()
-    with ground.connect() as marshal, joined(marshal, group, [topic]):
+def test_a_group_has_one_mode(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    group = cluster.group()
+    with cluster.connect() as marshal, joined(marshal, group, [topic]):
         with pytest.raises(ModeMismatch, match="at_least_once") as raised:
             joined(marshal, group, [topic], delivery=AMO)
         assert (raised.value.group, raised.value.wanted) == (group, AMO)
-    with ground.connect() as marshal, pytest.raises(ModeMismatch):
+    with cluster.connect() as marshal, pytest.raises(ModeMismatch):
         joined(marshal, group, [topic], delivery=AMO)
 
 
-def test_no_offset_twice_when_the_process_is_killed(embedded: EmbeddedGround) -> None:
-    """kill -9 in the middle of a grant; the heir delivers none of what the dead one printed, nor of its grants."""
+def test_no_offset_twice_when_the_process_is_killed(embedded: EmbeddedTestCluster) -> None:
+    """kill -9 in the middle of a grant; the successor delivers nothing that the dead one printed or was granted."""
     topic = embedded.topic(2)
     group = embedded.group()
     for partition in (0, 1):
         embedded.fill(topic, partition, 50)
-    with ConsumerProcess(embedded.target, group, topic, "--delivery", AMO) as hand:
-        hand.wait_for("message", 20)
-        hand.signal(signal.SIGKILL)
-        hand.wait()
-        before = {(m["partition"], m["offset"]) for m in hand.said("message")}
+    with ConsumerProcess(embedded.target, group, topic, "--delivery", AMO) as process:
+        process.wait_for("message", 20)
+        process.signal(signal.SIGKILL)
+        process.wait()
+        before = {(m["partition"], m["offset"]) for m in process.said("message")}
     with embedded.connect() as marshal, joined(marshal, group, [topic], delivery=AMO) as successor:
-        until(owns(successor, 0, 1), "the heir has both partitions")
+        until(owns(successor, 0, 1), "the successor has both partitions")
         for partition in (0, 1):
             embedded.fill(topic, partition, 10, first=50)
         after: list[tuple[int, int]] = []
@@ -140,7 +140,7 @@ def test_no_offset_twice_when_the_process_is_killed(embedded: EmbeddedGround) ->
     assert embedded.granted(group), "some of it was granted"
 
 
-def test_no_offset_twice_over_restarts(embedded: EmbeddedGround) -> None:
+def test_no_offset_twice_over_restarts(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     group = embedded.group()
     embedded.fill(topic, 0, 200)

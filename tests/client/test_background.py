@@ -1,4 +1,4 @@
-"""The background thread and the user's code: nothing of the one runs on the other, and its end has a name."""
+"""The background thread and the user's code: neither runs on the other's thread; its end is a named error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from marshal_py.transport.ports import Bounds
 from tests.support.client_fixtures import (
     DEADLINE_S,
     LOGS,
-    MemoryGround,
+    MemoryTestCluster,
     TestCluster,
     collect,
     joined,
@@ -39,10 +39,10 @@ def heartbeats(marshal: Marshal) -> int:
 # --- callbacks
 
 
-def test_a_slow_callback_fences_nobody(ground: TestCluster) -> None:
-    """One that does not return: its own consumer and another one of the Marshal go on heartbeating and delivering."""
-    topic, slow, other = ground.topic(), ground.group(), ground.group()
-    ground.fill(topic, 0, 3)
+def test_a_slow_callback_does_not_fence_the_consumer(cluster: TestCluster) -> None:
+    """If a callback does not return, its own consumer and another one of the Marshal still heartbeat and deliver."""
+    topic, slow, other = cluster.topic(), cluster.group(), cluster.group()
+    cluster.fill(topic, 0, 3)
     over, threads = threading.Event(), list[str]()
 
     def wait(_: ClaimInfo) -> None:
@@ -50,7 +50,7 @@ def test_a_slow_callback_fences_nobody(ground: TestCluster) -> None:
         over.wait(DEADLINE_S)
 
     with (
-        ground.connect() as marshal,
+        cluster.connect() as marshal,
         joined(marshal, slow, [topic], on_claim=wait) as one,
         joined(marshal, other, [topic]) as two,
     ):
@@ -64,52 +64,52 @@ def test_a_slow_callback_fences_nobody(ground: TestCluster) -> None:
         finally:
             over.set()
     assert threads == ["marshal-callbacks"]
-    assert ground.accepted(slow, Evict) == ground.accepted(other, Evict) == []
+    assert cluster.accepted(slow, Evict) == cluster.accepted(other, Evict) == []
 
 
-def test_a_callback_that_exits_ends_nothing(memory: MemoryGround, caplog: pytest.LogCaptureFixture) -> None:
-    """sys.exit() belongs to the thread that calls it; this one is everybody's."""
+def test_a_callback_that_exits_ends_nothing(memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """sys.exit() in a callback must not end the thread, which all consumers share."""
     topic = memory.topic(2)
-    told: list[int] = []
+    reported: list[int] = []
 
     def leave(claim: ClaimInfo) -> None:
-        told.append(claim.partition)
+        reported.append(claim.partition)
         sys.exit(3)
 
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic], on_claim=leave) as consumer:
-        until(lambda: len(told) == 2, "the second callback runs, too")
+        until(lambda: len(reported) == 2, "the second callback runs, too")
         memory.fill(topic, 1, 2)
         assert places(collect(consumer, 2)) == [(1, 0), (1, 1)]
     assert [record.message for record in caplog.records if record.exc_info] == ["a callback failed"] * 2
 
 
-def test_a_callback_may_stop_its_consumer(memory: MemoryGround) -> None:
-    """The thread that it waits for is another one."""
+def test_a_callback_may_stop_its_consumer(memory: MemoryTestCluster) -> None:
+    """The stop waits for another thread than the one that runs callbacks."""
     topic = memory.topic()
-    told: list[str] = []
+    reported: list[str] = []
     holder: list[marshal_py.Consumer] = []
     there = threading.Event()
 
     def stop(_: ClaimInfo) -> None:
         assert there.wait(DEADLINE_S)
         holder[0].stop()
-        told.append("stopped")
+        reported.append("stopped")
 
     with memory.connect() as marshal:
         holder.append(joined(marshal, memory.group(), [topic], on_claim=stop))
         there.set()
-        until(lambda: told, "stop returned")
+        until(lambda: reported, "stop returned")
         assert holder[0].closed
 
 
-def test_callbacks_that_wait_run_before_close_returns(memory: MemoryGround) -> None:
+def test_callbacks_that_wait_run_before_close_returns(memory: MemoryTestCluster) -> None:
     topic = memory.topic(20)
-    told: list[int] = []
+    reported: list[int] = []
     marshal = memory.connect()
-    lost = joined(marshal, memory.group(), [topic], on_lost=lambda claim, _: told.append(claim.partition))
+    lost = joined(marshal, memory.group(), [topic], on_lost=lambda claim, _: reported.append(claim.partition))
     until(owns(lost, *range(20)), "all of them")
     marshal.close()
-    assert sorted(told) == [*range(20)]
+    assert sorted(reported) == [*range(20)]
 
 
 def test_close_does_not_wait_for_a_callback_that_hangs() -> None:
@@ -141,7 +141,9 @@ def test_beyond_the_bound_new_callbacks_are_dropped_and_counted(caplog: pytest.L
 # --- questions that wait
 
 
-def test_one_slow_coordinator_holds_up_no_other_start(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_slow_coordinator_does_not_delay_other_starts(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic, slow, quick = memory.topic(), memory.group(), memory.group()
     memory.fill(topic, 0, 2)
     answer = threading.Event()
@@ -162,7 +164,9 @@ def test_one_slow_coordinator_holds_up_no_other_start(memory: MemoryGround, monk
             assert len(collect(one, 2)) == 2
 
 
-def test_a_log_that_is_slow_to_open_holds_up_no_other(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_slow_to_open_does_not_delay_others(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = memory.topic()
     groups = {number: next(f"g{i}" for i in range(100) if route(f"g{i}", LOGS) == number) for number in range(LOGS)}
     asked, answer = threading.Event(), threading.Event()
@@ -192,7 +196,7 @@ def test_a_log_that_is_slow_to_open_holds_up_no_other(memory: MemoryGround, monk
 
 
 def end_thread(marshal: Marshal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an exception planted into the thread would."""
+    """Ends the thread as a bug in it would."""
 
     def leave(_: float) -> NoReturn:
         raise SystemExit(3)
@@ -202,7 +206,7 @@ def end_thread(marshal: Marshal, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("verb", ["fetch", "next", "iteration", "flush", "info"])
 def test_what_ends_the_thread_is_a_named_error_in_every_verb(
-    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, verb: str
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 2)
@@ -231,7 +235,7 @@ def test_what_ends_the_thread_is_a_named_error_in_every_verb(
 
 
 def test_a_thread_that_ends_while_connect_waits_ends_connect(
-    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave(*_: object) -> NoReturn:
         raise SystemExit(3)

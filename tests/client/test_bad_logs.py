@@ -1,4 +1,4 @@
-"""A coordination log that cannot be trusted: every kind of it is a named error, and garbage is none at all."""
+"""A coordination log that cannot be trusted: every kind is a named error; garbage records are no error."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.support.client_fixtures import (
     DEADLINE_S,
     LOG,
     LOGS,
-    EmbeddedGround,
-    MemoryGround,
+    EmbeddedTestCluster,
+    MemoryTestCluster,
     TestCluster,
     collect,
     joined,
@@ -42,7 +42,7 @@ IN = {number: next(f"g{i}" for i in range(100) if route(f"g{i}", LOGS) == number
 
 
 def ends_with(consumer: Consumer, kind: type[MarshalError]) -> MarshalError:
-    """What fetch raises; it is said once, then the consumer is closed and gives it as the reason."""
+    """The error that fetch raises. It is raised once; then the consumer is closed and gives it as the reason."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -56,10 +56,10 @@ def ends_with(consumer: Consumer, kind: type[MarshalError]) -> MarshalError:
         assert time.monotonic() < deadline, f"no {kind.__name__}"
 
 
-def test_garbage_changes_nothing(ground: TestCluster) -> None:
-    topic = ground.topic()
+def test_garbage_changes_nothing(cluster: TestCluster) -> None:
+    topic = cluster.topic()
     group = IN[1]
-    with ground.connect() as marshal:
+    with cluster.connect() as marshal:
         incarnation = marshal.root.incarnation
         mine = wire.record(group, 3, 5, "x", incarnation=incarnation)
         garbage: list[bytes | None] = [
@@ -77,61 +77,61 @@ def test_garbage_changes_nothing(ground: TestCluster) -> None:
             wire.genesis(partitions=7),
         ]
         for value in garbage:
-            ground.put(LOG, 1, value)
+            cluster.put(LOG, 1, value)
         with joined(marshal, group, [topic]) as consumer:
             until(owns(consumer, 0), "the partition is ours")
             for value in garbage:
-                ground.put(LOG, 1, value)
-            ground.fill(topic, 0, 3)
+                cluster.put(LOG, 1, value)
+            cluster.fill(topic, 0, 3)
             assert places(collect(consumer, 3)) == [(0, 0), (0, 1), (0, 2)]
             consumer.flush()
             assert consumer.info().waiting_for == ""
-    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
-        ground.fill(topic, 0, 1, first=3)
+    with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        cluster.fill(topic, 0, 1, first=3)
         assert places(collect(consumer, 1)) == [(0, 3)]
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_newer_record_makes_the_group_opaque_and_no_other(ground: TestCluster, number: int) -> None:
-    topic = ground.topic()
+def test_a_newer_record_makes_the_group_opaque_and_no_other(cluster: TestCluster, number: int) -> None:
+    topic = cluster.topic()
     group, neighbour = IN[number], f"{IN[number]}-"
     while route(neighbour, LOGS) != number:
         neighbour += "-"
-    with ground.connect() as marshal:
+    with cluster.connect() as marshal:
         one, other = joined(marshal, group, [topic]), joined(marshal, neighbour, [topic])
         until(owns(one, 0), "the partition is ours")
-        ground.put(LOG, number, wire.record(group, 3, 0, incarnation=marshal.root.incarnation, record_version=2))
+        cluster.put(LOG, number, wire.record(group, 3, 0, incarnation=marshal.root.incarnation, record_version=2))
         error = ends_with(one, GroupOpaque)
         assert isinstance(error, GroupOpaque)
         assert error.group == group
-        ground.fill(topic, 0, 1)
+        cluster.fill(topic, 0, 1)
         assert places(collect(other, 1)) == [(0, 0)]
         with pytest.raises(GroupOpaque):
             joined(marshal, group, [topic])
 
 
-def test_a_newer_envelope_stops_the_log(ground: TestCluster) -> None:
-    topic = ground.topic()
-    with ground.connect() as marshal:
+def test_a_newer_envelope_stops_the_log(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    with cluster.connect() as marshal:
         one, other = joined(marshal, IN[1], [topic]), joined(marshal, IN[0], [topic])
         body = wire.pack([3, 0])
-        ground.put(LOG, 1, wire.envelope("any", 3, body, incarnation=marshal.root.incarnation, version=2))
+        cluster.put(LOG, 1, wire.envelope("any", 3, body, incarnation=marshal.root.incarnation, version=2))
         error = ends_with(one, EnvelopeUnknown)
         assert isinstance(error, EnvelopeUnknown)
         assert (error.log, error.version) == (1, 2)
-        ground.fill(topic, 0, 1)
+        cluster.fill(topic, 0, 1)
         assert places(collect(other, 1)) == [(0, 0)], "the other log goes on"
         with pytest.raises(EnvelopeUnknown):
             joined(marshal, IN[1], [topic])
 
 
-def test_a_newer_protocol_is_refused_at_connect(memory: MemoryGround) -> None:
+def test_a_newer_protocol_is_refused_at_connect(memory: MemoryTestCluster) -> None:
     memory.put(LOG, 0, wire.genesis(partitions=LOGS, protocol=9))
     with pytest.raises(ProtocolUnknown, match="protocol"):
         memory.connect()
 
 
-def test_a_gap(memory: MemoryGround) -> None:
+def test_a_gap(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal:
         one, other = joined(marshal, IN[1], [topic]), joined(marshal, IN[0], [topic])
@@ -143,7 +143,7 @@ def test_a_gap(memory: MemoryGround) -> None:
         assert places(collect(other, 1)) == [(0, 0)], "the other log goes on"
 
 
-def test_a_coordination_topic_that_was_recreated(memory: MemoryGround) -> None:
+def test_a_coordination_topic_that_was_recreated(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal:
         consumers = [joined(marshal, group, [topic]) for group in IN.values()]
@@ -157,8 +157,8 @@ def test_a_coordination_topic_that_was_recreated(memory: MemoryGround) -> None:
             joined(marshal, IN[0], [topic])
 
 
-def test_a_coordination_topic_that_is_longer_than_the_one_before(memory: MemoryGround) -> None:
-    """The offsets still fit: it is the topic's id that tells."""
+def test_a_coordination_topic_that_is_longer_than_the_one_before(memory: MemoryTestCluster) -> None:
+    """The offsets still fit: only the topic's id shows it."""
     topic = memory.topic()
     with memory.connect() as marshal:
         consumer = joined(marshal, IN[1], [topic])
@@ -172,7 +172,7 @@ def test_a_coordination_topic_that_is_longer_than_the_one_before(memory: MemoryG
         assert "topic id" in str(error)
 
 
-def test_a_coordination_topic_that_was_deleted(memory: MemoryGround) -> None:
+def test_a_coordination_topic_that_was_deleted(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal:
         consumer = joined(marshal, IN[1], [topic])
@@ -180,7 +180,7 @@ def test_a_coordination_topic_that_was_deleted(memory: MemoryGround) -> None:
         ends_with(consumer, TopicRecreated)
 
 
-def test_another_incarnation_in_front_of_a_reader_that_knows_one(memory: MemoryGround) -> None:
+def test_another_incarnation_in_front_of_a_reader_that_knows_one(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, IN[0], [topic]):
         with memory.broker.lock:
@@ -190,31 +190,31 @@ def test_another_incarnation_in_front_of_a_reader_that_knows_one(memory: MemoryG
             assert later.root.incarnation != marshal.root.incarnation
 
 
-def test_truncated_history_at_the_start(ground: TestCluster) -> None:
-    topic = ground.topic()
-    with ground.connect() as marshal, joined(marshal, IN[0], [topic]):
+def test_truncated_history_at_the_start(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    with cluster.connect() as marshal, joined(marshal, IN[0], [topic]):
         pass
-    ground.truncate(LOG, 0, 2)
+    cluster.truncate(LOG, 0, 2)
     with pytest.raises(HistoryTruncated) as raised:
-        ground.connect()
+        cluster.connect()
     assert (raised.value.log, raised.value.first_offset) == (0, 2)
 
 
-def test_truncated_history_in_a_log_that_is_opened_later(ground: TestCluster) -> None:
+def test_truncated_history_in_a_log_that_is_opened_later(cluster: TestCluster) -> None:
     """N10: without a snapshot; the other logs are not touched."""
-    topic = ground.topic()
-    with ground.connect() as marshal:
+    topic = cluster.topic()
+    with cluster.connect() as marshal:
         joined(marshal, IN[1], [topic]).stop()
-    ground.truncate(LOG, 1, 2)
-    with ground.connect() as marshal:
+    cluster.truncate(LOG, 1, 2)
+    with cluster.connect() as marshal:
         with pytest.raises(HistoryTruncated) as raised:
             joined(marshal, IN[1], [topic])
         assert raised.value.log == 1
         joined(marshal, IN[0], [topic]).stop()
 
 
-def test_truncated_history_while_running(memory: MemoryGround) -> None:
-    """Records go before they were read: the reader is behind, and says so."""
+def test_truncated_history_while_running(memory: MemoryTestCluster) -> None:
+    """Records are deleted before they were read: the reader lags, and says so."""
     topic = memory.topic()
     with memory.connect() as marshal:
         consumer, other = joined(marshal, IN[1], [topic]), joined(marshal, IN[0], [topic])
@@ -230,13 +230,13 @@ def test_truncated_history_while_running(memory: MemoryGround) -> None:
         assert places(collect(other, 1)) == [(0, 0)], "the other log goes on"
 
 
-def test_fewer_partitions_than_the_root_says(memory: MemoryGround) -> None:
+def test_fewer_partitions_than_the_root_says(memory: MemoryTestCluster) -> None:
     memory.put(LOG, 0, wire.genesis(partitions=LOGS + 1))
     with pytest.raises(TopicRecreated, match="3 partitions"):
         memory.connect()
 
 
-def test_surplus_partitions_are_ignored(memory: MemoryGround) -> None:
+def test_surplus_partitions_are_ignored(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal:
         assert marshal.root.partitions == LOGS
@@ -247,7 +247,7 @@ def test_surplus_partitions_are_ignored(memory: MemoryGround) -> None:
         assert len(collect(consumer, 1)) == 1
 
 
-def test_a_group_that_is_deleted_while_it_runs_needs_its_sessions_gone_first(memory: MemoryGround) -> None:
+def test_a_group_that_is_deleted_while_it_runs_needs_its_sessions_gone_first(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     group = IN[1]
     with memory.connect() as marshal:
@@ -263,7 +263,7 @@ def test_a_group_that_is_deleted_while_it_runs_needs_its_sessions_gone_first(mem
 
 @pytest.mark.parametrize(("setting", "value"), [("cleanup.policy", "compact"), ("retention.ms", "604800000")])
 def test_settings_that_would_lose_history_are_refused_at_connect(
-    memory: MemoryGround, setting: str, value: str
+    memory: MemoryTestCluster, setting: str, value: str
 ) -> None:
     memory.broker.settings[LOG][setting] = value
     with pytest.raises(WrongTopicSetting) as raised:
@@ -271,13 +271,13 @@ def test_settings_that_would_lose_history_are_refused_at_connect(
     assert (raised.value.setting, raised.value.value) == (setting, value)
 
 
-def test_a_topic_that_may_not_be_created(memory: MemoryGround) -> None:
+def test_a_topic_that_may_not_be_created(memory: MemoryTestCluster) -> None:
     memory.broker.may_create = False
     with pytest.raises(CoordinationTopicMissing, match="not allowed"):
         memory.connect(coordination_topic="other")
 
 
-def test_a_cut_log_on_a_broker_ends_a_consumer_that_is_behind(embedded: EmbeddedGround) -> None:
+def test_a_cut_log_on_a_broker_ends_a_consumer_that_lags(embedded: EmbeddedTestCluster) -> None:
     """The same as in memory, through librdkafka: a log that is followed from below its beginning."""
     topic = embedded.topic()
     with embedded.connect() as marshal:

@@ -1,4 +1,4 @@
-"""What lies between the source and the user: fetched messages must reach it under the right name and not twice."""
+"""Buffers between the source and the user: messages reach the user once, under the right topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that cannot be: names, options, two threads, a fork. Each is refused by name, before anything is sent."""
+"""Wrong calls: names, options, two threads, a fork. Each is refused with a named error before anything is sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ from marshal_py.errors import (
     UsedAfterFork,
 )
 from marshal_py.transport.memory import MemoryBroker
-from tests.support.client_fixtures import EmbeddedGround, MemoryGround, TestCluster, collect, joined, places, until
+from tests.support.client_fixtures import (
+    EmbeddedTestCluster,
+    MemoryTestCluster,
+    TestCluster,
+    collect,
+    joined,
+    places,
+    until,
+)
 
 WRONG_IDS: list[Any] = ["", "a\0b", "x" * 256, "ä" * 128, 5, None, b"bytes", "\ud800"]
 ODD_IDS = [
@@ -41,7 +49,7 @@ ODD_IDS = [
 
 
 @pytest.fixture
-def marshal(memory: MemoryGround) -> Marshal:
+def marshal(memory: MemoryTestCluster) -> Marshal:
     memory.create("t", 1)
     return memory.connect()
 
@@ -95,20 +103,20 @@ def test_so_many_topics_fit_into_a_join(marshal: Marshal) -> None:
 
 
 @pytest.mark.parametrize("odd", ODD_IDS, ids=ascii)
-def test_odd_names_work_from_end_to_end(memory: MemoryGround, odd: str) -> None:
+def test_odd_names_work_from_end_to_end(memory: MemoryTestCluster, odd: str) -> None:
     _works(memory, odd)
 
 
-def test_odd_names_work_on_a_broker(embedded: EmbeddedGround) -> None:
+def test_odd_names_work_on_a_broker(embedded: EmbeddedTestCluster) -> None:
     for odd in ("a/b, c:d", "grüße/消费者🙂", "ä" * 127):
         _works(embedded, odd)
 
 
-def _works(ground: TestCluster, odd: str) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
+def _works(cluster: TestCluster, odd: str) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
     tp = TopicPartition(topic, 0)
-    with ground.connect(odd) as marshal:
+    with cluster.connect(odd) as marshal:
         with joined(marshal, odd, [topic], member=odd) as consumer:
             assert consumer.group == consumer.client_id == odd
             collect(consumer, 2)
@@ -178,7 +186,7 @@ def test_servers_that_are_none_are_named(wrong: Any) -> None:
         marshal_py.connect(wrong, timeout_s=1.0)
 
 
-def test_a_misspelt_setting_is_named_alone(embedded: EmbeddedGround) -> None:
+def test_a_misspelt_setting_is_named_alone(embedded: EmbeddedTestCluster) -> None:
     with pytest.raises(InvalidOption) as raised:
         marshal_py.connect({"bootstrap.servers": embedded.target, "bootsrap": "x"}, timeout_s=5.0)
     assert str(raised.value).startswith("bootsrap='x'")
@@ -209,7 +217,7 @@ def test_options_of_connect(option: str, wrong: Any) -> None:
         "partition.assignment.strategy",
     ],
 )
-def test_settings_that_the_protocol_would_not_survive(embedded: EmbeddedGround, key: str) -> None:
+def test_settings_that_the_protocol_would_not_survive(embedded: EmbeddedTestCluster, key: str) -> None:
     with pytest.raises(InvalidOption) as raised:
         marshal_py.connect({"bootstrap.servers": embedded.target, key: "x"})
     assert raised.value.option == key
@@ -225,7 +233,7 @@ def test_servers_are_needed(servers: Any) -> None:
         marshal_py.connect(servers)
 
 
-def test_a_setting_that_librdkafka_does_not_know(embedded: EmbeddedGround) -> None:
+def test_a_setting_that_librdkafka_does_not_know(embedded: EmbeddedTestCluster) -> None:
     with pytest.raises(InvalidOption, match=r"no\.such\.setting"):
         marshal_py.connect({"bootstrap.servers": embedded.target, "no.such.setting": "1"})
     topic = embedded.topic()
@@ -252,9 +260,9 @@ def test_a_python_without_its_gil_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 # --- threads
 
 
-def test_two_threads_in_one_consumer(ground: TestCluster) -> None:
-    topic = ground.topic()
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_two_threads_in_one_consumer(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         inside = threading.Event()
         ended: list[object] = []
 
@@ -269,13 +277,13 @@ def test_two_threads_in_one_consumer(ground: TestCluster) -> None:
         for verb in (consumer.fetch, consumer.next, consumer.flush, lambda: next(iter(consumer))):
             with pytest.raises(ConcurrentUse, match="another thread"):
                 verb()
-        ground.fill(topic, 0, 1)
+        cluster.fill(topic, 0, 1)
         thread.join()
         assert len(ended) == 1
         assert consumer.next(expires_s=0) is None
 
 
-def test_an_iteration_belongs_to_its_thread(memory: MemoryGround) -> None:
+def test_an_iteration_belongs_to_its_thread(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 2)
     errors: list[BaseException] = []
@@ -300,7 +308,7 @@ def test_an_iteration_belongs_to_its_thread(memory: MemoryGround) -> None:
                 pass
 
 
-def _two_at_once(memory: MemoryGround, consumer: Any, topic: str) -> Any:
+def _two_at_once(memory: MemoryTestCluster, consumer: Any, topic: str) -> Any:
     memory.fill(topic, 0, 2, first=2)
     for outer in consumer:
         yield outer
@@ -315,12 +323,12 @@ def _fetch_for_ever(consumer: marshal_py.Consumer, ended: list[BaseException]) -
         ended.append(error)
 
 
-def test_stop_from_another_thread_ends_a_waiting_fetch(ground: TestCluster) -> None:
+def test_stop_from_another_thread_ends_a_waiting_fetch(cluster: TestCluster) -> None:
     """librdkafka would free its client under the thread that waits in it."""
-    topic = ground.topic()
+    topic = cluster.topic()
     for _ in range(5):
-        with ground.connect() as marshal:
-            consumer = joined(marshal, ground.group(), [topic])
+        with cluster.connect() as marshal:
+            consumer = joined(marshal, cluster.group(), [topic])
             ended: list[BaseException] = []
 
             thread = threading.Thread(target=_fetch_for_ever, args=(consumer, ended))
@@ -335,9 +343,9 @@ def test_stop_from_another_thread_ends_a_waiting_fetch(ground: TestCluster) -> N
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_fork_is_told_to_connect_again(ground: TestCluster) -> None:
-    topic = ground.topic()
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_a_fork_must_connect_again(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         verbs: list[Any] = [
             consumer.fetch,
             consumer.next,
@@ -359,14 +367,14 @@ def test_a_fork_is_told_to_connect_again(ground: TestCluster) -> None:
         ended: list[Any] = [lambda: consumer.closed or 1 / 0, lambda: consumer.stopping or 1 / 0]
         assert _in_a_child(ended) == ["nothing", "nothing"], "loops around fetch end there"
         assert not consumer.stopping
-        ground.fill(topic, 0, 1)
+        cluster.fill(topic, 0, 1)
         assert places(collect(consumer, 1)) == [(0, 0)], "the parent goes on"
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-def test_an_ack_in_a_fork_is_refused(memory: MemoryGround, delivery: str) -> None:
-    """It returned True and did nothing, or waited for a lock whose holder does not exist there."""
+def test_an_ack_in_a_fork_is_refused(memory: MemoryTestCluster, delivery: str) -> None:
+    """Without the check it returned True and did nothing, or waited for a lock whose holder does not exist there."""
     topic = memory.topic()
     memory.fill(topic, 0, 4)
     with memory.connect() as marshal:
@@ -397,37 +405,37 @@ def test_an_ack_in_a_fork_is_refused(memory: MemoryGround, delivery: str) -> Non
             holder.start()
             try:
                 assert held.wait(40)
-                told = _in_a_child(verbs)
+                reported = _in_a_child(verbs)
             finally:
                 over.set()
                 holder.join()
-            assert told == ["UsedAfterFork"] * len(verbs)
+            assert reported == ["UsedAfterFork"] * len(verbs)
             assert message.ack()
             assert next(messages).offset == 2, "the parent goes on"
 
 
 def _in_a_child(verbs: list[Any]) -> list[str]:
-    """What each verb ends with in a forked child."""
+    """What each method raises in a forked child."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.write(writer, _tried(verbs).encode())
         os._exit(0)
     os.close(writer)
-    told = b"".join(iter(lambda: os.read(reader, 4096), b"")).decode()
+    reported = b"".join(iter(lambda: os.read(reader, 4096), b"")).decode()
     os.close(reader)
     os.waitpid(child, 0)
-    return told.split()
+    return reported.split()
 
 
 def _tried(verbs: list[Any]) -> str:
-    told = ""
+    reported = ""
     for verb in verbs:
         try:
             verb()
-            told += "nothing "
+            reported += "nothing "
         except UsedAfterFork:
-            told += "UsedAfterFork "
+            reported += "UsedAfterFork "
         except BaseException as error:
-            told += f"{error!r} "
-    return told
+            reported += f"{error!r} "
+    return reported

@@ -1,4 +1,4 @@
-"""Connecting to what does not answer: the error says why, soon where waiting does not help, and ctrl-C ends it."""
+"""Connecting to a cluster that does not answer: the error says why, and comes soon where waiting does not help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from marshal_py.protocol.records import Evict
 from marshal_py.transport import connection_errors, kafka
 from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import Bounds
-from tests.support.client_fixtures import DEADLINE_S, LOG, EmbeddedGround, collect, joined, places, until
+from tests.support.client_fixtures import DEADLINE_S, LOG, EmbeddedTestCluster, collect, joined, places, until
 
 LONG_S = 10 * DEADLINE_S  # of a connect that must not wait for it
 HANDSHAKE_FAILURE = bytes.fromhex("15030300020228")  # a TLS alert, as a listener of another version sends it
@@ -29,7 +29,7 @@ HANDSHAKE_FAILURE = bytes.fromhex("15030300020228")  # a TLS alert, as a listene
 
 @contextlib.contextmanager
 def listener(answer: bytes = b"") -> Iterator[str]:
-    """A port that answers whatever comes with this and hangs up; without an answer it says nothing, for ever."""
+    """A port that gives this answer to everything and hangs up; without an answer it stays silent."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         kept: list[socket.socket] = []
 
@@ -78,7 +78,7 @@ def test_a_name_that_does_not_resolve_is_named() -> None:
         connect("no-such-host.invalid:9092", 0.5)
 
 
-def test_refused_credentials_are_named_soon(embedded: EmbeddedGround) -> None:
+def test_refused_credentials_are_named_soon(embedded: EmbeddedTestCluster) -> None:
     """The embedded broker knows no SASL, and says so as Kafka says that a password is wrong."""
     with pytest.raises(AuthenticationFailed) as raised:
         connect(embedded.target, security_protocol="SASL_PLAINTEXT", **SASL)
@@ -87,7 +87,9 @@ def test_refused_credentials_are_named_soon(embedded: EmbeddedGround) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_tls_to_a_port_without_it_is_named_soon(embedded: EmbeddedGround, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tls_to_a_port_without_it_is_named_soon(
+    embedded: EmbeddedTestCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(TlsMismatch, match="this port answers without TLS"):
         connect(embedded.target, security_protocol="SSL")
     capfd.readouterr()  # the embedded broker complains of the bytes
@@ -115,8 +117,8 @@ def test_ctrl_c_ends_connect() -> None:
             connect(servers)
 
 
-def test_the_users_own_callbacks_are_called(embedded: EmbeddedGround) -> None:
-    """On the callbacks' thread, those of every client; what they raise harms nobody."""
+def test_the_users_own_callbacks_are_called(embedded: EmbeddedTestCluster) -> None:
+    """They run on the callbacks' thread, for every client; an exception in them has no effect."""
     called: set[tuple[str, str]] = set()
 
     def note(name: str) -> None:
@@ -149,7 +151,7 @@ def test_the_users_own_callbacks_are_called(embedded: EmbeddedGround) -> None:
 # --- refusals while it runs
 
 
-def test_one_refused_write_ends_nothing(embedded: EmbeddedGround) -> None:
+def test_one_refused_write_ends_nothing(embedded: EmbeddedTestCluster) -> None:
     topic, group = embedded.topic(), embedded.group()
     embedded.fill(topic, 0, 2)
     with embedded.connect() as marshal, joined(marshal, group, [topic]) as consumer:
@@ -173,31 +175,31 @@ class Told(MemoryMessage):
 
 
 class Refusing:
-    """A reader of librdkafka's that may not read: it says so once per assignment. (The embedded broker grants all.)"""
+    """A librdkafka reader that may not read: it says so once per assignment. (The embedded broker allows all.)"""
 
     def __init__(self) -> None:
         self.granted = False
-        self.told: list[Told] = []
+        self.reported: list[Told] = []
 
     def incremental_assign(self, tps: list[Any]) -> None:
-        self.told += [Told(LOG, tp.partition, tp.offset, None, b"x", None, 0) for tp in tps]
-        for message in self.told:
+        self.reported += [Told(LOG, tp.partition, tp.offset, None, b"x", None, 0) for tp in tps]
+        for message in self.reported:
             message.denied = not self.granted
 
     def incremental_unassign(self, tps: list[Any]) -> None:
-        self.told.clear()
+        self.reported.clear()
 
     def poll(self, _: float) -> Told | None:
-        return self.told.pop() if self.told else None
+        return self.reported.pop() if self.reported else None
 
     def consume(self, *_: object) -> list[Any]:
         return []
 
 
 def test_a_refused_read_passes_and_a_lasting_one_is_named(
-    embedded: EmbeddedGround, monkeypatch: pytest.MonkeyPatch
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """librdkafka tells it once per assignment, so it is made to tell it again."""
+    """librdkafka reports it once per assignment, so the test has it report it again."""
     monkeypatch.setattr(connection_errors, "REFUSED_S", 0.2)
     monkeypatch.setattr(connection_errors, "REFUSED_NEW_S", 0.2)
     monkeypatch.setattr(kafka, "DENIED_RETRY_S", 0.1)
@@ -218,7 +220,7 @@ def test_a_refused_read_passes_and_a_lasting_one_is_named(
     log.close(0.0)
 
 
-def test_a_producer_that_failed_for_good_is_replaced(embedded: EmbeddedGround) -> None:
+def test_a_producer_that_failed_for_good_is_replaced(embedded: EmbeddedTestCluster) -> None:
     """A broker that refuses the idempotence of a producer once ends that producer, and nothing else."""
     topic = embedded.topic()
     embedded.fill(topic, 0, 2)
@@ -227,8 +229,8 @@ def test_a_producer_that_failed_for_good_is_replaced(embedded: EmbeddedGround) -
         assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
 
 
-def test_questions_about_a_refused_position_do_not_hold_up_the_loop(
-    embedded: EmbeddedGround, monkeypatch: pytest.MonkeyPatch
+def test_questions_about_a_refused_position_do_not_delay_the_loop(
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A followed log was deleted above what was read, and the cluster takes its time to say from where on it is there:
     other logs are read meanwhile.

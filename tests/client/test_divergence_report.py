@@ -1,4 +1,4 @@
-"""The file that a broken consumer leaves: private, bounded, and no reason to fail where it cannot be written."""
+"""The file that a broken consumer saves: private, bounded; if it cannot be written, that is no error."""
 
 from __future__ import annotations
 

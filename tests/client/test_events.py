@@ -1,4 +1,4 @@
-"""What a consumer is told while it lives stands in the log too, in the same words; and it goes to `logging`."""
+"""The log gives the same advisories as a live consumer, in the same words; and they go to `logging`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from marshal_py.admin.group import Group
 from marshal_py.protocol.advisory import LOCAL, Advisory
-from tests.support.client_fixtures import LOG, MemoryGround, TestCluster, collect, joined, owns, until
+from tests.support.client_fixtures import LOG, MemoryTestCluster, TestCluster, collect, joined, owns, until
 
 
 def place(event: Advisory) -> tuple[object, ...]:
-    """All that a record says of itself: not the words, and not when this process learned of it."""
+    """What identifies an advisory: without its words and without the time at which this process read it."""
     return (
         event.kind,
         event.group,
@@ -27,10 +27,10 @@ def place(event: Advisory) -> tuple[object, ...]:
     )
 
 
-def test_events_stand_in_the_log(ground: TestCluster) -> None:
-    topic, group = ground.topic(2), ground.group()
-    ground.fill(topic, 0, 3)
-    with ground.connect("one") as marshal:
+def test_events_are_in_the_log(cluster: TestCluster) -> None:
+    topic, group = cluster.topic(2), cluster.group()
+    cluster.fill(topic, 0, 3)
+    with cluster.connect("one") as marshal:
         admin = Group(marshal.transport, group, LOG)
         consumer = joined(marshal, group, [topic])
         until(owns(consumer, 0, 1), "both partitions are claimed")
@@ -40,17 +40,17 @@ def test_events_stand_in_the_log(ground: TestCluster) -> None:
         until(owns(consumer, 0, 1), "both partitions are claimed again")
         consumer.stop()
         events = [event for event in consumer.events() if event.kind not in LOCAL]
-        told = list(admin.advisories())
+        reported = list(admin.advisories())
     kinds = [event.kind for event in events]
     assert kinds.count("claimed") == kinds.count("released") == 4
     assert (kinds.count("paused"), kinds.count("moved"), kinds.count("resumed")) == (1, 2, 1)
     assert all(event.time_ms > 0 for event in events)
-    assert {place(event) for event in events} <= {place(one) for one in told}
-    moved = {(one.partition, one.offset, one.to) for one in told if one.kind == "moved"}
+    assert {place(event) for event in events} <= {place(one) for one in reported}
+    moved = {(one.partition, one.offset, one.to) for one in reported if one.kind == "moved"}
     assert moved == {(0, 3, 0), (1, 0, 0)}
 
 
-def test_events_go_to_logging_with_their_fields(memory: MemoryGround, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_go_to_logging_with_their_fields(memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture) -> None:
     topic, group = memory.topic(), memory.group()
     caplog.set_level(logging.INFO, "marshal_py")
     with memory.connect("one") as marshal:
@@ -67,9 +67,9 @@ def test_events_go_to_logging_with_their_fields(memory: MemoryGround, caplog: py
 
 
 def test_what_happens_to_many_partitions_at_once_is_one_line(
-    memory: MemoryGround, caplog: pytest.LogCaptureFixture
+    memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Logs are for people; `events` keep each of them. A start is no news of a fence."""
+    """`logging` is for people; `events` keeps every advisory. A start is not reported as a fence."""
     topic, group = memory.topic(12), memory.group()
     caplog.set_level(logging.INFO, "marshal_py")
     with memory.connect("one") as marshal:
@@ -79,8 +79,8 @@ def test_what_happens_to_many_partitions_at_once_is_one_line(
         events = [event.kind for event in consumer.events()]
     assert (events.count("claimed"), events.count("released")) == (12, 12)
     assert "unfenced" not in events
-    told = [vars(record) for record in caplog.records]
-    lines = [line for line in told if line.get("marshal_kind") in ("claimed", "released")]
+    reported = [vars(record) for record in caplog.records]
+    lines = [line for line in reported if line.get("marshal_kind") in ("claimed", "released")]
     assert sorted(number for line in lines for number in line["marshal_partitions"]) == sorted([*range(12)] * 2)
     assert len(lines) < 12, [line["message"] for line in lines]
     released = next(line for line in lines if line["marshal_kind"] == "released")

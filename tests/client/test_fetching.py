@@ -1,4 +1,4 @@
-"""The verbs that hand messages over, over memory and the embedded broker."""
+"""The methods that deliver messages, with the memory transport and the embedded broker."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ import pytest
 from marshal_py import Consumer
 from marshal_py.client.buffers import message_bytes
 from marshal_py.errors import ConsumerClosed, InvalidOption
-from tests.support.client_fixtures import MemoryGround, TestCluster, collect, joined, owns, places, positions, until
+from tests.support.client_fixtures import (
+    MemoryTestCluster,
+    TestCluster,
+    collect,
+    joined,
+    owns,
+    places,
+    positions,
+    until,
+)
 
 
-def test_iteration_hands_over_everything_in_order(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    ground.fill(topic, 0, 20)
-    ground.fill(topic, 1, 20)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_iteration_hands_over_everything_in_order(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    cluster.fill(topic, 0, 20)
+    cluster.fill(topic, 1, 20)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         seen = []
         for message in consumer:
             seen.append(message)
@@ -28,10 +37,10 @@ def test_iteration_hands_over_everything_in_order(ground: TestCluster) -> None:
             assert [m.value for m in seen if m.partition == partition] == [b"%d" % i for i in range(20)]
 
 
-def test_leaving_the_iteration_leaves_the_consumer_running(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_leaving_the_iteration_leaves_the_consumer_running(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         for message in consumer:
             message.ack()
             break
@@ -43,30 +52,30 @@ def test_leaving_the_iteration_leaves_the_consumer_running(ground: TestCluster) 
         assert not consumer.closed
 
 
-def test_fetch_ends_by_count(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 10)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_fetch_ends_by_count(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 10)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         batch = consumer.fetch(4, expires_s=30)
         assert places(batch) == [(0, 0), (0, 1), (0, 2), (0, 3)]
         assert batch.ack() is True
         assert len(consumer.fetch(6, expires_s=30)) == 6
 
 
-def test_fetch_ends_by_bytes_but_brings_at_least_one(ground: TestCluster) -> None:
-    topic = ground.topic()
+def test_fetch_ends_by_bytes_but_brings_at_least_one(cluster: TestCluster) -> None:
+    topic = cluster.topic()
     for _ in range(10):
-        ground.put(topic, 0, b"x" * 100)
+        cluster.put(topic, 0, b"x" * 100)
     each = 100 + len(topic)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         assert len(consumer.fetch(10, max_bytes=3 * each, expires_s=30)) == 3
         assert len(consumer.fetch(10, max_bytes=3 * each + 1, expires_s=30)) == 3
         assert len(consumer.fetch(10, max_bytes=1, expires_s=30)) == 1
         assert len(consumer.fetch(3, max_bytes=10**9, expires_s=30)) == 3
 
 
-def test_fetch_with_bytes_waits_for_the_rest(memory: MemoryGround) -> None:
-    """A batch is not cut short because something is there already: it ends by count, bytes or expiry."""
+def test_fetch_with_bytes_waits_for_the_rest(memory: MemoryTestCluster) -> None:
+    """A batch is not cut short because some messages are there: it ends by count, bytes or expiry."""
     topic = memory.topic()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -76,7 +85,7 @@ def test_fetch_with_bytes_waits_for_the_rest(memory: MemoryGround) -> None:
         late.join()
 
 
-def test_the_size_of_a_message_counts_all_its_parts(memory: MemoryGround) -> None:
+def test_the_size_of_a_message_counts_all_its_parts(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.put(topic, 0, b"12345", b"key", [("head", b"12"), ("none", b"")])
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -84,29 +93,29 @@ def test_the_size_of_a_message_counts_all_its_parts(memory: MemoryGround) -> Non
         assert message_bytes(part.raw[0]) == 5 + 3 + (4 + 2) + 4 + len(topic)
 
 
-def test_fetch_with_no_expiry_takes_what_is_there(ground: TestCluster) -> None:
-    topic = ground.topic()
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_fetch_with_no_expiry_takes_what_is_there(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         assert len(consumer.fetch(10, expires_s=0)) == 0
-        ground.fill(topic, 0, 3)
+        cluster.fill(topic, 0, 3)
         got = until(lambda: list(consumer.fetch(10, expires_s=0)), "what is there comes without waiting")
         until(lambda: got.extend(consumer.fetch(10, expires_s=0)) or len(got) == 3, "and the rest too")
         assert places(got) == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_fetch_that_expires_brings_what_came(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 2)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_fetch_that_expires_brings_what_came(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 2)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition is ours")
         assert len(consumer.fetch(10, expires_s=0.5)) == 2
         assert len(consumer.fetch(10, expires_s=0.05)) == 0
 
 
-def test_next(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 2)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_next(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 2)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         first, second = consumer.next(), consumer.next()
         assert first is not None
         assert second is not None
@@ -115,10 +124,10 @@ def test_next(ground: TestCluster) -> None:
         assert consumer.next(expires_s=0) is None
 
 
-def test_a_fetch_inside_the_iteration_takes_no_message_twice(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 9)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_a_fetch_inside_the_iteration_takes_no_message_twice(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 9)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         offsets: list[int] = []
         for message in consumer:
             offsets.append(message.offset)
@@ -129,7 +138,7 @@ def test_a_fetch_inside_the_iteration_takes_no_message_twice(ground: TestCluster
 
 
 @pytest.mark.parametrize("wrong", [{"max_messages": 0}, {"max_messages": -1}, {"max_bytes": 0}, {"expires_s": -0.1}])
-def test_fetch_refuses_what_cannot_be(memory: MemoryGround, wrong: dict[str, int]) -> None:
+def test_fetch_refuses_what_cannot_be(memory: MemoryTestCluster, wrong: dict[str, int]) -> None:
     topic = memory.topic()
     with (
         memory.connect() as marshal,
@@ -139,12 +148,12 @@ def test_fetch_refuses_what_cannot_be(memory: MemoryGround, wrong: dict[str, int
         consumer.fetch(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_message_has_all_its_parts(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.put(topic, 0, b"value", b"key", [("a", b"1"), ("a", b"2")])
-    ground.put(topic, 0, None, b"key")
-    group = ground.group()
-    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+def test_a_message_has_all_its_parts(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.put(topic, 0, b"value", b"key", [("a", b"1"), ("a", b"2")])
+    cluster.put(topic, 0, None, b"key")
+    group = cluster.group()
+    with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         message, tombstone = collect(consumer, 2)
         assert (message.topic, message.partition, message.offset) == (topic, 0, 0)
         assert (message.key, message.value) == (b"key", b"value")
@@ -158,7 +167,7 @@ def test_a_message_has_all_its_parts(ground: TestCluster) -> None:
         assert tombstone.headers == []
 
 
-def test_deserializers_are_given_where_it_came_from(memory: MemoryGround) -> None:
+def test_deserializers_are_given_where_it_came_from(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.put(topic, 0, b"7", b"k")
     with (
@@ -177,7 +186,7 @@ def test_deserializers_are_given_where_it_came_from(memory: MemoryGround) -> Non
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-def test_what_a_deserializer_raises_is_raised_in_the_handler(memory: MemoryGround, delivery: str) -> None:
+def test_what_a_deserializer_raises_is_raised_in_the_handler(memory: MemoryTestCluster, delivery: str) -> None:
     topic = memory.topic()
     for value in (b"1", b"two", b"3"):
         memory.put(topic, 0, value)
@@ -199,7 +208,7 @@ def test_what_a_deserializer_raises_is_raised_in_the_handler(memory: MemoryGroun
     assert seen == [1, "invalid literal for int() with base 10: b'two'", 3]
 
 
-def test_the_attributes_of_a_message_are_read_only(memory: MemoryGround) -> None:
+def test_the_attributes_of_a_message_are_read_only(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.put(topic, 0, b"7")
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -209,25 +218,25 @@ def test_the_attributes_of_a_message_are_read_only(memory: MemoryGround) -> None
             message.value = b"8"  # type: ignore[misc]
 
 
-def test_pause_and_resume_here_keep_the_claim(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_pause_and_resume_here_keep_the_claim(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         until(owns(consumer, 0, 1), "both partitions are ours")
-        ground.fill(topic, 0, 3)
-        ground.fill(topic, 1, 3)
+        cluster.fill(topic, 0, 3)
+        cluster.fill(topic, 1, 3)
         consumer.pause([(topic, 0)])
         assert {m.partition for m in collect(consumer, 3)} == {1}
         assert len(consumer.fetch(3, expires_s=0.1)) == 0
         assert owns(consumer, 0, 1)()
-        ground.fill(topic, 0, 2, first=3)
+        cluster.fill(topic, 0, 2, first=3)
         consumer.resume([(topic, 0)])
         assert places(collect(consumer, 5)) == [(0, i) for i in range(5)]
 
 
-def test_pause_of_what_is_buffered_hands_nothing_over(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 5)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_a_paused_partition_delivers_nothing_that_is_buffered(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 5)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         collect(consumer, 1)
         consumer.pause([(topic, 0)])
         assert consumer.next(expires_s=0.05) is None
@@ -235,11 +244,11 @@ def test_pause_of_what_is_buffered_hands_nothing_over(ground: TestCluster) -> No
         assert places(collect(consumer, 4)) == [(0, i) for i in range(1, 5)]
 
 
-def test_a_partition_may_be_paused_before_it_is_ours(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 2)
-    group = ground.group()
-    with ground.connect() as marshal, joined(marshal, group, [topic], max_claims=1) as consumer:
+def test_a_partition_may_be_paused_before_it_is_ours(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 2)
+    group = cluster.group()
+    with cluster.connect() as marshal, joined(marshal, group, [topic], max_claims=1) as consumer:
         consumer.pause([(topic, 0)])
         until(owns(consumer, 0), "the partition is ours")
         assert consumer.next(expires_s=0.1) is None
@@ -247,13 +256,13 @@ def test_a_partition_may_be_paused_before_it_is_ours(ground: TestCluster) -> Non
         assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
 
 
-def test_fetching_stops_at_the_bound_of_unacked_messages_and_goes_on(ground: TestCluster) -> None:
+def test_fetching_stops_at_the_bound_of_unacked_messages_and_continues(cluster: TestCluster) -> None:
     """D1: with the bound at one, every message waits for the ack of the one before."""
-    topic = ground.topic()
-    ground.fill(topic, 0, 6)
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 6)
     with (
-        ground.connect() as marshal,
-        joined(marshal, ground.group(), [topic], unacked_max=1, prefetch_messages=1) as consumer,
+        cluster.connect() as marshal,
+        joined(marshal, cluster.group(), [topic], unacked_max=1, prefetch_messages=1) as consumer,
     ):
         for offset in range(6):
             batch = consumer.fetch(2, expires_s=30 if offset < 5 else 0.5)
@@ -262,7 +271,7 @@ def test_fetching_stops_at_the_bound_of_unacked_messages_and_goes_on(ground: Tes
             batch.ack()
 
 
-def test_acks_of_another_thread_let_a_waiting_fetch_go_on(memory: MemoryGround) -> None:
+def test_acks_of_another_thread_let_a_waiting_fetch_continue(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 4)
     with (
@@ -274,11 +283,11 @@ def test_acks_of_another_thread_let_a_waiting_fetch_go_on(memory: MemoryGround) 
         assert places(consumer.fetch(2, expires_s=30)) == [(0, 2), (0, 3)]
 
 
-def test_info_is_asked_and_cached_info_is_not(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    ground.fill(topic, 0, 5)
-    group = ground.group()
-    with ground.connect("client") as marshal, joined(marshal, group, [topic]) as consumer:
+def test_info_is_asked_and_cached_info_is_not(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    cluster.fill(topic, 0, 5)
+    group = cluster.group()
+    with cluster.connect("client") as marshal, joined(marshal, group, [topic]) as consumer:
         until(owns(consumer, 0, 1), "both partitions are ours")
         collect(consumer, 3)
         consumer.flush()
@@ -292,20 +301,20 @@ def test_info_is_asked_and_cached_info_is_not(ground: TestCluster) -> None:
         until(lambda: consumer.cached_info().lag == 2, "two messages behind the end")
 
 
-def test_events_come_once(ground: TestCluster) -> None:
-    topic = ground.topic()
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_events_come_once(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition is ours")
         kinds = [event.kind for event in consumer.events()]
         assert kinds.index("joined") < kinds.index("claimed")
         assert [event.kind for event in consumer.events()] == []
 
 
-def test_flush_returns_when_the_log_has_the_positions(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 7)
-    group = ground.group()
-    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+def test_flush_returns_when_the_log_has_the_positions(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 7)
+    group = cluster.group()
+    with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         collect(consumer, 7)
         consumer.flush()
         assert positions(consumer) == {0: 7}
@@ -313,10 +322,10 @@ def test_flush_returns_when_the_log_has_the_positions(ground: TestCluster) -> No
         assert [p.position for p in partition.values()] == [7]
 
 
-def test_a_closed_consumer_says_so(ground: TestCluster) -> None:
-    topic = ground.topic()
-    with ground.connect() as marshal:
-        consumer: Consumer = joined(marshal, ground.group(), [topic])
+def test_a_closed_consumer_says_so(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    with cluster.connect() as marshal:
+        consumer: Consumer = joined(marshal, cluster.group(), [topic])
         assert not consumer.closed
         consumer.stop()
         consumer.stop()

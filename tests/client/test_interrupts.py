@@ -1,4 +1,4 @@
-"""Ctrl-C, and other signals whose handlers raise, between any two instructions: what was begun can be ended."""
+"""Ctrl-C, and other signals whose handlers raise, between any two instructions: the interrupted work can be ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from marshal_py.protocol.records import Leave
 from tests.support.client_fixtures import (
     DEADLINE_S,
     BackgroundConsumer,
-    MemoryGround,
+    MemoryTestCluster,
     TestCluster,
     collect,
     joined,
@@ -43,7 +43,7 @@ def interrupt(after_s: float, work: Callable[[], object]) -> None:
 
 
 class Interrupted(BaseException):
-    """What the signal's handler raises: as KeyboardInterrupt, but nobody else's."""
+    """Raised by the signal's handler; like KeyboardInterrupt, but only these tests raise it."""
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def test_an_interrupted_ack_leaves_the_lock_free(memory: MemoryGround) -> None:
+def test_an_interrupted_ack_leaves_the_lock_free(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 3)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer, interruptible():
@@ -74,8 +74,8 @@ def test_an_interrupted_ack_leaves_the_lock_free(memory: MemoryGround) -> None:
         assert can_lock(marshal._context.lock)
 
 
-def test_an_interrupted_fetch_leaves_the_consumer_to_the_next(memory: MemoryGround) -> None:
-    """Whoever was inside of it when it was interrupted is not inside any more."""
+def test_an_interrupted_fetch_leaves_the_consumer_to_the_next(memory: MemoryTestCluster) -> None:
+    """A call that was interrupted does not count as still running."""
     topic = memory.topic()
     memory.fill(topic, 0, 3)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer, interruptible():
@@ -93,12 +93,10 @@ def fetches(consumer: Consumer) -> Iterator[Message]:
 
 
 @pytest.mark.parametrize("taking", [fetches, iter], ids=["fetch", "iteration"])
-def test_what_an_interrupted_fetch_had_in_hand_is_not_lost(
-    ground: TestCluster, taking: Callable[[Consumer], Any]
-) -> None:
-    """A notebook's user presses ctrl-C and goes on. What librdkafka had given out was skipped, and acks went astray."""
-    topic, group, count = ground.topic(), ground.group(), 20_000
-    ground.fill(topic, 0, count)
+def test_messages_of_an_interrupted_fetch_are_not_lost(cluster: TestCluster, taking: Callable[[Consumer], Any]) -> None:
+    """A notebook's user presses ctrl-C and continues. Messages from librdkafka were skipped, and acks were lost."""
+    topic, group, count = cluster.topic(), cluster.group(), 20_000
+    cluster.fill(topic, 0, count)
     handled: set[int] = set()
 
     def handle(consumer: Consumer) -> None:
@@ -109,13 +107,13 @@ def test_what_an_interrupted_fetch_had_in_hand_is_not_lost(
             while message.offset > count // 2:
                 pass  # enough; and the signal comes by processor time, so nothing may wait here
 
-    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer, interruptible():
+    with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer, interruptible():
         until(owns(consumer, 0), "the partition")
         for _ in range(INTERRUPTS // 2):
             if len(handled) < count // 2:
                 interrupt(0.004, lambda: handle(consumer))
         assert can_lock(marshal._context.lock)
-    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+    with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         deadline = time.monotonic() + DEADLINE_S
         while len(handled) < count:
             assert time.monotonic() < deadline, f"{count - len(handled)} of {count} are lost"
@@ -125,7 +123,7 @@ def test_what_an_interrupted_fetch_had_in_hand_is_not_lost(
 
 
 def test_an_interrupted_ack_forgets_no_other() -> None:
-    """Where the lowest message is acked last, its ack goes over all that were acked before."""
+    """If the lowest message is acked last, its ack moves over all that were acked before."""
     count = 2_000
     with interruptible():
         for number in range(INTERRUPTS // 2):
@@ -140,7 +138,7 @@ def test_an_interrupted_ack_forgets_no_other() -> None:
 
 
 def can_lock(lock: threading.RLock) -> bool:  # type: ignore[valid-type]
-    """Asked on another thread: the one that leaked it may take it again."""
+    """Tries on another thread: the thread that leaked the lock could take it again."""
     got: list[bool] = []
 
     def take() -> None:
@@ -183,9 +181,9 @@ INSIDE_STOP = {
 @pytest.mark.parametrize("verb", ["stop", "drain", "close"])
 @pytest.mark.parametrize("where", INSIDE_STOP)
 def test_an_interrupted_stop_is_ended_by_the_next(
-    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, where: str, verb: str
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, where: str, verb: str
 ) -> None:
-    """It had set its flags before the work: a consumer that said to be closed went on heartbeating."""
+    """The flags were set before the work, so a consumer that counted as closed still heartbeated."""
     topic, group = memory.topic(), memory.group()
     marshal = memory.connect()
     consumer = joined(marshal, group, [topic])
@@ -204,9 +202,9 @@ def test_an_interrupted_stop_is_ended_by_the_next(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a source that cannot be closed")], ids=repr)
 def test_close_stops_the_other_consumers_too(
-    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """One that cannot be stopped is told of at the end; an interrupt at once, and the next call goes on."""
+    """A consumer that cannot be stopped is reported at the end; an interrupt at once, and the next call continues."""
     topic, groups = memory.topic(), [memory.group(), memory.group()]
     marshal = memory.connect()
     first, second = (joined(marshal, group, [topic]) for group in groups)
@@ -222,8 +220,8 @@ def test_close_stops_the_other_consumers_too(
     assert all(consumer._driver.source._closed for consumer in (first, second))  # type: ignore[union-attr]
 
 
-def test_a_marshal_forgets_the_consumers_that_have_ended(memory: MemoryGround) -> None:
-    """One that makes a consumer per job kept every one of them, with its buffers."""
+def test_a_marshal_forgets_the_consumers_that_have_ended(memory: MemoryTestCluster) -> None:
+    """A program that makes a consumer per job kept every one of them, with its buffers."""
     topic = memory.topic()
     with memory.connect() as marshal:
         gone = []

@@ -14,8 +14,8 @@ from marshal_py.protocol.records import ClaimingPartition, Evict, Join, Leave, R
 from tests.support.client_fixtures import (
     BackgroundConsumer,
     ConsumerProcess,
-    EmbeddedGround,
-    MemoryGround,
+    EmbeddedTestCluster,
+    MemoryTestCluster,
     TestCluster,
     collect,
     joined,
@@ -26,35 +26,35 @@ from tests.support.client_fixtures import (
 )
 
 
-def test_stop_releases_at_the_positions_and_leaves(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    group = ground.group()
-    ground.fill(topic, 0, 3)
-    ground.fill(topic, 1, 3)
-    with ground.connect() as marshal:
+def test_stop_releases_at_the_positions_and_leaves(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    group = cluster.group()
+    cluster.fill(topic, 0, 3)
+    cluster.fill(topic, 1, 3)
+    with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
         messages = collect(consumer, 6, ack=False)
         next(m for m in messages if m.partition == 0).ack()
         consumer.stop()
-        assert sorted(r.position for r in ground.accepted(group, ReleasingPartition)) == [0, 1]
-        assert [leave.reason for leave in ground.accepted(group, Leave)] == ["stopped"]
-        assert ground.accepted(group, Evict) == []
+        assert sorted(r.position for r in cluster.accepted(group, ReleasingPartition)) == [0, 1]
+        assert [leave.reason for leave in cluster.accepted(group, Leave)] == ["stopped"]
+        assert cluster.accepted(group, Evict) == []
 
 
-def test_close_of_the_marshal_stops_its_consumers(ground: TestCluster) -> None:
-    topic = ground.topic()
-    groups = [ground.group(), ground.group()]
-    with ground.connect() as marshal:
+def test_close_of_the_marshal_stops_its_consumers(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    groups = [cluster.group(), cluster.group()]
+    with cluster.connect() as marshal:
         consumers = [joined(marshal, group, [topic]) for group in groups]
     assert [consumer.closed for consumer in consumers] == [True, True]
-    assert [len(ground.accepted(group, Leave)) for group in groups] == [1, 1]
+    assert [len(cluster.accepted(group, Leave)) for group in groups] == [1, 1]
 
 
-def test_stop_inside_the_iteration_ends_it(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 5)
-    with ground.connect() as marshal:
-        consumer = joined(marshal, ground.group(), [topic])
+def test_stop_inside_the_iteration_ends_it(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 5)
+    with cluster.connect() as marshal:
+        consumer = joined(marshal, cluster.group(), [topic])
         seen = []
         for message in consumer:
             seen.append(message.offset)
@@ -65,11 +65,11 @@ def test_stop_inside_the_iteration_ends_it(ground: TestCluster) -> None:
         assert consumer.closed
 
 
-def test_drain_inside_the_iteration_hands_over_what_is_buffered(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 10)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_drain_inside_the_iteration_delivers_what_is_buffered(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 10)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
         first = collect(consumer, 1)
         buffered = consumer._driver.queue.deliverable()
@@ -82,88 +82,88 @@ def test_drain_inside_the_iteration_hands_over_what_is_buffered(ground: TestClus
             message.ack()
         assert seen == list(range(1, 1 + buffered))
         assert consumer.closed
-        assert [r.position for r in ground.accepted(group, ReleasingPartition)] == [len(first) + buffered]
+        assert [r.position for r in cluster.accepted(group, ReleasingPartition)] == [len(first) + buffered]
         with pytest.raises(ConsumerClosed, match="drained"):
             consumer.fetch()
 
 
-def test_drain_outside_waits_for_the_acks(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_drain_outside_waits_for_the_acks(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
         batch = consumer.fetch(3, expires_s=30)
         threading.Timer(0.2, batch.ack).start()
         consumer.drain()
         assert consumer.closed
-        assert [r.position for r in ground.accepted(group, ReleasingPartition)] == [3]
-        assert [leave.reason for leave in ground.accepted(group, Leave)] == ["drained"]
+        assert [r.position for r in cluster.accepted(group, ReleasingPartition)] == [3]
+        assert [leave.reason for leave in cluster.accepted(group, Leave)] == ["drained"]
 
 
-def test_drain_waits_no_longer_than_told(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_drain_waits_no_longer_than_its_timeout(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
         messages = collect(consumer, 3, ack=False)
         messages[0].ack()
         consumer.drain(timeout_s=0.2)
-        assert [r.position for r in ground.accepted(group, ReleasingPartition)] == [1]
+        assert [r.position for r in cluster.accepted(group, ReleasingPartition)] == [1]
 
 
 # --- sharing
 
 
-def test_two_consumers_of_one_marshal_share(ground: TestCluster) -> None:
-    topic = ground.topic(4)
-    group = ground.group()
-    with ground.connect() as marshal, joined(marshal, group, [topic]) as one, joined(marshal, group, [topic]) as two:
+def test_two_consumers_of_one_marshal_share(cluster: TestCluster) -> None:
+    topic = cluster.topic(4)
+    group = cluster.group()
+    with cluster.connect() as marshal, joined(marshal, group, [topic]) as one, joined(marshal, group, [topic]) as two:
         until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
         assert one.claims().keys().isdisjoint(two.claims())
 
 
-def test_two_marshals_share_and_the_first_takes_back(ground: TestCluster) -> None:
-    topic = ground.topic(4)
-    group = ground.group()
-    with ground.connect() as marshal, ground.connect() as other, joined(marshal, group, [topic]) as one:
+def test_two_marshals_share_and_the_first_takes_back(cluster: TestCluster) -> None:
+    topic = cluster.topic(4)
+    group = cluster.group()
+    with cluster.connect() as marshal, cluster.connect() as other, joined(marshal, group, [topic]) as one:
         until(owns(one, 0, 1, 2, 3), "all partitions")
         two = joined(other, group, [topic])
         until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
         two.stop()
         until(owns(one, 0, 1, 2, 3), "all partitions again")
-        assert ground.accepted(group, Evict) == []
+        assert cluster.accepted(group, Evict) == []
 
 
-def test_a_requested_stop_hands_over_before_it_ends(ground: TestCluster) -> None:
-    topic = ground.topic(4)
-    group = ground.group()
-    with ground.connect("a") as first, ground.connect("b") as second:
+def test_a_requested_stop_hands_over_before_it_ends(cluster: TestCluster) -> None:
+    topic = cluster.topic(4)
+    group = cluster.group()
+    with cluster.connect("a") as first, cluster.connect("b") as second:
         staying = joined(first, group, [topic])
-        keeper = BackgroundConsumer(staying)
+        background = BackgroundConsumer(staying)
         with joined(second, group, [topic]) as leaving:
             until(lambda: len(leaving.claims()) == 2, "its share")
             for partition in range(4):
-                ground.fill(topic, partition, 3)
+                cluster.fill(topic, partition, 3)
             leaving.request_stop()
             for message in leaving:
                 message.ack()
             assert leaving.claims() == {}, "all was taken over before it left"
         until(owns(staying, 0, 1, 2, 3), "the rest")
-        assert [r.successor for r in ground.accepted(group, ReleasingPartition) if r.reason == "hand-over"]
-        assert len(ground.accepted(group, StepDown)) == 1
-        keeper.stop()
+        assert [r.successor for r in cluster.accepted(group, ReleasingPartition) if r.reason == "hand-over"]
+        assert len(cluster.accepted(group, StepDown)) == 1
+        background.stop()
         staying.request_stop()
         assert staying.stopping, "it is alone now"
         staying.stop()
-    assert len(ground.accepted(group, StepDown)) == 1
+    assert len(cluster.accepted(group, StepDown)) == 1
 
 
-def test_a_second_request_to_stop_ends_at_once(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    group = ground.group()
-    with ground.connect("a") as first, ground.connect("b") as second:
+def test_a_second_request_to_stop_ends_at_once(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    group = cluster.group()
+    with cluster.connect("a") as first, cluster.connect("b") as second:
         stuck, leaving = joined(first, group, [topic]), joined(second, group, [topic])
         until(lambda: len(leaving.claims()) == 1, "its share")
         leaving.request_stop(hand_over_s=3600)
@@ -172,24 +172,24 @@ def test_a_second_request_to_stop_ends_at_once(ground: TestCluster) -> None:
         assert leaving.stopping
         leaving.stop()
         stuck.stop()
-    assert ground.accepted(group, StepDown) == []
+    assert cluster.accepted(group, StepDown) == []
 
 
-def test_max_claims_leaves_the_rest_to_others(ground: TestCluster) -> None:
-    topic = ground.topic(3)
-    group = ground.group()
-    with ground.connect() as marshal, joined(marshal, group, [topic], max_claims=1) as one:
+def test_max_claims_leaves_the_rest_to_others(cluster: TestCluster) -> None:
+    topic = cluster.topic(3)
+    group = cluster.group()
+    with cluster.connect() as marshal, joined(marshal, group, [topic], max_claims=1) as one:
         until(lambda: len(one.claims()) == 1, "one partition")
         with joined(marshal, group, [topic]) as two:
             until(lambda: len(two.claims()) == 2, "the other two")
             assert len(one.claims()) == 1
 
 
-def test_members_of_different_topics_do_not_mix(ground: TestCluster) -> None:
-    one_topic, two_topic = ground.topic(), ground.topic()
-    group = ground.group()
+def test_members_of_different_topics_do_not_mix(cluster: TestCluster) -> None:
+    one_topic, two_topic = cluster.topic(), cluster.topic()
+    group = cluster.group()
     with (
-        ground.connect() as marshal,
+        cluster.connect() as marshal,
         joined(marshal, group, [one_topic]) as one,
         joined(marshal, group, [two_topic]) as two,
     ):
@@ -200,44 +200,44 @@ def test_members_of_different_topics_do_not_mix(ground: TestCluster) -> None:
 # --- callbacks
 
 
-def test_callbacks_tell_what_came_and_why_it_went(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    group = ground.group()
-    told: list[tuple[str, int, str]] = []
+def test_callbacks_report_claims_and_why_they_end(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    group = cluster.group()
+    reported: list[tuple[str, int, str]] = []
 
     def on_claim(claim: ClaimInfo) -> None:
-        told.append(("claim", claim.partition, ""))
+        reported.append(("claim", claim.partition, ""))
 
     def on_lost(claim: ClaimInfo, reason: str) -> None:
-        told.append(("lost", claim.partition, reason))
+        reported.append(("lost", claim.partition, reason))
 
-    with ground.connect() as marshal:
+    with cluster.connect() as marshal:
         one = joined(marshal, group, [topic], on_claim=on_claim, on_lost=on_lost)
-        until(lambda: sorted(told) == [("claim", 0, ""), ("claim", 1, "")], "both claims are told")
+        until(lambda: sorted(reported) == [("claim", 0, ""), ("claim", 1, "")], "both claims are reported")
         with joined(marshal, group, [topic]) as two:
             until(lambda: len(one.claims()) == len(two.claims()) == 1, "one partition each")
-            until(lambda: [reason for kind, _, reason in told if kind == "lost"] == ["hand-over"], "the hand-over")
+            until(lambda: [reason for kind, _, reason in reported if kind == "lost"] == ["hand-over"], "the hand-over")
             one.stop()
-            until(lambda: told[-1][2] == "stopped", "the stop")
+            until(lambda: reported[-1][2] == "stopped", "the stop")
 
 
-def test_a_busy_batch_is_told_that_its_partition_is_to_go(ground: TestCluster) -> None:
+def test_a_busy_batch_learns_that_its_partition_is_moving(cluster: TestCluster) -> None:
     """The joiner does not wait for `handler_timeout_s`: the handler acks what it has done, and the partition goes."""
-    topic, group = ground.topic(2), ground.group()
+    topic, group = cluster.topic(2), cluster.group()
     for partition in (0, 1):
-        ground.fill(topic, partition, 10)
-    told: list[ClaimInfo] = []
+        cluster.fill(topic, partition, 10)
+    reported: list[ClaimInfo] = []
     with (
-        ground.connect("a") as marshal,
-        ground.connect("b") as other,
-        joined(marshal, group, [topic], on_revoking=told.append) as one,
+        cluster.connect("a") as marshal,
+        cluster.connect("b") as other,
+        joined(marshal, group, [topic], on_revoking=reported.append) as one,
     ):
         until(owns(one, 0, 1), "both are its own")
         batch = collect(one, 20, ack=False)
         assert not any(message.revoking for message in batch)
         assert {claim.revoking for claim in one.claims().values()} == {""}
         with joined(other, group, [topic]) as two:
-            (going,) = until(lambda: list(told), "it is told")
+            (going,) = until(lambda: list(reported), "it is reported")
             assert (going.revoking, going.drain_s > 0) == ("hand-over", True)
             assert one.claims()[TopicPartition(topic, going.partition)].revoking == "hand-over"
             events = [event for event in one.events() if event.kind == "revoking"]
@@ -248,17 +248,17 @@ def test_a_busy_batch_is_told_that_its_partition_is_to_go(ground: TestCluster) -
                 assert message.ack()
             until(owns(two, going.partition), "it goes as soon as its handlers are done")
             assert positions(two) == {going.partition: 10}
-            assert len(told) == 1
+            assert len(reported) == 1
 
 
-def test_a_handler_that_hears_nothing_loses_its_partition_when_its_time_is_over(ground: TestCluster) -> None:
+def test_a_handler_that_hears_nothing_loses_its_partition_when_its_time_is_over(cluster: TestCluster) -> None:
     """A3: what it holds comes again, what it has acked does not."""
-    topic, group = ground.topic(2), ground.group()
+    topic, group = cluster.topic(2), cluster.group()
     for partition in (0, 1):
-        ground.fill(topic, partition, 4)
+        cluster.fill(topic, partition, 4)
     with (
-        ground.connect("a") as marshal,
-        ground.connect("b") as other,
+        cluster.connect("a") as marshal,
+        cluster.connect("b") as other,
         joined(marshal, group, [topic], hand_over_timeout_s=0.5) as one,
     ):
         until(owns(one, 0, 1), "both are its own")
@@ -272,26 +272,26 @@ def test_a_handler_that_hears_nothing_loses_its_partition_when_its_time_is_over(
             assert [message.ack() for message in late] == [False]
 
 
-def test_a_callback_that_raises_harms_nobody(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 2)
+def test_a_callback_that_raises_has_no_other_effect(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 2)
 
     def fail(*_: object) -> None:
         raise RuntimeError("a callback of the user")
 
-    with ground.connect() as marshal:
-        with joined(marshal, ground.group(), [topic], on_claim=fail, on_lost=fail) as consumer:
+    with cluster.connect() as marshal:
+        with joined(marshal, cluster.group(), [topic], on_claim=fail, on_lost=fail) as consumer:
             assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
-        with joined(marshal, ground.group(), [topic]) as consumer:
+        with joined(marshal, cluster.group(), [topic]) as consumer:
             assert len(collect(consumer, 2)) == 2
 
 
-def test_a_callback_may_look_at_the_consumer(ground: TestCluster) -> None:
-    topic = ground.topic()
+def test_a_callback_may_look_at_the_consumer(cluster: TestCluster) -> None:
+    topic = cluster.topic()
     seen: list[dict[int, int]] = []
-    with ground.connect() as marshal:
+    with cluster.connect() as marshal:
         holder: list[object] = []
-        consumer = joined(marshal, ground.group(), [topic], on_claim=lambda claim: holder.append(claim))
+        consumer = joined(marshal, cluster.group(), [topic], on_claim=lambda claim: holder.append(claim))
         until(lambda: holder, "the callback")
         seen.append(positions(consumer))
         consumer.stop()
@@ -301,15 +301,15 @@ def test_a_callback_may_look_at_the_consumer(ground: TestCluster) -> None:
 # --- client ids
 
 
-def test_fast_reclaim_takes_the_place_of_the_same_client(memory: MemoryGround) -> None:
-    """The caller vouches that the former process is dead; where it is not, it is told and does not fight back."""
+def test_fast_reclaim_takes_the_place_of_the_same_client(memory: MemoryTestCluster) -> None:
+    """The caller says that the former process is dead; if it is not, it learns of it and does not resist."""
     topic = memory.topic()
     group = memory.group()
     with memory.connect("same") as marshal, memory.connect("same") as other:
         one = joined(marshal, group, [topic])
         until(owns(one, 0), "the partition is ours")
         with joined(other, group, [topic], fast_reclaim=True) as two:
-            until(owns(two, 0), "the heir has it at once")
+            until(owns(two, 0), "the successor has it at once")
             with pytest.raises(DuplicateClientId):
                 until(lambda: one.fetch(1, expires_s=0.05), "an error")
             with pytest.raises(ConsumerClosed):
@@ -320,73 +320,75 @@ def test_fast_reclaim_takes_the_place_of_the_same_client(memory: MemoryGround) -
 # --- processes
 
 
-def test_sigterm_releases_at_once(embedded: EmbeddedGround) -> None:
-    """The heir owns everything by Releases and a Leave: nobody waited anybody out."""
+def test_sigterm_releases_at_once(embedded: EmbeddedTestCluster) -> None:
+    """The successor owns everything by Releases and a Leave: it did not wait for a lease to end."""
     topic = embedded.topic(2)
     group = embedded.group()
     embedded.fill(topic, 0, 3)
-    with ConsumerProcess(embedded.target, group, topic) as hand, embedded.connect() as marshal:
-        hand.wait_for("message", 3)
-        hand.wait_for("claim", 2)
-        hand.signal(signal.SIGTERM)
-        assert hand.wait() == 0
-        assert hand.said("stopped")
-        assert {(e["partition"], e["reason"]) for e in hand.said("lost")} == {(0, "stopped"), (1, "stopped")}
+    with ConsumerProcess(embedded.target, group, topic) as process, embedded.connect() as marshal:
+        process.wait_for("message", 3)
+        process.wait_for("claim", 2)
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+        assert process.said("stopped")
+        assert {(e["partition"], e["reason"]) for e in process.said("lost")} == {(0, "stopped"), (1, "stopped")}
         with joined(marshal, group, [topic]) as successor:
-            until(owns(successor, 0, 1), "the heir has both")
+            until(owns(successor, 0, 1), "the successor has both")
             assert embedded.accepted(group, Evict) == []
             assert [leave.reason for leave in embedded.accepted(group, Leave)] == ["stopped"]
             embedded.fill(topic, 0, 1, first=3)
             assert places(collect(successor, 1)) == [(0, 3)]
 
 
-def test_an_interpreter_that_ends_without_stop_releases(embedded: EmbeddedGround) -> None:
+def test_an_interpreter_that_ends_without_stop_releases(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     group = embedded.group()
     embedded.fill(topic, 0, 5)
-    with ConsumerProcess(embedded.target, group, topic, "--exit-after", "3") as hand:
-        assert hand.wait() == 0
-        assert len(hand.said("message")) == 3
+    with ConsumerProcess(embedded.target, group, topic, "--exit-after", "3") as process:
+        assert process.wait() == 0
+        assert len(process.said("message")) == 3
     assert [r.position for r in embedded.accepted(group, ReleasingPartition)] == [3]
     assert len(embedded.accepted(group, Leave)) == 1
 
 
-def test_a_killed_process_is_waited_out_and_its_unacked_come_again(embedded: EmbeddedGround) -> None:
+def test_a_killed_process_is_waited_out_and_its_unacked_come_again(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     group = embedded.group()
     embedded.fill(topic, 0, 5)
-    with ConsumerProcess(embedded.target, group, topic, "--hold") as hand, embedded.connect() as marshal:
-        hand.wait_for("message", 5)
-        hand.signal(signal.SIGKILL)
-        hand.wait()
+    with ConsumerProcess(embedded.target, group, topic, "--hold") as process, embedded.connect() as marshal:
+        process.wait_for("message", 5)
+        process.signal(signal.SIGKILL)
+        process.wait()
         with joined(marshal, group, [topic]) as successor:
             assert places(collect(successor, 5)) == [(0, i) for i in range(5)]
     assert len(embedded.accepted(group, Evict)) == 1
     assert len(embedded.accepted(group, Leave)) == 1
 
 
-def test_a_process_that_sleeps_past_its_lease_delivers_nothing_old_and_comes_back(embedded: EmbeddedGround) -> None:
-    """SIGSTOP, eviction, SIGCONT: no delivery under the old token after the heir's first; then it joins again."""
+def test_a_process_that_sleeps_past_its_lease_delivers_nothing_old_and_comes_back(
+    embedded: EmbeddedTestCluster,
+) -> None:
+    """SIGSTOP, eviction, SIGCONT: no delivery under the old token after the successor's first; then it joins again."""
     topic = embedded.topic()
     group = embedded.group()
-    with ConsumerProcess(embedded.target, group, topic) as hand, embedded.connect() as marshal:
+    with ConsumerProcess(embedded.target, group, topic) as process, embedded.connect() as marshal:
         embedded.fill(topic, 0, 1)
-        old = hand.wait_for("message")[0]["epoch"]
-        first_session = hand.wait_for("joined")[0]["session"]
-        hand.signal(signal.SIGSTOP)
+        old = process.wait_for("message")[0]["epoch"]
+        first_session = process.wait_for("joined")[0]["session"]
+        process.signal(signal.SIGSTOP)
         successor = joined(marshal, group, [topic])
         embedded.fill(topic, 0, 20, first=1)
         mine = collect(successor, 20)
         assert mine[0].token.epoch > old
-        hand.signal(signal.SIGCONT)
+        process.signal(signal.SIGCONT)
         until(lambda: len(embedded.accepted(group, Join)) == 3, "it joins again by itself")
-        assert hand.wait_for("lost")[0]["reason"] == "session ended"
+        assert process.wait_for("lost")[0]["reason"] == "session ended"
         with BackgroundConsumer(successor):
             embedded.fill(topic, 0, 5, first=21)
         successor.stop()
         embedded.fill(topic, 0, 3, first=26)
-        until(lambda: [m for m in hand.said("message") if m["offset"] == 28], "it delivers again")
-        late = [m for m in hand.said("message")[1:] if m["epoch"] == old]
+        until(lambda: [m for m in process.said("message") if m["offset"] == 28], "it delivers again")
+        late = [m for m in process.said("message")[1:] if m["epoch"] == old]
         assert late == [], "nothing under the old token"
         claims = [v for v in embedded.verdicts(group) if isinstance(v.record, ClaimingPartition) and v.accepted]
         sessions = [v.record.session for v in claims if isinstance(v.record, ClaimingPartition)]
@@ -394,7 +396,7 @@ def test_a_process_that_sleeps_past_its_lease_delivers_nothing_old_and_comes_bac
         assert len(set(sessions)) == 3
 
 
-def test_many_starts_and_stops_leave_nobody_behind(memory: MemoryGround) -> None:
+def test_many_starts_and_stops_leave_no_session(memory: MemoryTestCluster) -> None:
     topic = memory.topic(2)
     group = memory.group()
     with contextlib.ExitStack() as stack:

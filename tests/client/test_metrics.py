@@ -1,4 +1,4 @@
-"""Figures of a running Marshal: what was sent, handed over, acked and lost, and how programs get to see them."""
+"""Figures of a running Marshal: what was sent, delivered, acked and lost, and how programs read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from marshal_py.client.marshal import Marshal
 from marshal_py.client.metrics import ConsumerMetrics
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.metrics import Collector, Metrics, serve
-from tests.support.client_fixtures import LOG, EmbeddedGround, MemoryGround, TestCluster, collect, joined, owns, until
+from tests.support.client_fixtures import (
+    LOG,
+    EmbeddedTestCluster,
+    MemoryTestCluster,
+    TestCluster,
+    collect,
+    joined,
+    owns,
+    until,
+)
 
 
 def only(marshal: Marshal) -> ConsumerMetrics:
@@ -22,10 +31,10 @@ def only(marshal: Marshal) -> ConsumerMetrics:
     return found
 
 
-def test_the_figures_of_a_consumer(ground: TestCluster) -> None:
-    topic, group = ground.topic(2), ground.group()
-    ground.fill(topic, 0, 10)
-    with ground.connect("one") as marshal:
+def test_the_figures_of_a_consumer(cluster: TestCluster) -> None:
+    topic, group = cluster.topic(2), cluster.group()
+    cluster.fill(topic, 0, 10)
+    with cluster.connect("one") as marshal:
         assert marshal.metrics().consumers == []
         consumer = joined(marshal, group, [topic])
         until(owns(consumer, 0, 1), "both partitions are claimed")
@@ -52,12 +61,12 @@ def test_the_figures_of_a_consumer(ground: TestCluster) -> None:
         assert marshal.metrics().consumers == []
 
 
-def test_messages_one_by_one_are_counted(ground: TestCluster) -> None:
-    topic, group = ground.topic(), ground.group()
-    ground.fill(topic, 0, 7)
+def test_messages_one_by_one_are_counted(cluster: TestCluster) -> None:
+    topic, group = cluster.topic(), cluster.group()
+    cluster.fill(topic, 0, 7)
     for delivery in ("at_least_once", "at_most_once"):
         own = f"{group}-{delivery}"
-        with ground.connect() as marshal, joined(marshal, own, [topic], delivery=delivery) as consumer:
+        with cluster.connect() as marshal, joined(marshal, own, [topic], delivery=delivery) as consumer:
             for number, message in enumerate(consumer, 1):
                 message.ack()
                 if number == 5:
@@ -69,7 +78,7 @@ def test_messages_one_by_one_are_counted(ground: TestCluster) -> None:
                 assert only(marshal).messages_acked == 5
 
 
-def test_unfinished_messages_of_a_lost_claim_are_not_acked(memory: MemoryGround) -> None:
+def test_unfinished_messages_of_a_lost_claim_are_not_acked(memory: MemoryTestCluster) -> None:
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 6)
     with memory.connect() as marshal, memory.connect() as other:
@@ -86,7 +95,7 @@ def test_unfinished_messages_of_a_lost_claim_are_not_acked(memory: MemoryGround)
         assert only(marshal).late_acks == 1
 
 
-def test_errors_of_the_producer_are_counted(memory: MemoryGround) -> None:
+def test_errors_of_the_producer_are_counted(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]):
         memory.broker.queue_full = True
@@ -94,7 +103,7 @@ def test_errors_of_the_producer_are_counted(memory: MemoryGround) -> None:
         memory.broker.queue_full = False
 
 
-def test_prometheus_reads_them_over_http(memory: MemoryGround) -> None:
+def test_prometheus_reads_them_over_http(memory: MemoryTestCluster) -> None:
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 3)
     with memory.connect("one") as marshal, joined(marshal, group, [topic]) as consumer, serve(marshal, 0) as exporter:
@@ -110,7 +119,9 @@ def test_prometheus_reads_them_over_http(memory: MemoryGround) -> None:
             serve(marshal, exporter.port)
 
 
-def test_without_prometheus_the_error_names_the_extra(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_prometheus_the_error_names_the_extra(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with memory.connect() as marshal:
         for use in (lambda: Collector(marshal), lambda: serve(marshal, 0)):
@@ -118,16 +129,16 @@ def test_without_prometheus_the_error_names_the_extra(memory: MemoryGround, monk
                 use()
 
 
-def test_librdkafkas_statistics_pass_through(embedded: EmbeddedGround) -> None:
+def test_librdkafkas_statistics_pass_through(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     with embedded.connect(statistics_interval_ms=50) as marshal, joined(marshal, embedded.group(), [topic]) as consumer:
 
-        def told() -> dict[str, str] | None:
+        def reported() -> dict[str, str] | None:
             consumer.fetch(1, expires_s=0.05)
             found = marshal.metrics().librdkafka
             return found if len(found) >= 3 else None
 
-        found = until(told, "log reader, log writer and consumer have told theirs")
+        found = until(reported, "log reader, log writer and consumer have reported theirs")
         assert {json.loads(text)["type"] for text in found.values()} == {"producer", "consumer"}
         assert all(json.loads(text)["name"] == name for name, text in found.items())
     with embedded.connect() as marshal:
@@ -135,6 +146,6 @@ def test_librdkafkas_statistics_pass_through(embedded: EmbeddedGround) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, 86_400_001, "1"])
-def test_a_wrong_interval_is_named(memory: MemoryGround, value: object) -> None:
+def test_a_wrong_interval_is_named(memory: MemoryTestCluster, value: object) -> None:
     with pytest.raises(InvalidOption, match="statistics_interval_ms"):
         memory.connect(statistics_interval_ms=value)

@@ -1,4 +1,4 @@
-"""confluent-kafka lets one thread at a time into a client. So nobody who holds the Marshal's lock may call one.
+"""confluent-kafka lets one thread at a time into a client. So no thread that holds the Marshal's lock may call one.
 
 Otherwise whoever is inside a client, in a poll, a callback or a signal handler, and wants the lock waits for somebody
 who waits for him.
@@ -20,7 +20,7 @@ import pytest
 from marshal_py import Consumer, TopicPartition
 from marshal_py.client import context
 from marshal_py.transport import kafka, kafka_admin, kafka_source
-from tests.support.client_fixtures import DEADLINE_S, ROOT, BackgroundConsumer, EmbeddedGround, joined, owns, until
+from tests.support.client_fixtures import DEADLINE_S, ROOT, BackgroundConsumer, EmbeddedTestCluster, joined, owns, until
 
 CLIENTS = {"Consumer": (kafka, kafka_source, kafka_admin), "Producer": (kafka,), "AdminClient": (kafka_admin,)}
 
@@ -91,7 +91,7 @@ print("closed", flush=True)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.012, 0.3])
-def test_a_stop_inside_a_signal_handler_ends(embedded: EmbeddedGround, delay_s: float) -> None:
+def test_a_stop_inside_a_signal_handler_ends(embedded: EmbeddedTestCluster, delay_s: float) -> None:
     """While the main thread is inside a poll of the very client that is to be closed, at several points of it."""
     topic, group = embedded.topic(), embedded.group()
     embedded.fill(topic, 0, 3)
@@ -113,7 +113,7 @@ def test_a_stop_inside_a_signal_handler_ends(embedded: EmbeddedGround, delay_s: 
     assert process.returncode == 0
 
 
-def test_a_look_inside_a_callback_of_the_data_client_comes_back(embedded: EmbeddedGround) -> None:
+def test_a_look_inside_a_callback_of_the_data_client_comes_back(embedded: EmbeddedTestCluster) -> None:
     """librdkafka calls `stats_cb` inside a poll, so the thread that polls holds the client and asks for the lock."""
     looked: list[int] = []
     consumers: list[Consumer] = []
@@ -127,12 +127,12 @@ def test_a_look_inside_a_callback_of_the_data_client_comes_back(embedded: Embedd
         settings = {"statistics.interval.ms": 20, "stats_cb": stats}
         consumer = joined(marshal, embedded.group(), [topic], settings=settings)
         consumers.append(consumer)
-        with BackgroundConsumer(consumer) as keeper:
+        with BackgroundConsumer(consumer) as background:
             until(lambda: looked.count(2) > 20, "it looked again and again")
-            assert keeper.error is None
+            assert background.error is None
 
 
-def test_a_source_that_is_closed_inside_its_own_callback(embedded: EmbeddedGround) -> None:
+def test_a_source_that_is_closed_inside_its_own_callback(embedded: EmbeddedTestCluster) -> None:
     """The thread that polls cannot wait for itself: it closes the client when it leaves it."""
     sources: list[kafka_source.KafkaSource] = []
     called: list[bool] = []
@@ -153,8 +153,8 @@ def test_a_source_that_is_closed_inside_its_own_callback(embedded: EmbeddedGroun
         source._consumer.poll(0)
 
 
-def test_who_assigns_does_not_wait_for_a_poll(embedded: EmbeddedGround) -> None:
-    """A client that is held for as long as the test likes: callers come and go, and it is carried out at its end."""
+def test_assigning_does_not_wait_for_a_poll(embedded: EmbeddedTestCluster) -> None:
+    """A client that the test keeps in a poll: other callers return at once; their calls are carried out after it."""
     topic = embedded.topic(2)
     embedded.fill(topic, 1, 3)
     one, two = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -186,9 +186,9 @@ def test_who_assigns_does_not_wait_for_a_poll(embedded: EmbeddedGround) -> None:
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_no_client_is_called_under_the_lock(
-    embedded: EmbeddedGround, monkeypatch: pytest.MonkeyPatch, delivery: str
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch, delivery: str
 ) -> None:
-    """A whole life: join, claim, a late joiner, a local pause, a refused position, looks from aside, stop."""
+    """A whole life: join, claim, a late joiner, a local pause, a refused position, looks by other threads, stop."""
     watch = Watch(monkeypatch)
     topic, group = embedded.topic(3), embedded.group()
     for partition in range(3):
@@ -197,10 +197,10 @@ def test_no_client_is_called_under_the_lock(
     options = {"delivery": delivery, "unacked_max": 10}
     with embedded.connect("a", statistics_interval_ms=100) as first:
         one = joined(first, group, [topic], **options)
-        with BackgroundConsumer(one) as keeper:
-            until(lambda: len(keeper.seen) >= 55, "all that is there was read")
+        with BackgroundConsumer(one) as background:
+            until(lambda: len(background.seen) >= 55, "all that is there was read")
             one.pause([TopicPartition(topic, 0)])
-            until(lambda: "pause" in watch.calls, "the client was told")
+            until(lambda: "pause" in watch.calls, "the client was reported")
             one.resume([TopicPartition(topic, 0)])
             with embedded.connect("b") as second:
                 other = joined(second, group, [topic], **options)
@@ -208,11 +208,11 @@ def test_no_client_is_called_under_the_lock(
                     until(lambda: len(other.claims()) == 1, "the late joiner has its share")
                     for partition in range(3):
                         embedded.fill(topic, partition, 20, first=20)
-                    until(lambda: len(keeper.seen) + len(more.seen) >= 115, "both read on")
+                    until(lambda: len(background.seen) + len(more.seen) >= 115, "both read on")
                     assert first.metrics().consumers
                     assert one.cached_info().claims
                     one.info()
-                    assert keeper.error is None
+                    assert background.error is None
                     assert more.error is None
                 other.stop()
             until(owns(one, 0, 1, 2), "all of it is back")

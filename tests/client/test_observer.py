@@ -62,7 +62,7 @@ def test_a_group_is_read_alone_or_with_all(worked: MemoryTransport) -> None:
         assert [group.name for _, group in observer.groups()] == ["audit", "billing"]
 
 
-def test_a_second_read_goes_on(worked: MemoryTransport) -> None:
+def test_a_second_read_continues(worked: MemoryTransport) -> None:
     with Observer(worked, TOPIC) as observer:
         first = list(observer.read())
         assert list(observer.read()) == []

@@ -1,4 +1,4 @@
-"""The broker goes away: at the start, in the middle, at the end. Nothing is lost; everybody says what it waits for."""
+"""The broker goes away: at the start, in the middle, at the end. Nothing is lost; errors say what is waited for."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.client_fixtures import (
     LOG,
     LOGS,
     BackgroundConsumer,
-    EmbeddedGround,
-    MemoryGround,
+    EmbeddedTestCluster,
+    MemoryTestCluster,
     collect,
     joined,
     owns,
@@ -30,14 +30,16 @@ from tests.support.client_fixtures import (
 IMPATIENT = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
 
 
-def impatient(ground: EmbeddedGround, client_id: str | None = None, timeout_s: float = 20.0) -> marshal_py.Marshal:
+def impatient(
+    cluster: EmbeddedTestCluster, client_id: str | None = None, timeout_s: float = 20.0
+) -> marshal_py.Marshal:
     """A connection that comes back quickly, so that the tests do."""
     return marshal_py.connect(
-        {"bootstrap.servers": ground.target, **IMPATIENT}, client_id=client_id, timeout_s=timeout_s
+        {"bootstrap.servers": cluster.target, **IMPATIENT}, client_id=client_id, timeout_s=timeout_s
     )
 
 
-def test_away_at_the_start(embedded: EmbeddedGround) -> None:
+def test_away_at_the_start(embedded: EmbeddedTestCluster) -> None:
     embedded.broker.broker_down()
     with pytest.raises(ClusterUnreachable) as raised:
         impatient(embedded, timeout_s=0.5)
@@ -48,7 +50,7 @@ def test_away_at_the_start(embedded: EmbeddedGround) -> None:
     impatient(embedded).close()
 
 
-def test_away_between_connect_and_consumer(embedded: EmbeddedGround) -> None:
+def test_away_between_connect_and_consumer(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     marshal = impatient(embedded, timeout_s=1.0)
     embedded.broker.broker_down()
@@ -68,7 +70,7 @@ def test_away_between_connect_and_consumer(embedded: EmbeddedGround) -> None:
     marshal.close()
 
 
-def test_away_in_the_middle_costs_no_claim_and_loses_nothing(embedded: EmbeddedGround) -> None:
+def test_away_in_the_middle_costs_no_claim_and_loses_nothing(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic(2)
     group = embedded.group()
     with impatient(embedded) as marshal, joined(marshal, group, [topic]) as consumer:
@@ -93,8 +95,8 @@ def test_away_in_the_middle_costs_no_claim_and_loses_nothing(embedded: EmbeddedG
     assert embedded.accepted(group, Evict) == []
 
 
-def test_questions_to_a_group_survive_an_outage(embedded: EmbeddedGround) -> None:
-    """Those that got no answer do not end the process when the broker is back, and the next ones are answered."""
+def test_questions_to_a_group_survive_an_outage(embedded: EmbeddedTestCluster) -> None:
+    """Questions without an answer do not end the process when the broker is back, and the next ones are answered."""
     place = TopicPartition(embedded.topic(), 0)
     admin = KafkaTransport({"bootstrap.servers": embedded.target, **IMPATIENT}, 1.0).admin()
     assert admin.commit("g", {place: 3}) == ""
@@ -111,8 +113,8 @@ def _fenced(consumer: marshal_py.Consumer) -> bool:
     return "fenced" in [event.kind for event in consumer.events()]
 
 
-def test_two_members_survive_an_outage_without_evicting_each_other(embedded: EmbeddedGround) -> None:
-    """T3: who cannot write waits nobody out, however long."""
+def test_two_members_survive_an_outage_without_evicting_each_other(embedded: EmbeddedTestCluster) -> None:
+    """T3: a member that cannot write evicts nobody, however long it waits."""
     topic = embedded.topic(4)
     group = embedded.group()
     with (
@@ -137,7 +139,7 @@ def test_two_members_survive_an_outage_without_evicting_each_other(embedded: Emb
     assert embedded.accepted(group, Evict) == []
 
 
-def test_away_at_the_end(embedded: EmbeddedGround) -> None:
+def test_away_at_the_end(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     embedded.fill(topic, 0, 3)
     marshal = impatient(embedded)
@@ -150,7 +152,7 @@ def test_away_at_the_end(embedded: EmbeddedGround) -> None:
     embedded.broker.broker_up()
 
 
-def test_away_at_the_end_of_a_marshal_with_many_consumers(embedded: EmbeddedGround) -> None:
+def test_away_at_the_end_of_a_marshal_with_many_consumers(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     marshal = impatient(embedded)
     consumers = [joined(marshal, embedded.group(), [topic]) for _ in range(5)]
@@ -161,14 +163,14 @@ def test_away_at_the_end_of_a_marshal_with_many_consumers(embedded: EmbeddedGrou
     embedded.broker.broker_up()
 
 
-def test_a_coordination_topic_that_is_missing_is_named(embedded: EmbeddedGround) -> None:
+def test_a_coordination_topic_that_is_missing_is_named(embedded: EmbeddedTestCluster) -> None:
     with pytest.raises(CoordinationTopicMissing) as raised:
         marshal_py.connect(embedded.target, coordination_topic="other")
     assert raised.value.topic == "other"
     assert "create_topic('other'" in raised.value.command
 
 
-def test_a_full_producer_queue_passes(memory: MemoryGround) -> None:
+def test_a_full_producer_queue_passes(memory: MemoryTestCluster) -> None:
     """Records that could not be queued are sent by a later tick; the claim may lapse meanwhile, nothing is lost."""
     topic = memory.topic()
     group = memory.group()
@@ -182,7 +184,7 @@ def test_a_full_producer_queue_passes(memory: MemoryGround) -> None:
     assert memory.accepted(group, Evict) == []
 
 
-def test_records_that_are_lost_on_the_way_are_sent_again(memory: MemoryGround) -> None:
+def test_records_that_are_lost_on_the_way_are_sent_again(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     group = memory.group()
     with memory.connect() as marshal:
@@ -198,7 +200,7 @@ def test_records_that_are_lost_on_the_way_are_sent_again(memory: MemoryGround) -
         assert len(memory.accepted(group, Leave)) == 1
 
 
-def test_a_record_that_is_too_large_for_the_client_is_named(embedded: EmbeddedGround) -> None:
+def test_a_record_that_is_too_large_for_the_client_is_named(embedded: EmbeddedTestCluster) -> None:
     """A Join with many topics against a small message.max.bytes."""
     topics = [f"{'x' * 200}-{number}" for number in range(40)]
     for topic in topics:
@@ -210,7 +212,7 @@ def test_a_record_that_is_too_large_for_the_client_is_named(embedded: EmbeddedGr
         joined(marshal, "g", topics[:1]).stop()
 
 
-def test_a_record_that_the_broker_finds_too_large_is_named(embedded: EmbeddedGround) -> None:
+def test_a_record_that_the_broker_finds_too_large_is_named(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     with embedded.connect() as marshal:
         embedded.broker.fail_requests("Produce", *[10] * 100)
@@ -218,7 +220,9 @@ def test_a_record_that_the_broker_finds_too_large_is_named(embedded: EmbeddedGro
             joined(marshal, "g", [topic])
 
 
-def test_a_client_that_may_not_write_is_told(embedded: EmbeddedGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_may_not_write_gets_an_error(
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_errors, "REFUSED_S", 2.0)
     topic = embedded.topic()
     with embedded.connect() as marshal:
@@ -228,7 +232,7 @@ def test_a_client_that_may_not_write_is_told(embedded: EmbeddedGround, monkeypat
 
 
 def test_a_look_at_the_cluster_that_fails_does_no_harm(
-    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The worker thread outlives whatever a question raises."""
     topic = memory.topic()
@@ -252,7 +256,7 @@ def test_a_look_at_the_cluster_that_fails_does_no_harm(
 
 
 def test_a_refused_position_is_asked_for_until_the_cluster_answers(
-    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = memory.topic()
     group = memory.group()
@@ -275,7 +279,7 @@ def test_a_refused_position_is_asked_for_until_the_cluster_answers(
             assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
 
 
-def test_groups_in_different_logs_of_one_marshal(embedded: EmbeddedGround) -> None:
+def test_groups_in_different_logs_of_one_marshal(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     embedded.fill(topic, 0, 2)
     groups = {number: next(f"g{i}" for i in range(100) if route(f"g{i}", LOGS) == number) for number in range(LOGS)}

@@ -1,4 +1,4 @@
-"""A partition that cannot be consumed stands still, alone: it is parked, everybody else goes on (D6, F6.4)."""
+"""A partition that cannot be consumed is parked, and only that one; the others continue (D6, F6.4)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from marshal_py.admin import overview
 from marshal_py.errors import PartitionError
 from marshal_py.protocol.records import ReleasingPartition
 from marshal_py.transport.memory import MemorySource
-from tests.support.client_fixtures import BackgroundConsumer, MemoryGround, TestCluster, collect, joined, places, until
+from tests.support.client_fixtures import (
+    BackgroundConsumer,
+    MemoryTestCluster,
+    TestCluster,
+    collect,
+    joined,
+    places,
+    until,
+)
 
 PARTITIONS, CONSUMERS, MESSAGES, POSITION = 6, 3, 5, 50
 BEYOND, TRUNCATED = "PositionBeyondEnd", "PartitionTruncated"
@@ -23,33 +31,33 @@ def alarms(consumer: Consumer, kept: list[marshal_py.Advisory]) -> list[marshal_
     return kept
 
 
-def test_one_partition_beyond_its_end_stops_nobody(ground: TestCluster) -> None:
+def test_one_partition_beyond_its_end_does_not_stop_the_others(cluster: TestCluster) -> None:
     """D6, F6.4: each consumer in turn claimed it, raised an error, ended and left it to the next one."""
-    topic, group = ground.topic(PARTITIONS), ground.group()
+    topic, group = cluster.topic(PARTITIONS), cluster.group()
     for partition in range(PARTITIONS):
-        ground.fill(topic, partition, MESSAGES)
+        cluster.fill(topic, partition, MESSAGES)
     stuck = TopicPartition(topic, 0)
     events: list[marshal_py.Advisory] = []
     with ExitStack() as stack:
-        marshals = [stack.enter_context(ground.connect(f"c{number}")) for number in range(CONSUMERS)]
+        marshals = [stack.enter_context(cluster.connect(f"c{number}")) for number in range(CONSUMERS)]
         starts = {TopicPartition(topic, number): 0 for number in range(1, PARTITIONS)} | {stuck: POSITION}
         assert marshals[0]._context.admin.commit(group, starts) == ""
         consumers = [stack.enter_context(joined(marshal, group, [topic], start="committed")) for marshal in marshals]
-        keepers = [stack.enter_context(BackgroundConsumer(consumer)) for consumer in consumers]
+        backgrounds = [stack.enter_context(BackgroundConsumer(consumer)) for consumer in consumers]
 
         def seen() -> set[tuple[int, int]]:
-            return {place for keeper in keepers for place in places(keeper.seen)}
+            return {place for background in backgrounds for place in places(background.seen)}
 
         def fetched(until_offset: int) -> bool:
             return seen() == {(p, offset) for p in range(1, PARTITIONS) for offset in range(until_offset)}
 
-        until(lambda: any(alarms(consumer, events) for consumer in consumers), "it is told")
+        until(lambda: any(alarms(consumer, events) for consumer in consumers), "it is reported")
         until(lambda: fetched(MESSAGES), "the others go on")
-        (told,) = events
-        assert (told.partition, told.offset) == (0, POSITION)
-        assert told.text.startswith(f"{BEYOND}: ")
-        assert f"position {POSITION}, end {MESSAGES}" in told.text
-        assert f"marshal set-position {group} {topic}:0 --to latest" in told.text
+        (reported,) = events
+        assert (reported.partition, reported.offset) == (0, POSITION)
+        assert reported.text.startswith(f"{BEYOND}: ")
+        assert f"position {POSITION}, end {MESSAGES}" in reported.text
+        assert f"marshal set-position {group} {topic}:0 --to latest" in reported.text
 
         def counted() -> set[int]:
             return {one.parked for marshal in marshals for one in marshal.metrics().consumers}
@@ -58,31 +66,31 @@ def test_one_partition_beyond_its_end_stops_nobody(ground: TestCluster) -> None:
         until(lambda: sum(len(consumer.claims()) for consumer in consumers) == PARTITIONS - 1, "the rest has owners")
 
         for partition in range(PARTITIONS):
-            ground.fill(topic, partition, 2 * POSITION, first=MESSAGES)
+            cluster.fill(topic, partition, 2 * POSITION, first=MESSAGES)
         until(lambda: fetched(MESSAGES + 2 * POSITION), "it does not come back by growing past its position")
-        assert [keeper.error for keeper in keepers] == [None] * CONSUMERS
+        assert [background.error for background in backgrounds] == [None] * CONSUMERS
 
         marshal_py.group(marshals[0], group).set_position(f"{topic}:0", MESSAGES)
         wanted = {(0, offset) for offset in range(MESSAGES, MESSAGES + 2 * POSITION)}
         until(lambda: wanted <= seen(), "set-position goes on")
         assert (0, 0) not in seen()
-        assert [keeper.error for keeper in keepers] == [None] * CONSUMERS
+        assert [background.error for background in backgrounds] == [None] * CONSUMERS
         until(lambda: counted() == {0}, "all know that, too")
-    (release,) = [record for record in ground.accepted(group, ReleasingPartition) if record.parked]
+    (release,) = [record for record in cluster.accepted(group, ReleasingPartition) if record.parked]
     assert (release.parked, release.reason) == (BEYOND, f"position {POSITION}, end {MESSAGES}")
 
 
-def test_who_has_nothing_but_parked_partitions_says_so(memory: MemoryGround) -> None:
-    """No lag of 0, and a reason; nothing is raised, for the next one would find the same."""
+def test_a_consumer_with_only_parked_partitions_says_so(memory: MemoryTestCluster) -> None:
+    """The lag is not 0, and there is a reason. Nothing is raised, since the next consumer would find the same."""
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, MESSAGES)
     with memory.connect("c") as marshal:
         marshal._context.admin.commit(group, {TopicPartition(topic, 0): POSITION})
-        with joined(marshal, group, [topic], start="committed") as consumer, BackgroundConsumer(consumer) as keeper:
+        with joined(marshal, group, [topic], start="committed") as consumer, BackgroundConsumer(consumer) as background:
             waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
             assert waiting_for.startswith(f"an admin: all of its 1 partitions are parked: {BEYOND}")
             assert consumer.cached_info().lag == -1
-            assert keeper.error is None
+            assert background.error is None
         state = marshal._loop.worlds[consumer._driver.log].groups[group]
         ends = {TopicPartition(topic, 0): MESSAGES}
         (row,) = overview.state(state, 0, {}, ends, 0.0)["partitions"]
@@ -92,7 +100,7 @@ def test_who_has_nothing_but_parked_partitions_says_so(memory: MemoryGround) -> 
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, delivery: str) -> None:
+def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryTestCluster, delivery: str) -> None:
     """D6: as the broker says it (KIP-320); tests/kafka/test_lost_tail.py has a broker that does."""
     topic, group = memory.topic(2), memory.group()
     for partition in (0, 1):
@@ -100,7 +108,7 @@ def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, del
     events: list[marshal_py.Advisory] = []
     with memory.connect("c") as marshal, joined(marshal, group, [topic], delivery=delivery) as consumer:
         collect(consumer, 2 * MESSAGES)
-        with BackgroundConsumer(consumer) as keeper:
+        with BackgroundConsumer(consumer) as background:
             driver = consumer._driver
             assert isinstance(driver.source, MemorySource)
             with memory.broker.lock:
@@ -110,17 +118,17 @@ def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, del
             assert "(truncation detected)" in events[0].text
             for partition in (0, 1):
                 memory.fill(topic, partition, 2, first=MESSAGES)
-            until(lambda: len(keeper.seen) == 2, "the other partition goes on")
-            assert places(keeper.seen) == [(1, MESSAGES), (1, MESSAGES + 1)]
+            until(lambda: len(background.seen) == 2, "the other partition goes on")
+            assert places(background.seen) == [(1, MESSAGES), (1, MESSAGES + 1)]
             marshal_py.group(marshal, group).set_position(f"{topic}:0", MESSAGES + 1)
-            until(lambda: (0, MESSAGES + 1) in places(keeper.seen), "set-position goes on")
-            assert keeper.error is None
+            until(lambda: (0, MESSAGES + 1) in places(background.seen), "set-position goes on")
+            assert background.error is None
     (release,) = [record for record in memory.accepted(group, ReleasingPartition) if record.parked]
     assert (release.parked, release.reason) == (TRUNCATED, "truncation detected")
 
 
 def refuse(consumer: Consumer, tp: TopicPartition) -> None:
-    """As a source tells of a topic that this client may not read."""
+    """What a source reports about a topic that this client may not read."""
     source = consumer._driver.source
     assert isinstance(source, MemorySource)
     until(lambda: source.fetching(tp), "it is assigned")
@@ -130,7 +138,9 @@ def refuse(consumer: Consumer, tp: TopicPartition) -> None:
         consumer._member.request_tick()
 
 
-def test_a_refused_partition_stops_nobody_and_who_may_read_nothing_is_told(memory: MemoryGround) -> None:
+def test_a_refused_partition_stops_no_consumer_and_one_that_may_read_nothing_gets_an_error(
+    memory: MemoryTestCluster,
+) -> None:
     """D13: parked where nobody is left who could read it; raised by name where nothing else is left to deliver."""
     topic, other, group = memory.topic(), memory.topic(), memory.group()
     memory.fill(other, 0, 1)
@@ -138,7 +148,7 @@ def test_a_refused_partition_stops_nobody_and_who_may_read_nothing_is_told(memor
     with memory.connect("c") as marshal, joined(marshal, group, [topic, other]) as consumer:
         collect(consumer, 1)
         until(lambda: len(consumer.claims()) == 2, "both are its own")
-        with BackgroundConsumer(consumer) as keeper:
+        with BackgroundConsumer(consumer) as background:
             for _ in range(2):
                 until(lambda: TopicPartition(topic, 0) in consumer.claims(), "it is tried, and once more")
                 refuse(consumer, TopicPartition(topic, 0))
@@ -147,15 +157,15 @@ def test_a_refused_partition_stops_nobody_and_who_may_read_nothing_is_told(memor
             assert events[0].text.startswith("PartitionUnreadable: ")
             assert "(Topic authorization failed)" in events[0].text
             memory.fill(other, 0, 3, first=1)
-            until(lambda: len(keeper.seen) == 3, "the other one goes on")
-            assert keeper.error is None
+            until(lambda: len(background.seen) == 3, "the other one goes on")
+            assert background.error is None
             state = marshal._loop.worlds[consumer._driver.log].groups[group]
             rows = overview.state(state, 0, {}, {TopicPartition(topic, 0): 7}, 0.0)["partitions"]
             assert {row["lag"] for row in rows if row["topic"] == topic} == {7}, "the position is as good as ever"
             refuse(consumer, TopicPartition(other, 0))
-            until(lambda: keeper.error, "nothing is left")
-            assert isinstance(keeper.error, PartitionError)
-            assert f"{other}:0 cannot be read: Topic authorization failed" in str(keeper.error)
+            until(lambda: background.error, "nothing is left")
+            assert isinstance(background.error, PartitionError)
+            assert f"{other}:0 cannot be read: Topic authorization failed" in str(background.error)
         assert not consumer.closed, "an admin may grant the right, and set the position"
         moved = marshal_py.group(marshal, group)
         moved.set_position(topic, "earliest")

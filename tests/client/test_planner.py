@@ -14,8 +14,8 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ClaimingMessages, Note
 from tests.support.client_fixtures import (
     INTERVAL_S,
-    EmbeddedGround,
-    MemoryGround,
+    EmbeddedTestCluster,
+    MemoryTestCluster,
     TestCluster,
     collect,
     joined,
@@ -38,13 +38,13 @@ def planning(consumer: Consumer) -> Planner:
     return planner
 
 
-def test_batches_take_turns_and_positions_follow_commits(ground: TestCluster) -> None:
+def test_batches_take_turns_and_positions_follow_commits(cluster: TestCluster) -> None:
     """D9: a range is finished as a whole."""
-    topic = ground.topic(2)
-    ground.fill(topic, 0, 50)
-    ground.fill(topic, 1, 5)
-    group = ground.group()
-    with ground.connect() as marshal:
+    topic = cluster.topic(2)
+    cluster.fill(topic, 0, 50)
+    cluster.fill(topic, 1, 5)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
             planner = planning(consumer)
             first = planner.batch(20)
@@ -61,23 +61,23 @@ def test_batches_take_turns_and_positions_follow_commits(ground: TestCluster) ->
             assert places(collect(successor, 35))[0] == (0, 15)
 
 
-def test_no_data_makes_an_empty_batch(ground: TestCluster) -> None:
-    topic = ground.topic()
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start_fallback="earliest") as consumer:
+def test_no_data_makes_an_empty_batch(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], start_fallback="earliest") as consumer:
         planner = planning(consumer)
         assert not planner.batch(10, wait_s=0.0)
-        ground.fill(topic, 0, 3)
+        cluster.fill(topic, 0, 3)
         batch = planner.batch(10)
         assert batch.offsets == 3
         batch.commit()
         assert until(lambda: consumer.cached_info().lag == 0, "the lag is known without fetching")
 
 
-def test_what_was_fetched_before_is_planned_again(ground: TestCluster) -> None:
-    """Handed over and not acked it stays in flight; only what nobody holds is planned."""
-    topic = ground.topic()
-    ground.fill(topic, 0, 30)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_what_was_fetched_before_is_planned_again(cluster: TestCluster) -> None:
+    """A delivered message that is not acked stays in flight; only the others are planned."""
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 30)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         held = collect(consumer, 10, ack=False)
         planner = planning(consumer)
         batch = planner.batch(100)
@@ -89,7 +89,7 @@ def test_what_was_fetched_before_is_planned_again(ground: TestCluster) -> None:
         assert positions(consumer) == {0: 30}
 
 
-def test_a_planner_fetches_no_more(memory: MemoryGround) -> None:
+def test_a_planner_fetches_no_more(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         assert consumer.plan_ranges() is consumer.plan_ranges()
@@ -97,7 +97,7 @@ def test_a_planner_fetches_no_more(memory: MemoryGround) -> None:
             consumer.fetch(1, expires_s=0)
 
 
-def test_the_next_batch_needs_the_last_one_done(memory: MemoryGround) -> None:
+def test_the_next_batch_needs_the_last_one_done(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 9)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -109,7 +109,7 @@ def test_the_next_batch_needs_the_last_one_done(memory: MemoryGround) -> None:
             planner.batch(0)
 
 
-def test_a_claim_lost_before_the_commit_is_named(memory: MemoryGround) -> None:
+def test_a_claim_lost_before_the_commit_is_named(memory: MemoryTestCluster) -> None:
     topic = memory.topic(2)
     memory.fill(topic, 0, 5)
     memory.fill(topic, 1, 5)
@@ -127,12 +127,12 @@ def test_a_claim_lost_before_the_commit_is_named(memory: MemoryGround) -> None:
             assert len(collect(successor, 10)) == 10
 
 
-def test_in_a_pause_the_batch_is_released_after_an_interval(ground: TestCluster) -> None:
+def test_in_a_pause_the_batch_is_released_after_an_interval(cluster: TestCluster) -> None:
     """T12: a batch cannot hold a pause open; its commit says so, and the ranges come again."""
-    topic = ground.topic()
-    ground.fill(topic, 0, 8)
-    group = ground.group()
-    with ground.connect() as marshal, joined(marshal, group, [topic], heartbeat_interval_s=INTERVAL_S) as consumer:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 8)
+    group = cluster.group()
+    with cluster.connect() as marshal, joined(marshal, group, [topic], heartbeat_interval_s=INTERVAL_S) as consumer:
         planner = planning(consumer)
         batch = planner.batch(100)
         token = batch.token
@@ -150,7 +150,7 @@ def test_in_a_pause_the_batch_is_released_after_an_interval(ground: TestCluster)
         assert again.token > token
 
 
-def test_without_a_lease_nothing_is_delivered(embedded: EmbeddedGround) -> None:
+def test_without_a_lease_nothing_is_delivered(embedded: EmbeddedTestCluster) -> None:
     """D8, D9: the gate of a range is the gate of a message."""
     topic = embedded.topic()
     embedded.fill(topic, 0, 5)
@@ -171,25 +171,25 @@ def test_without_a_lease_nothing_is_delivered(embedded: EmbeddedGround) -> None:
         embedded.broker.broker_up()
 
 
-def test_a_lost_range_is_noted_and_passed(ground: TestCluster) -> None:
+def test_a_lost_range_is_noted_and_passed(cluster: TestCluster) -> None:
     """D6: below the beginning."""
-    topic = ground.topic()
-    ground.fill(topic, 0, 40)
-    group = ground.group()
-    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 40)
+    group = cluster.group()
+    with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         planner = planning(consumer)
         planner.batch(10).commit()
-        ground.truncate(topic, 0, 25)
+        cluster.truncate(topic, 0, 25)
         batch = planner.batch(100)
         assert spans(batch) == [(0, 25, 40)]
         batch.commit()
         assert positions(consumer) == {0: 40}
-    notes = [n for n in ground.accepted(group, Note) if n.kind == "offset_lost"]
+    notes = [n for n in cluster.accepted(group, Note) if n.kind == "offset_lost"]
     assert [(n.from_, n.to) for n in notes] == [(10, 25)]
 
 
-def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryGround) -> None:
-    """D6: the topic was recreated, or lost its tail. The others go on, also in a later life of the consumer."""
+def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryTestCluster) -> None:
+    """D6: the topic was recreated, or lost its tail. The others continue, also with a later consumer."""
     topic = memory.topic(2)
     group = memory.group()
     for partition in (0, 1):
@@ -203,10 +203,10 @@ def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryGround) ->
             batch = planner.batch(10)
             assert spans(batch) == [(1, 5, 10)]
             batch.commit()
-            (told,) = until(lambda: [e for e in consumer.events() if e.kind == "parked"], "it is told")
-            assert told.partition == 0
-            assert "PositionBeyondEnd: " in told.text
-            assert "position 5, end 0" in told.text
+            (reported,) = until(lambda: [e for e in consumer.events() if e.kind == "parked"], "it is reported")
+            assert reported.partition == 0
+            assert "PositionBeyondEnd: " in reported.text
+            assert "position 5, end 0" in reported.text
         memory.fill(topic, 1, 5, first=10)
         with joined(marshal, group, [topic]) as consumer:
             planner = planning(consumer)
@@ -214,8 +214,8 @@ def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryGround) ->
             assert spans(planner.batch(10)) == [(1, 10, 15)]
 
 
-def test_a_range_has_the_handler_timeout_for_a_hand_over(memory: MemoryGround) -> None:
-    """A3, D9: who reads it elsewhere cannot be asked to stop; a bound that was given counts."""
+def test_a_range_has_the_handler_timeout_for_a_hand_over(memory: MemoryTestCluster) -> None:
+    """A3, D9: a reader elsewhere cannot be asked to stop; a bound that was given counts."""
     topic, group, timeout_s = memory.topic(3), memory.group(), 90.0
     for options, wanted_ms in (({}, 90_000), ({"hand_over_timeout_s": 5.0}, 5_000)):
         with (
@@ -227,30 +227,30 @@ def test_a_range_has_the_handler_timeout_for_a_hand_over(memory: MemoryGround) -
             assert consumer._member.options.hand_over_timeout_ms == wanted_ms
 
 
-def test_a_silent_user_loses_the_consumer(memory: MemoryGround) -> None:
-    """D4, D9: no range is in flight, and still nobody reads: the claims go to others."""
+def test_a_silent_user_loses_the_consumer(memory: MemoryTestCluster) -> None:
+    """D4, D9: no range is in flight, and the user does not call: the claims go to others."""
     topic = memory.topic()
     group = memory.group()
     with memory.connect() as marshal:
         consumer = joined(marshal, group, [topic], handler_timeout_s=1.0)
         planner = planning(consumer)
         with joined(marshal, group, [topic]) as successor:
-            until(owns(successor, 0), "the heir has the partition")
+            until(owns(successor, 0), "the successor has the partition")
             with pytest.raises(BatchOverdue, match=r"not called for 1 s"):
                 planner.batch(10)
 
 
-def test_at_most_once_a_batch_is_granted_before_it_is_there(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    ground.fill(topic, 0, 30)
-    ground.fill(topic, 1, 30)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_at_most_once_a_batch_is_granted_before_it_is_there(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    cluster.fill(topic, 0, 30)
+    cluster.fill(topic, 1, 30)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         with joined(marshal, group, [topic], delivery=AMO) as consumer:
             planner = planning(consumer)
             batch = planner.batch(20)
             assert sorted(spans(batch)) == [(0, 0, 10), (1, 0, 10)]
-            granted = ground.granted(group)
+            granted = cluster.granted(group)
             assert sorted((g.start, g.to) for g in granted) == [(0, 10), (0, 10)]
             batch.commit()
             planner.batch(20).give_back()
@@ -258,8 +258,8 @@ def test_at_most_once_a_batch_is_granted_before_it_is_there(ground: TestCluster)
             assert sorted(places(collect(successor, 20))) == [(p, o) for p in (0, 1) for o in range(20, 30)]
 
 
-def test_planning_alone_grants_nothing(memory: MemoryGround) -> None:
-    """D9: what a write-ahead log holds may still be given up; one range per claim is handed over at a time."""
+def test_planning_alone_grants_nothing(memory: MemoryTestCluster) -> None:
+    """D9: a plan may still be given up; one range per claim is delivered at a time."""
     topic = memory.topic()
     memory.fill(topic, 0, 30)
     group = memory.group()
@@ -273,7 +273,7 @@ def test_planning_alone_grants_nothing(memory: MemoryGround) -> None:
         assert planner.take([wanted]) == []
 
 
-def test_a_plan_ends_where_it_is_told_to(memory: MemoryGround) -> None:
+def test_a_plan_ends_at_its_bound(memory: MemoryTestCluster) -> None:
     topic = memory.topic(2)
     memory.fill(topic, 0, 10)
     memory.fill(topic, 1, 10)
@@ -284,18 +284,18 @@ def test_a_plan_ends_where_it_is_told_to(memory: MemoryGround) -> None:
         assert [(one.partition, one.start, one.to) for one in found] == [(1, 0, 7)]
 
 
-def test_a_member_that_joins_waits_for_its_share(ground: TestCluster) -> None:
-    """Settled means that no live member is about to hand something over."""
-    topic = ground.topic(4)
-    group = ground.group()
-    with ground.connect() as marshal, ground.connect() as other, joined(marshal, group, [topic]) as first:
+def test_a_member_that_joins_waits_for_its_share(cluster: TestCluster) -> None:
+    """Settled means that no live member is about to hand a partition over."""
+    topic = cluster.topic(4)
+    group = cluster.group()
+    with cluster.connect() as marshal, cluster.connect() as other, joined(marshal, group, [topic]) as first:
         planning(first)
         with joined(other, group, [topic]) as second:
             assert second.plan_ranges().settle(30.0)
             assert (len(first.claims()), len(second.claims())) == (2, 2)
 
 
-def test_local_pauses_hold_for_planning(memory: MemoryGround) -> None:
+def test_local_pauses_hold_for_planning(memory: MemoryTestCluster) -> None:
     topic = memory.topic(2)
     memory.fill(topic, 0, 3)
     memory.fill(topic, 1, 3)
@@ -346,12 +346,12 @@ def test_a_tracker_takes_back_what_was_not_done() -> None:
     assert tracker.forget_undelivered() == tracker.position() == 12
 
 
-def test_what_an_earlier_owner_finished_is_planned_around(ground: TestCluster) -> None:
+def test_what_an_earlier_owner_finished_is_planned_around(cluster: TestCluster) -> None:
     """D1: a range of offsets never holds messages that were finished before, wherever the plans begin and end."""
-    topic = ground.topic()
-    ground.fill(topic, 0, 40)
-    group = ground.group()
-    with ground.connect() as marshal:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 40)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
             messages = collect(consumer, 30, ack=False)
             for number in (*range(3, 10), *range(12, 20)):
@@ -369,12 +369,12 @@ def test_what_an_earlier_owner_finished_is_planned_around(ground: TestCluster) -
             until(lambda: positions(consumer) == {0: 40}, "all is finished")
 
 
-def test_what_an_earlier_owner_finished_is_not_fetched_again(ground: TestCluster) -> None:
+def test_what_an_earlier_owner_finished_is_not_fetched_again(cluster: TestCluster) -> None:
     """D1: also where the messages come in several pieces."""
-    topic = ground.topic()
-    ground.fill(topic, 0, 60)
-    group = ground.group()
-    with ground.connect() as marshal:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 60)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
             messages = collect(consumer, 50, ack=False)
             for number in range(1, 50):

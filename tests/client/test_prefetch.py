@@ -1,4 +1,4 @@
-"""What is fetched ahead: fairly across partitions behind a slow handler, bounded in messages and in bytes."""
+"""Fetching ahead for a slow handler: fair across partitions, bounded in messages and in bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from marshal_py.protocol.member import Member
 from marshal_py.transport import settings
 from marshal_py.transport.memory import MemoryMessage
 from tests.support.client_fixtures import collect, joined, owns, places, until
-from tests.support.one_queue import BLOCK, OneQueueGround, OneQueueSource
+from tests.support.one_queue import BLOCK, OneQueueSource, OneQueueTestCluster
 
 PARTITIONS = 12
 FILLED = 3 * BLOCK  # messages of each partition
@@ -27,8 +27,8 @@ KINDS = ("at_least_once", "at_most_once")
 
 
 @pytest.fixture
-def ground() -> OneQueueGround:
-    return OneQueueGround()
+def cluster() -> OneQueueTestCluster:
+    return OneQueueTestCluster()
 
 
 @pytest.fixture
@@ -38,16 +38,16 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "LOOK_MS", 0)
 
 
-def filled(ground: OneQueueGround, partitions: int = PARTITIONS, count: int = FILLED, size: int = 10) -> str:
-    topic = ground.topic(partitions)
+def filled(cluster: OneQueueTestCluster, partitions: int = PARTITIONS, count: int = FILLED, size: int = 10) -> str:
+    topic = cluster.topic(partitions)
     for partition in range(partitions):
         for _ in range(count):
-            ground.put(topic, partition, b"x" * size)
+            cluster.put(topic, partition, b"x" * size)
     return topic
 
 
 def one_by_one(consumer: Consumer) -> Iterator[Message]:
-    """As a slow handler gets them: each message from a hand-over of its own."""
+    """As a slow handler gets them: each message from a delivery of its own."""
     while True:
         message = next(iter(consumer))
         message.ack()
@@ -62,7 +62,7 @@ def in_batches(consumer: Consumer) -> Iterator[Message]:
 
 
 def handled_until_all(messages: Iterator[Message], partitions: set[int]) -> int:
-    """How many messages are handed over until each of these partitions had one."""
+    """How many messages are delivered until each of these partitions had one."""
     left, count = set(partitions), 0
     while left:
         left.discard(next(messages).partition)
@@ -82,22 +82,22 @@ def source_of(consumer: Consumer) -> OneQueueSource:
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("way", [one_by_one, in_batches])
 @pytest.mark.parametrize("delivery", KINDS)
-def test_one_partition_does_not_wait_behind_the_thousands_of_another(
-    ground: OneQueueGround, delivery: str, way: Callable[[Consumer], Iterator[Message]]
+def test_one_partition_does_not_wait_for_thousands_of_another(
+    cluster: OneQueueTestCluster, delivery: str, way: Callable[[Consumer], Iterator[Message]]
 ) -> None:
-    """All are full. What is handed over between the first message of one and of another is a few, no block of one."""
-    topic = filled(ground)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], delivery=delivery) as consumer:
+    """All are full. Between the first messages of two partitions a few messages are delivered, not a block of one."""
+    topic = filled(cluster)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
         until(owns(consumer, *range(PARTITIONS)), "all partitions are its")
         assert handled_until_all(way(consumer), set(range(PARTITIONS))) <= 4 * PARTITIONS
 
 
 @pytest.mark.usefixtures("slow")
-def test_partitions_that_are_taken_over_do_not_wait_behind_those_that_one_had(ground: OneQueueGround) -> None:
+def test_partitions_that_are_taken_over_do_not_wait_for_earlier_ones(cluster: OneQueueTestCluster) -> None:
     """As after a death: a backlog of its own, and then the partitions of another."""
-    topic = filled(ground)
-    group = ground.group()
-    with ground.connect() as one, ground.connect() as two, joined(one, group, [topic]) as consumer:
+    topic = filled(cluster)
+    group = cluster.group()
+    with cluster.connect() as one, cluster.connect() as two, joined(one, group, [topic]) as consumer:
         until(owns(consumer, *range(PARTITIONS)), "all partitions are its")
         messages = one_by_one(consumer)
         with joined(two, group, [topic]) as other:
@@ -109,11 +109,11 @@ def test_partitions_that_are_taken_over_do_not_wait_behind_those_that_one_had(gr
 
 @pytest.mark.usefixtures("slow")
 def test_a_partition_comes_whole_and_in_order_however_often_it_is_paused(
-    ground: OneQueueGround, monkeypatch: pytest.MonkeyPatch
+    cluster: OneQueueTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "BUFFERED_MESSAGES_MAX", 400)
-    topic = filled(ground, 4)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], prefetch_messages=50) as consumer:
+    topic = filled(cluster, 4)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], prefetch_messages=50) as consumer:
         found: dict[int, list[int]] = {partition: [] for partition in range(4)}
         count = 0
         for message in consumer:
@@ -126,10 +126,10 @@ def test_a_partition_comes_whole_and_in_order_however_often_it_is_paused(
         assert source_of(consumer).handed_out < 3 * count, "what is fetched twice is not most of the work"
 
 
-def test_a_fast_handler_reads_no_further_than_it_hands_over(ground: OneQueueGround) -> None:
+def test_a_fast_handler_reads_no_further_than_it_hands_over(cluster: OneQueueTestCluster) -> None:
     """Speed: librdkafka's queue is the buffer, and nothing is paused."""
-    topic = filled(ground, 4)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+    topic = filled(cluster, 4)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         got = 0
         while got < 4 * FILLED:
             batch = consumer.fetch(1_000, expires_s=30)
@@ -138,12 +138,12 @@ def test_a_fast_handler_reads_no_further_than_it_hands_over(ground: OneQueueGrou
         assert source_of(consumer).handed_out == got == 4 * FILLED
 
 
-def test_a_batch_holds_an_even_share_of_each_partition(ground: OneQueueGround) -> None:
-    """And what one has less the others fill: a batch is full if there is enough."""
-    topic = filled(ground, 3, 0)
+def test_a_batch_holds_an_even_share_of_each_partition(cluster: OneQueueTestCluster) -> None:
+    """The others fill what one lacks: a batch is full if there are enough messages."""
+    topic = filled(cluster, 3, 0)
     for partition, count in enumerate((100, 2, 100)):
-        ground.fill(topic, partition, count)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        cluster.fill(topic, partition, count)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         until(owns(consumer, 0, 1, 2), "all partitions are its")
         consumer._intake.pull(1.0)
         shares: dict[int, int] = {}
@@ -156,11 +156,13 @@ def test_a_batch_holds_an_even_share_of_each_partition(ground: OneQueueGround) -
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("delivery", KINDS)
-def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(ground: OneQueueGround, delivery: str) -> None:
-    """Of what a slow handler has buffered a drain would take minutes. The next owner goes on behind the piece."""
-    topic = filled(ground, 3)
-    group = ground.group()
-    with ground.connect() as marshal:
+def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(
+    cluster: OneQueueTestCluster, delivery: str
+) -> None:
+    """To drain all that a slow handler has buffered would take minutes. The next owner begins after one piece."""
+    topic = filled(cluster, 3)
+    group = cluster.group()
+    with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic], delivery=delivery, prefetch_messages=40, grant_messages=30)
         until(owns(consumer, 0, 1, 2), "all partitions are its")
         messages = one_by_one(consumer)
@@ -183,7 +185,7 @@ def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(ground: O
 
 
 def shut() -> Callable[[], None]:
-    """The gate, as in a fenced consumer; what is returned opens it again."""
+    """Shuts the gate, as in a fenced consumer. The returned function opens it again."""
     gate = pytest.MonkeyPatch()
     gate.setattr(Member, "open_ms", lambda *_: 0)
     gate.setattr(Member, "may_deliver", lambda *_: False)
@@ -221,11 +223,11 @@ class Reader:
 
 @pytest.mark.parametrize("way", ["iteration", "fetch"])
 @pytest.mark.parametrize("delivery", KINDS)
-def test_nothing_is_fetched_while_the_gate_is_shut(ground: OneQueueGround, delivery: str, way: str) -> None:
+def test_nothing_is_fetched_while_the_gate_is_shut(cluster: OneQueueTestCluster, delivery: str, way: str) -> None:
     """A fenced consumer does not fill memory, still fetches ahead of a claim (A3), and loses nothing of it."""
-    topic = filled(ground, 3)
-    other = filled(ground, 1)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], delivery=delivery) as consumer:
+    topic = filled(cluster, 3)
+    other = filled(cluster, 1)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
         until(owns(consumer, 0, 1, 2), "all partitions are its")
         open_again = shut()
         reader = Reader(consumer, way)
@@ -252,13 +254,13 @@ def test_nothing_is_fetched_while_the_gate_is_shut(ground: OneQueueGround, deliv
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("partitions", [1, 4])
-def test_what_is_buffered_is_bounded_in_bytes(ground: OneQueueGround, partitions: int) -> None:
+def test_what_is_buffered_is_bounded_in_bytes(cluster: OneQueueTestCluster, partitions: int) -> None:
     """Of all partitions together: beyond the bound at most one piece, which is the share of one of them, each."""
     size, bound = 1_000, 100_000
-    topic = filled(ground, partitions, 2_000, size)
+    topic = filled(cluster, partitions, 2_000, size)
     with (
-        ground.connect() as marshal,
-        joined(marshal, ground.group(), [topic], prefetch_bytes=bound, prefetch_messages=20) as consumer,
+        cluster.connect() as marshal,
+        joined(marshal, cluster.group(), [topic], prefetch_bytes=bound, prefetch_messages=20) as consumer,
     ):
         until(owns(consumer, *range(partitions)), "all partitions are its")
         most = 0
@@ -270,21 +272,21 @@ def test_what_is_buffered_is_bounded_in_bytes(ground: OneQueueGround, partitions
         assert bound // 2 <= most <= 2 * bound + 20 * size
 
 
-def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(ground: OneQueueGround) -> None:
-    """D2: without the log there are no grants, however long it lasts."""
-    topic = filled(ground, 2, 3_000, 1_000)
+def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(cluster: OneQueueTestCluster) -> None:
+    """D2: while the log does not answer there are no grants."""
+    topic = filled(cluster, 2, 3_000, 1_000)
     with (
-        ground.connect() as marshal,
+        cluster.connect() as marshal,
         joined(
-            marshal, ground.group(), [topic], delivery="at_most_once", prefetch_bytes=100_000, prefetch_messages=50
+            marshal, cluster.group(), [topic], delivery="at_most_once", prefetch_bytes=100_000, prefetch_messages=50
         ) as consumer,
     ):
         until(owns(consumer, 0, 1), "all partitions are its")
-        ground.broker.writable = False
+        cluster.broker.writable = False
         source = source_of(consumer)
         until(lambda: not consumer.fetch(10, expires_s=0) and source.polls > 200, "it was polled long enough")
         assert 0 < 1_000 * consumer._queue.buffered() <= 2 * 100_000 + 50 * 1_000
-        ground.broker.writable = True
+        cluster.broker.writable = True
 
 
 # --- the bounds themselves
@@ -355,19 +357,19 @@ def test_keys_count_and_a_tombstone_has_no_value() -> None:
     assert buffer.payload_bytes() == 5 + 3 + 1
 
 
-def test_who_handles_fast_is_not_slow_and_who_is_not_known_neither() -> None:
-    pace, prefetch_ = HandlingRate(), Prefetch(1_000, 100)
-    assert not prefetch_.due(pace, 10_000)
-    pace.delivered(0, 10_000)
-    pace.returned(100_000, 11_000)  # 100,000 in a second
-    assert not prefetch_.due(pace, 11_000)
+def test_fast_and_unmeasured_users_do_not_count_as_slow() -> None:
+    rate, prefetch_ = HandlingRate(), Prefetch(1_000, 100)
+    assert not prefetch_.due(rate, 10_000)
+    rate.delivered(0, 10_000)
+    rate.returned(100_000, 11_000)  # 100,000 in a second
+    assert not prefetch_.due(rate, 11_000)
     for _ in range(100):
-        pace.delivered(100_000, 20_000)
-        pace.returned(100_100, 21_000)  # 100 in a second
-    assert pace.slower_than(SLOW_PER_S)
-    assert prefetch_.due(pace, 30_000)
-    assert not prefetch_.due(pace, 30_000 + LOOK_MS - 1), "a look now and then is enough"
-    assert prefetch_.due(pace, 30_000 + LOOK_MS)
+        rate.delivered(100_000, 20_000)
+        rate.returned(100_100, 21_000)  # 100 in a second
+    assert rate.slower_than(SLOW_PER_S)
+    assert prefetch_.due(rate, 30_000)
+    assert not prefetch_.due(rate, 30_000 + LOOK_MS - 1), "a look now and then is enough"
+    assert prefetch_.due(rate, 30_000 + LOOK_MS)
 
 
 def test_librdkafka_is_bounded_as_well_and_the_users_settings_win() -> None:

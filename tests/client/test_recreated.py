@@ -1,4 +1,4 @@
-"""Data topics have an identity: one that is deleted and made anew, or is gone, as a consumer meets it (D10, F9.10).
+"""Data topics have an identity: one that is deleted and recreated, or is gone, as a consumer meets it (D10, F9.10).
 
 In memory, where topics can be deleted; tests/kafka/test_recreated.py has the same on Apache Kafka.
 """
@@ -13,7 +13,7 @@ from marshal_py.client import loop
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.records import GroupConfig, ReleasingPartition, Topology
 from marshal_py.transport.ports import OutOfRange
-from tests.support.client_fixtures import BackgroundConsumer, MemoryGround, collect, joined, until
+from tests.support.client_fixtures import BackgroundConsumer, MemoryTestCluster, collect, joined, until
 
 REASON = "DataTopicRecreated"
 
@@ -23,7 +23,7 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "METADATA_S", 0.1)
 
 
-def make_anew(memory: MemoryGround, topic: str, partitions: int, messages: int, word: str = "new") -> None:
+def make_anew(memory: MemoryTestCluster, topic: str, partitions: int, messages: int, word: str = "new") -> None:
     """Another topic of the same name, with messages of its own in every partition."""
     with memory.broker.lock:  # at once: nobody sees it gone
         memory.broker.delete_topic(topic)
@@ -33,14 +33,14 @@ def make_anew(memory: MemoryGround, topic: str, partitions: int, messages: int, 
             memory.put(topic, partition, b"%s %d" % (word.encode(), number))
 
 
-def told(consumer: Consumer, kept: list[marshal_py.Advisory]) -> list[str]:
+def reported(consumer: Consumer, kept: list[marshal_py.Advisory]) -> list[str]:
     kept += consumer.events()
     return [event.kind for event in kept]
 
 
 @pytest.mark.parametrize("messages", [2, 50], ids=["fewer", "more"])
-def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGround, messages: int) -> None:
-    """D10, F6.4: also where the position lies beyond the new end, and the look of then finds the new topic."""
+def test_a_running_consumer_parks_it_and_continues_with_the_rest(memory: MemoryTestCluster, messages: int) -> None:
+    """D10, F6.4: also where the position lies beyond the new end: the check of that finds the new topic."""
     topic, other, group = memory.topic(2), memory.topic(), memory.group()
     for partition in (0, 1):
         memory.fill(topic, partition, 10)
@@ -48,15 +48,15 @@ def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGro
     with memory.connect("c") as marshal, joined(marshal, group, [topic, other]) as consumer:
         first = collect(consumer, 20)
         consumer.flush()
-        with BackgroundConsumer(consumer) as keeper:
+        with BackgroundConsumer(consumer) as background:
             make_anew(memory, topic, 2, messages)
-            until(lambda: told(consumer, events).count("parked") == 2, "both are parked")
-            noticed = len(keeper.seen)
+            until(lambda: reported(consumer, events).count("parked") == 2, "both are parked")
+            noticed = len(background.seen)
             memory.fill(topic, 0, 5)
             memory.fill(other, 0, 3)
-            until(lambda: sum(m.topic == other for m in keeper.seen) == 3, "the other topic goes on")
-            assert keeper.error is None
-            assert all(m.topic == other for m in keeper.seen[noticed:])
+            until(lambda: sum(m.topic == other for m in background.seen) == 3, "the other topic goes on")
+            assert background.error is None
+            assert all(m.topic == other for m in background.seen[noticed:])
             assert marshal.metrics().consumers[0].parked == 2
             assert consumer.cached_info().waiting_for == "", "it has other work"
             parked = [event for event in events if event.kind == "parked"]
@@ -71,13 +71,13 @@ def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGro
             assert [one.topic for one in moved.recreated] == [topic]
             wanted = {(p, b"new %d" % n) for p in (0, 1) for n in range(messages)}
             until(
-                lambda: wanted <= {(m.partition, m.value) for m in keeper.seen[noticed:] if m.topic == topic},
+                lambda: wanted <= {(m.partition, m.value) for m in background.seen[noticed:] if m.topic == topic},
                 "every message of the new topic",
             )
             [anew] = moved.recreated
             assert {m.topic_id for m in first} == {anew.known}
-            assert {m.topic_id for m in keeper.seen[noticed:] if m.topic == topic} == {anew.found}
-            assert "topology" in told(consumer, events)
+            assert {m.topic_id for m in background.seen[noticed:] if m.topic == topic} == {anew.found}
+            assert "topology" in reported(consumer, events)
             assert marshal.metrics().consumers[0].parked == 0
     releases = [record for record in memory.accepted(group, ReleasingPartition) if record.parked]
     assert [record.parked for record in releases] == [REASON, REASON]
@@ -85,7 +85,9 @@ def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGro
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3], ids=["fewer", "equal", "more"])
-def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(memory: MemoryGround, partitions: int) -> None:
+def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(
+    memory: MemoryTestCluster, partitions: int
+) -> None:
     topic, group = memory.topic(2), memory.group()
     for partition in (0, 1):
         memory.fill(topic, partition, 10)
@@ -96,17 +98,17 @@ def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(memory: Mem
     with (
         memory.connect("b") as marshal,
         joined(marshal, group, [topic]) as consumer,
-        BackgroundConsumer(consumer) as keeper,
+        BackgroundConsumer(consumer) as background,
     ):
-        until(lambda: told(consumer, events).count("parked") == 2, "both are parked")
+        until(lambda: reported(consumer, events).count("parked") == 2, "both are parked")
         waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
         assert REASON in waiting_for
         assert f"marshal set-position {group} {topic} --to earliest" in waiting_for
-        assert keeper.seen == []
+        assert background.seen == []
         marshal_py.group(marshal, group).set_position(topic, "earliest")
-        until(lambda: len(keeper.seen) >= 40 * partitions, "every message of the new topic")
-        assert len(keeper.seen) == 40 * partitions
-        assert {m.value for m in keeper.seen} == {b"new %d" % number for number in range(40)}
+        until(lambda: len(background.seen) >= 40 * partitions, "every message of the new topic")
+        assert len(background.seen) == 40 * partitions
+        assert {m.value for m in background.seen} == {b"new %d" % number for number in range(40)}
         assert consumer.cached_info().waiting_for == ""
     made = memory.accepted(group, Topology)[-1]
     assert (made.partitions, made.topic_id) == (partitions, str(memory.broker.ids[topic]))
@@ -117,7 +119,7 @@ def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(memory: Mem
 )
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_group_may_want_it_done_by_itself(
-    memory: MemoryGround, config: str | None, option: str, goes_on: bool, partitions: int
+    memory: MemoryTestCluster, config: str | None, option: str, goes_on: bool, partitions: int
 ) -> None:
     """D10: the consumer's option counts only where the group's config is silent."""
     topic, group = memory.topic(2), memory.group()
@@ -129,18 +131,18 @@ def test_a_group_may_want_it_done_by_itself(
             marshal_py.group(marshal, group).set_config(on_topic_recreated=config)
         collect(consumer, 20)
         consumer.flush()
-        with BackgroundConsumer(consumer) as keeper:
+        with BackgroundConsumer(consumer) as background:
             make_anew(memory, topic, partitions, 30)
             if goes_on:
                 wanted = {(p, b"new %d" % n) for p in range(partitions) for n in range(30)}
-                until(lambda: wanted <= {(m.partition, m.value) for m in keeper.seen}, "all of the new topic")
+                until(lambda: wanted <= {(m.partition, m.value) for m in background.seen}, "all of the new topic")
             else:
-                until(lambda: told(consumer, events).count("parked") == 2, "both are parked")
+                until(lambda: reported(consumer, events).count("parked") == 2, "both are parked")
                 until(lambda: REASON in consumer.cached_info().waiting_for, "it waits")
-            assert keeper.error is None
+            assert background.error is None
 
 
-def test_set_config_leaves_what_is_not_named(memory: MemoryGround) -> None:
+def test_set_config_leaves_what_is_not_named(memory: MemoryTestCluster) -> None:
     """M13."""
     topic, group = memory.topic(), memory.group()
     with memory.connect("a") as marshal, joined(marshal, group, [topic]):
@@ -153,38 +155,38 @@ def test_set_config_leaves_what_is_not_named(memory: MemoryGround) -> None:
     assert memory.accepted(group, GroupConfig)[-1].on_topic_recreated == "earliest"
 
 
-def test_the_option_is_checked(memory: MemoryGround) -> None:
+def test_the_option_is_checked(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, pytest.raises(InvalidOption, match="on_topic_recreated='latest'"):
         joined(marshal, memory.group(), [topic], on_topic_recreated="latest")
 
 
-def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround) -> None:
-    """An event, `waiting_for`, and a lag that nobody knows; when it is there again with another id it is parked."""
+def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryTestCluster) -> None:
+    """There is an event, `waiting_for`, and no known lag. When the topic is back with another id, it is parked."""
     topic, other, group = memory.topic(), memory.topic(), memory.group()
     memory.fill(topic, 0, 5)
     events: list[marshal_py.Advisory] = []
     with memory.connect() as marshal, joined(marshal, group, [topic, other]) as consumer:
         collect(consumer, 5)
-        with BackgroundConsumer(consumer) as keeper:
+        with BackgroundConsumer(consumer) as background:
             memory.broker.delete_topic(topic)
-            until(lambda: "topic_missing" in told(consumer, events), "it is told")
+            until(lambda: "topic_missing" in reported(consumer, events), "it is reported")
             info = consumer.cached_info()
             assert topic in info.waiting_for
             assert (info.lag, info.claims[TopicPartition(topic, 0)].lag) == (-1, -1)
             figures = {one.topic: (one.end, one.lag) for one in marshal.metrics().consumers[0].partitions}
             assert figures[topic] == (-1, -1)
             memory.fill(other, 0, 3)
-            until(lambda: sum(m.topic == other for m in keeper.seen) == 3, "the other topic goes on")
-            assert told(consumer, events).count("topic_missing") == 1
+            until(lambda: sum(m.topic == other for m in background.seen) == 3, "the other topic goes on")
+            assert reported(consumer, events).count("topic_missing") == 1
             memory.broker.create_topic(topic, 1)
-            until(lambda: {"topic_found", "parked"} <= set(told(consumer, events)), "it is parked when it is back")
-            assert keeper.error is None
+            until(lambda: {"topic_found", "parked"} <= set(reported(consumer, events)), "it is parked when it is back")
+            assert background.error is None
             assert consumer.cached_info().waiting_for == "", "the other topic is work enough"
 
 
-def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryGround) -> None:
-    """D6, D10: the partition is fetched in the new topic by then; what the broker said of the old one is no error."""
+def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryTestCluster) -> None:
+    """D6, D10: the partition is fetched from the new topic by then; a refusal for the old one is no error."""
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 3)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
@@ -198,8 +200,8 @@ def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryGrou
         assert not consumer._driver.unplaced
 
 
-def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryGround) -> None:
-    """F9.1: a cluster that is upgraded tells ids one day; nothing is parked, the id is written down."""
+def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryTestCluster) -> None:
+    """F9.1: an upgraded cluster begins to give ids; nothing is parked, and the id is written to the log."""
     topic, group = memory.topic(), memory.group()
     memory.broker.tells_ids = False
     memory.fill(topic, 0, 5)
@@ -211,10 +213,10 @@ def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryGround) -> None:
         until(lambda: [one.topic_id for one in memory.accepted(group, Topology)] == ["", known], "the id is known")
         memory.fill(topic, 0, 5)
         collect(consumer, 5)
-        assert "parked" not in told(consumer, [])
+        assert "parked" not in reported(consumer, [])
 
 
-def test_a_partition_that_somebody_parked_for_another_reason(memory: MemoryGround) -> None:
+def test_a_partition_that_somebody_parked_for_another_reason(memory: MemoryTestCluster) -> None:
     """F6.5: a move of its position ends it, also where the topic is the one that it was."""
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 5)

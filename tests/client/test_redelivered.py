@@ -1,4 +1,4 @@
-"""What the log tells to come again, held against what came again."""
+"""What the log says will be delivered again, compared with what was."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from marshal_py.protocol import rationalizer
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.world import World
-from tests.support.client_fixtures import MemoryGround, collect, joined, owns, places, until
+from tests.support.client_fixtures import MemoryTestCluster, collect, joined, owns, places, until
 
 
-def test_a_release_tells_what_comes_again(memory: MemoryGround) -> None:
-    """Of a consumer that stops with messages in its hands: the same figure that `marshal spark report` shows."""
+def test_a_release_reports_what_comes_again(memory: MemoryTestCluster) -> None:
+    """A consumer stops with messages in flight: the same figure that `marshal spark report` shows."""
     topic, group = memory.topic(2), memory.group()
     memory.fill(topic, 0, 10)
     memory.fill(topic, 1, 5)
@@ -25,18 +25,18 @@ def test_a_release_tells_what_comes_again(memory: MemoryGround) -> None:
                 message.ack()
         first.stop(0.0)
     with memory.connect("second") as marshal, joined(marshal, group, [topic]) as second:
-        until(owns(second, 0, 1), "both are the heir's")
+        until(owns(second, 0, 1), "both are the successor's")
         again = collect(second, 11)
     twice = [place for place, count in Counter(places([*messages, *again])).items() if count > 1]
-    told = {
+    reported = {
         row.partition: row.in_flight
         for row in intervals(memory, group)
         if row.ended == "release" and row.client == "first"
     }
-    assert told == Counter(partition for partition, _ in twice) == {0: 7, 1: 4}
+    assert reported == Counter(partition for partition, _ in twice) == {0: 7, 1: 4}
 
 
-def intervals(memory: MemoryGround, group: str) -> list:  # type: ignore[type-arg]  # rows of one table
+def intervals(memory: MemoryTestCluster, group: str) -> list:  # type: ignore[type-arg]  # rows of one table
     root = World(0, None)
     for offset, value in enumerate(memory.log_values(0)):
         rationalizer.apply(root, offset, value)

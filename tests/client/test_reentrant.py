@@ -1,4 +1,4 @@
-"""Verbs that are called inside another call of the same thread: by signal handlers, callbacks of librdkafka, `__del__`.
+"""Calls inside another call of the same thread: by signal handlers, callbacks of librdkafka, `__del__`.
 
 What would wait for the call that it is inside of, or change what that one is changing, is refused by name.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from marshal_py import Consumer, Marshal
 from marshal_py.errors import ReentrantCall
-from tests.support.client_fixtures import MemoryGround, collect, joined, owns, places, until
+from tests.support.client_fixtures import MemoryTestCluster, collect, joined, owns, places, until
 
 TAKING = ("fetch", "next", "iteration", "flush", "plan_ranges")
 WAITING = ("stop", "drain", "info", "close", "consumer")
@@ -55,8 +55,8 @@ def outcome(call: Callable[[], Any]) -> str:
     return ""
 
 
-def refused(told: dict[str, str]) -> dict[str, str]:
-    return {name: text for name, text in told.items() if text}
+def refused(reported: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in reported.items() if text}
 
 
 def named(names: Iterable[str], place: str) -> dict[str, str]:
@@ -68,34 +68,34 @@ class Inside:
     """Runs calls once, on the thread and at the place of a call of `name`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, *calls: Callable[[], Any]) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.done = threading.Event()
         self._waiting, self._call = list(calls), getattr(place, name)
         monkeypatch.setattr(place, name, self)
 
     def __call__(self, *arguments: Any) -> Any:
         while self._waiting:
-            self.told.append(outcome(self._waiting.pop(0)))
+            self.reported.append(outcome(self._waiting.pop(0)))
         self.done.set()
         return self._call(*arguments)
 
 
-def test_whoever_holds_the_lock_is_refused_by_name(memory: MemoryGround) -> None:
+def test_a_thread_that_holds_the_lock_is_refused_by_name(memory: MemoryTestCluster) -> None:
     """A signal handler may interrupt its thread there. The lock is reentrant: it would change what is being changed."""
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition")
         calls = verbs(marshal, consumer, topic)
         with marshal._context.lock:
-            told = {name: outcome(call) for name, call in calls.items()}
+            reported = {name: outcome(call) for name, call in calls.items()}
         place = "a call of the same thread that holds the Marshal's lock"
-        assert refused(told) == named((*TAKING, *WAITING, *LOOKING), place)
+        assert refused(reported) == named((*TAKING, *WAITING, *LOOKING), place)
         assert not consumer.closed
 
 
 @pytest.mark.parametrize("outer", ["fetch", "iteration"])
 def test_a_callback_of_the_data_client_may_look_and_not_fetch(
-    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, outer: str
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, outer: str
 ) -> None:
     """stats_cb and error_cb run inside the poll of whoever fetches."""
     topic = memory.topic()
@@ -110,14 +110,14 @@ def test_a_callback_of_the_data_client_may_look_and_not_fetch(
         else:
             messages = iter(consumer)
             assert [next(messages).offset, next(messages).offset] == [0, 1]
-        told = dict(zip(names, inside.told, strict=True))
-        assert refused(told) == named(TAKING, f"{outer} of the same consumer")
+        reported = dict(zip(names, inside.reported, strict=True))
+        assert refused(reported) == named(TAKING, f"{outer} of the same consumer")
 
 
 def test_what_waits_for_the_background_thread_is_refused_on_it(
-    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A logging handler or a `__del__` may run there. It waited for its own thread until the timeout, fenced."""
+    """A logging handler or a `__del__` may run there. It waited for its own thread until the timeout."""
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition")
@@ -125,13 +125,13 @@ def test_what_waits_for_the_background_thread_is_refused_on_it(
         names = (*TAKING, *WAITING, *LOOKING, *ANYWHERE[1:])
         inside = Inside(monkeypatch, marshal._context.coordination, "poll", *(calls[name] for name in names))
         assert inside.done.wait(40)
-        told = dict(zip(names, inside.told, strict=True))
+        reported = dict(zip(names, inside.reported, strict=True))
         place = "the background thread of the Marshal, which sends the heartbeats"
-        assert refused(told) == named((*TAKING, *WAITING), place)
+        assert refused(reported) == named((*TAKING, *WAITING), place)
         assert not consumer.closed
 
 
-def test_a_stop_may_be_requested_anywhere(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_may_be_requested_anywhere(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition")

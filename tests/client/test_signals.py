@@ -1,4 +1,4 @@
-"""stop_on_signals: what it asks of consumers, whom it calls after that, and what is there when it is over."""
+"""stop_on_signals: it stops consumers, calls the former handlers, and puts them back."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 from marshal_py import Consumer, stop_on_signals
 from marshal_py.client.signals import SignalHandlers
 from marshal_py.errors import InvalidOption
-from tests.support.client_fixtures import DEADLINE_S, MemoryGround, joined
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT)
 
 
 @pytest.fixture
-def consumer(memory: MemoryGround) -> Iterator[Consumer]:
+def consumer(memory: MemoryTestCluster) -> Iterator[Consumer]:
     with memory.connect() as marshal, joined(marshal, memory.group(), [memory.topic()]) as one:
         yield one
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[list[int]]:
-    """The handlers of a program that notes SIGUSR1, and leaves the others to Python."""
+    """A program that handles SIGUSR1 and leaves the other signals to Python."""
     noted: list[int] = []
     before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGUSR2)}
     signal.signal(signal.SIGUSR1, lambda number, frame: noted.append(number))
@@ -79,7 +79,7 @@ def test_the_second_signal_does_what_it_did_before(consumer: Consumer) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_one_inside_another(consumer: Consumer, memory: MemoryGround) -> None:
+def test_one_inside_another(consumer: Consumer, memory: MemoryTestCluster) -> None:
     """Each asks its own consumers; the outer one decides what the second signal does."""
     with (
         memory.connect() as marshal,
@@ -95,7 +95,7 @@ def test_one_inside_another(consumer: Consumer, memory: MemoryGround) -> None:
 
 
 def test_a_handler_that_came_later_stays(consumer: Consumer, handlers: list[int]) -> None:
-    """It may call ours, which then calls the program's."""
+    """It may call this handler, which then calls the program's."""
     ours: list[Callable[[int, FrameType | None], object]] = []
     with stop_on_signals(consumer, signals=SIGNALS):
         for number in SIGNALS:

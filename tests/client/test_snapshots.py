@@ -35,8 +35,8 @@ from tests.support.client_fixtures import (
     LOG,
     LOGS,
     ConsumerProcess,
-    EmbeddedGround,
-    MemoryGround,
+    EmbeddedTestCluster,
+    MemoryTestCluster,
     collect,
     joined,
     owns,
@@ -52,12 +52,12 @@ WRITER, WITNESS = b"w" * 16, b"v" * 16
 
 @pytest.fixture(params=[0, 1])
 def number(request: pytest.FixtureRequest) -> int:
-    """The log in which a test's group lives: the root's own, or another."""
+    """The log of a test's group: the root's own, or another."""
     found: int = request.param
     return found
 
 
-def root_of(memory: MemoryGround) -> Genesis:
+def root_of(memory: MemoryTestCluster) -> Genesis:
     value = memory.log_values(0)[0]
     envelope = codec.open_envelope(value, -1)
     assert envelope is not None
@@ -65,15 +65,15 @@ def root_of(memory: MemoryGround) -> Genesis:
     return envelope[5]
 
 
-def folded(memory: MemoryGround, number: int, to: int | None = None) -> World:
+def folded(memory: MemoryTestCluster, number: int, to: int | None = None) -> World:
     world = World(number, None if number == 0 else root_of(memory))
     for offset, value in enumerate(memory.log_values(number)[:to]):
         rationalizer.apply(world, offset, value)
     return world
 
 
-def pad(memory: MemoryGround, number: int, records: int = 0) -> int:
-    """So many records and up to the next checkpoint; where the log ends then."""
+def pad(memory: MemoryTestCluster, number: int, records: int = 0) -> int:
+    """Writes this many records, and up to the next checkpoint. Returns the log's end."""
     value = codec.encode(Note(-1, "filler"), IN[number], root_of(memory).incarnation)
     while records > 0 or memory.broker.bounds(TopicPartition(LOG, number)).end % 16:
         memory.put(LOG, number, value)
@@ -81,8 +81,8 @@ def pad(memory: MemoryGround, number: int, records: int = 0) -> int:
     return memory.broker.bounds(TopicPartition(LOG, number)).end
 
 
-def write_snapshot(memory: MemoryGround, number: int, *, change: Any = None, confirm: bool = True) -> int:
-    """A snapshot of the log as of now, as somebody else would write it; `change` makes a wrong one of the state."""
+def write_snapshot(memory: MemoryTestCluster, number: int, *, change: Any = None, confirm: bool = True) -> int:
+    """Writes a snapshot of the log as another client would; `change` makes its state wrong."""
     at = pad(memory, number)
     world = folded(memory, number)
     if change is not None:
@@ -97,7 +97,7 @@ def write_snapshot(memory: MemoryGround, number: int, *, change: Any = None, con
     return at
 
 
-def lived(memory: MemoryGround, number: int, messages: int = 3) -> str:
+def lived(memory: MemoryTestCluster, number: int, messages: int = 3) -> str:
     """A group that has consumed: its topic."""
     topic = memory.topic()
     memory.fill(topic, 0, messages)
@@ -107,8 +107,8 @@ def lived(memory: MemoryGround, number: int, messages: int = 3) -> str:
     return topic
 
 
-def test_start_after_truncation(memory: MemoryGround, number: int) -> None:
-    """N9: behind a snapshot the log goes on where it was, in the root's log and in another."""
+def test_start_after_truncation(memory: MemoryTestCluster, number: int) -> None:
+    """N9: after a snapshot the log continues where it was, in the root's log and in another."""
     topic = lived(memory, number)
     write_snapshot(memory, number)
     at = write_snapshot(memory, number)
@@ -121,7 +121,9 @@ def test_start_after_truncation(memory: MemoryGround, number: int) -> None:
         world.check()
 
 
-def test_a_long_log_begins_at_its_snapshot(memory: MemoryGround, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_begins_at_its_snapshot(
+    memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """N9: also where nothing was deleted; and if there is no sound one, at offset 0."""
     monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 0)
     topic = lived(memory, number)
@@ -145,8 +147,8 @@ def test_a_long_log_begins_at_its_snapshot(memory: MemoryGround, number: int, mo
         )
 
 
-def test_truncated_while_it_is_looked_at(memory: MemoryGround, number: int) -> None:
-    """N9: records go between the look at the log's bounds and the reading: it looks again."""
+def test_truncated_while_it_is_looked_at(memory: MemoryTestCluster, number: int) -> None:
+    """N9: records are deleted between the look at the log's bounds and the reading: the reader looks again."""
     lived(memory, number)
     write_snapshot(memory, number)
     pad(memory, number, 2 * replay_start.WINDOW_RECORDS)
@@ -163,8 +165,8 @@ def test_truncated_while_it_is_looked_at(memory: MemoryGround, number: int) -> N
         replay_start.open_world(log, number, root, stale)
 
 
-def test_a_snapshot_of_another_incarnation(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N4: in a whole log the Genesis tells what the log is; an old client's snapshot is garbage."""
+def test_a_snapshot_of_another_incarnation(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N4: in a whole log the Genesis says what the log is; an old client's snapshot is garbage."""
     monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 0)
     topic = lived(memory, 0)
     root = root_of(memory)
@@ -181,7 +183,7 @@ def test_a_snapshot_of_another_incarnation(memory: MemoryGround, monkeypatch: py
         assert marshal._loop.worlds[0].began_at == 0
 
 
-def test_a_wrong_snapshot_is_found_out(memory: MemoryGround, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_snapshot_is_found_out(memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """N9: the older one folds to another state than the newer one holds: the reader fences."""
     monkeypatch.setattr(log_maintenance, "CHECK_AFTER_MS", 100)
     topic = lived(memory, number)
@@ -204,9 +206,9 @@ def test_a_wrong_snapshot_is_found_out(memory: MemoryGround, number: int, monkey
 
 
 def test_a_gap_that_only_a_second_look_meets(
-    memory: MemoryGround, number: int, monkeypatch: pytest.MonkeyPatch
+    memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L8, N9: the log was compacted between the two newest snapshots; a start behind them would not notice."""
+    """L8, N9: the log was compacted between the two newest snapshots; a start after them would not notice."""
     monkeypatch.setattr(log_maintenance, "CHECK_AFTER_MS", 100)
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
@@ -222,7 +224,7 @@ def test_a_gap_that_only_a_second_look_meets(
             consumer.fetch(10, expires_s=0.05)
 
 
-def test_no_snapshot_stands_in(memory: MemoryGround, number: int) -> None:
+def test_no_snapshot_stands_in(memory: MemoryTestCluster, number: int) -> None:
     """N10: none, an unconfirmed one, one of a checkpoint that is gone: zero claims, zero records, zero deliveries."""
     topic = lived(memory, number)
     write_snapshot(memory, number)
@@ -236,8 +238,8 @@ def test_no_snapshot_stands_in(memory: MemoryGround, number: int) -> None:
     assert memory.broker.bounds(TopicPartition(LOG, number)).end == before
 
 
-def test_truncated_while_running(memory: MemoryGround, number: int) -> None:
-    """N11: it fences, begins anew behind a snapshot, leaves its old session and joins again; nothing is lost."""
+def test_truncated_while_running(memory: MemoryTestCluster, number: int) -> None:
+    """N11: it fences, begins again after a snapshot, leaves its old session and joins again; nothing is lost."""
     topic = memory.topic()
     memory.fill(topic, 0, 3)
     with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
@@ -258,7 +260,7 @@ def test_truncated_while_running(memory: MemoryGround, number: int) -> None:
     assert left[0].session == old
 
 
-def folded_verdicts(memory: MemoryGround, number: int, first: int) -> list[Verdict]:
+def folded_verdicts(memory: MemoryTestCluster, number: int, first: int) -> list[Verdict]:
     """From a checkpoint on: the broker of these tests deletes nothing really."""
     world = folded(memory, number, first)
     return [
@@ -268,8 +270,8 @@ def folded_verdicts(memory: MemoryGround, number: int, first: int) -> list[Verdi
     ]
 
 
-def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N8, N12: they write snapshots, vouch for them, and delete what lies behind two."""
+def test_the_consumers_keep_their_log_short(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N8, N12: they write snapshots, confirm them, and delete what lies below two of them."""
     monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
     monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 64)
     monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 50)
@@ -299,7 +301,7 @@ def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: p
         assert places(collect(consumer, 1)) == [(0, 0)]
 
 
-def test_a_dead_group_does_not_stop_truncation(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_group_does_not_stop_truncation(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N14: a session of a killed process, alone in its group, is evicted by consumers of another group; then they
     confirm snapshots and delete records again."""
     monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
@@ -323,7 +325,7 @@ def test_a_dead_group_does_not_stop_truncation(memory: MemoryGround, monkeypatch
     assert evicted[0].waited_ms >= 2_000
 
 
-def test_a_killed_process_does_not_stop_snapshots(embedded: EmbeddedGround) -> None:
+def test_a_killed_process_does_not_stop_snapshots(embedded: EmbeddedTestCluster) -> None:
     """N14, N6: kill -9 of a group's only consumer; the only one of another group evicts it, and is alone again."""
     topic = embedded.topic()
     with ConsumerProcess(embedded.target, IN[1], topic, "--client-id", "killed") as killed:
@@ -343,7 +345,7 @@ def test_a_killed_process_does_not_stop_snapshots(embedded: EmbeddedGround) -> N
     assert (evicted.session, evicted.by) == (orphan, "a")
 
 
-def test_alone_it_audits_itself(memory: MemoryGround, number: int) -> None:
+def test_alone_it_audits_itself(memory: MemoryTestCluster, number: int) -> None:
     """N6: one client in the log: a second fold of re-read bytes."""
     topic = memory.topic()
     with memory.connect("a", snapshot_every_records=64) as one, joined(one, IN[number], [topic]):
@@ -352,7 +354,7 @@ def test_alone_it_audits_itself(memory: MemoryGround, number: int) -> None:
         assert kept.store.confirmed()[0].self_audit
 
 
-def test_without_the_right_to_delete(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_right_to_delete(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N12: snapshots are written, deletion is left to an admin, one advisory says so."""
     monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 10)
     monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 16)
@@ -373,7 +375,7 @@ def test_without_the_right_to_delete(memory: MemoryGround, monkeypatch: pytest.M
         assert "not authorized" in refused()[0].text
 
 
-def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_young_history_stays(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N12: what is younger than the margin is not deleted, however many snapshots lie before it."""
     monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 10)
     monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 1)
@@ -382,7 +384,7 @@ def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memory.broker, "delete_records", lambda tp, before: deleted.append(before))
     wall_ms = 10**15  # far in the future: nothing in the log is older
     monkeypatch.setattr(
-        MemoryGround,
+        MemoryTestCluster,
         "put",
         lambda self, topic, partition, value, key=None, headers=None: self.broker.produce(
             topic, partition, value, key, headers, wall_ms
@@ -399,7 +401,7 @@ def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPat
     assert all(before <= first for before in deleted)
 
 
-def test_a_topic_made_anew_is_not_truncated(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recreated_topic_is_not_truncated(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N12: the look before a deletion finds another topic, and ends the client before anything is lost."""
     monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 10)
     monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 1)
@@ -423,7 +425,7 @@ def test_a_topic_made_anew_is_not_truncated(memory: MemoryGround, monkeypatch: p
         assert memory.broker.bounds(TopicPartition(LOG, 1)).first == 0
 
 
-def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_broken_fold_among_three(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """G7: found by the digests, proved by a second fold of re-read bytes; it alone ends, the others take over.
 
     What it held is kept, and differs from the log in exactly what was falsified.
@@ -472,8 +474,8 @@ def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.Mon
             marshal.close()
 
 
-def test_history_begun_anew_stops_who_knows_the_old_one(memory: MemoryGround, number: int) -> None:
-    """N13: with the error that says so; who starts behind it goes on with nothing."""
+def test_a_history_that_began_again_stops_readers_of_the_old_one(memory: MemoryTestCluster, number: int) -> None:
+    """N13: with the error that says so; a consumer that starts after it knows nothing of the old history."""
     topic = memory.topic()
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
@@ -501,7 +503,7 @@ def test_history_begun_anew_stops_who_knows_the_old_one(memory: MemoryGround, nu
         {"evidence_dir": "/no/such/folder"},
     ],
 )
-def test_settings_out_of_bounds(memory: MemoryGround, options: dict[str, Any]) -> None:
+def test_settings_out_of_bounds(memory: MemoryTestCluster, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
         memory.connect(**options)
     assert retention.RetentionPolicy() == (50_000, 86_400.0, "")

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from marshal_py.client.stalls import RECENT_MS, STALL_MS_MIN, Stalls
-from tests.support.client_fixtures import INTERVAL_S, MemoryGround, joined, owns, until
+from tests.support.client_fixtures import INTERVAL_S, MemoryTestCluster, joined, owns, until
 
 
 def test_what_is_waited_for_is_no_stall() -> None:
@@ -18,7 +18,7 @@ def test_what_is_waited_for_is_no_stall() -> None:
     assert (stalls.recent_ms(1_400), stalls.total_ms, stalls.longest_ms) == (0, 0, 0)
 
 
-def test_a_stall_is_told_while_it_lasts_and_just_after() -> None:
+def test_a_stall_is_reported_while_it_lasts_and_just_after() -> None:
     stalls = Stalls()
     stalls.waits(1_100)
     assert stalls.recent_ms(3_500) == 2_400, "another thread asks before it runs again"
@@ -32,7 +32,7 @@ def test_a_stall_is_told_while_it_lasts_and_just_after() -> None:
     assert (stalls.total_ms, stalls.longest_ms) == (3_400, 2_400)
 
 
-def test_a_call_into_c_that_keeps_the_interpreter_is_named(memory: MemoryGround) -> None:
+def test_a_call_into_c_that_keeps_the_interpreter_is_named(memory: MemoryTestCluster) -> None:
     """PyDLL keeps the interpreter's lock during a call: no other thread of the process runs."""
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -46,7 +46,9 @@ def test_a_call_into_c_that_keeps_the_interpreter_is_named(memory: MemoryGround)
         assert marshal.metrics().stalled_ms >= marshal.metrics().longest_stall_ms
 
 
-def test_a_fence_for_another_reason_says_nothing_of_it(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fence_for_another_reason_says_nothing_of_it(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stall of less than a third of the interval costs no heartbeat."""
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:

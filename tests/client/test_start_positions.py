@@ -10,54 +10,54 @@ from marshal_py import Marshal, TopicPartition
 from marshal_py.client import start_positions
 from marshal_py.errors import InvalidOption, KafkaGroupIsLive, MarshalError, PositionOutOfRange, TopicMissing
 from marshal_py.protocol.records import Note
-from tests.support.client_fixtures import MemoryGround, TestCluster, collect, joined, owns, places, until
+from tests.support.client_fixtures import MemoryTestCluster, TestCluster, collect, joined, owns, places, until
 
 
-def test_earliest_begins_at_the_beginning(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start="earliest") as consumer:
+def test_earliest_begins_at_the_beginning(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], start="earliest") as consumer:
         assert places(collect(consumer, 3)) == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_latest_begins_at_the_end(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start="latest") as consumer:
+def test_latest_begins_at_the_end(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], start="latest") as consumer:
         until(owns(consumer, 0), "the partition is ours")
-        ground.fill(topic, 0, 1, first=3)
+        cluster.fill(topic, 0, 1, first=3)
         assert places(collect(consumer, 1)) == [(0, 3)]
 
 
 @pytest.mark.parametrize(("fallback", "first"), [("earliest", 0), ("latest", 3)])
-def test_without_a_committed_offset_the_fallback_counts(ground: TestCluster, fallback: str, first: int) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 3)
+def test_without_a_committed_offset_the_fallback_counts(cluster: TestCluster, fallback: str, first: int) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
     with (
-        ground.connect() as marshal,
-        joined(marshal, ground.group(), [topic], start="committed", start_fallback=fallback) as consumer,
+        cluster.connect() as marshal,
+        joined(marshal, cluster.group(), [topic], start="committed", start_fallback=fallback) as consumer,
     ):
         until(owns(consumer, 0), "the partition is ours")
-        ground.fill(topic, 0, 1, first=3)
+        cluster.fill(topic, 0, 1, first=3)
         assert places(collect(consumer, 1)) == [(0, first)]
 
 
-def test_a_group_that_ordinary_consumers_left_goes_on_where_they_were(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    group = ground.group()
-    ground.fill(topic, 0, 5)
-    ground.fill(topic, 1, 5)
-    with ground.connect() as marshal:
+def test_a_group_that_ordinary_consumers_left_continues_where_they_were(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    group = cluster.group()
+    cluster.fill(topic, 0, 5)
+    cluster.fill(topic, 1, 5)
+    with cluster.connect() as marshal:
         assert marshal._context.admin.commit(group, {TopicPartition(topic, 0): 3}) == ""
         with joined(marshal, group, [topic], start="committed", start_fallback="earliest") as consumer:
             assert sorted(places(collect(consumer, 7))) == [(0, 3), (0, 4), *((1, i) for i in range(5))]
 
 
-def test_the_log_counts_more_than_the_start(ground: TestCluster) -> None:
-    topic = ground.topic()
-    group = ground.group()
-    ground.fill(topic, 0, 3)
-    with ground.connect() as marshal:
+def test_the_log_counts_more_than_the_start(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    group = cluster.group()
+    cluster.fill(topic, 0, 3)
+    with cluster.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
             collect(consumer, 2)
         with joined(marshal, group, [topic], start="latest") as consumer:
@@ -79,7 +79,9 @@ BEGAN_MS = 1_738_281_600_000  # 2025-01-31T00:00:00Z
         ("2030-01-01", 4),
     ],
 )
-def test_a_time_begins_at_the_first_message_that_is_not_older(memory: MemoryGround, start: str, first: int) -> None:
+def test_a_time_begins_at_the_first_message_that_is_not_older(
+    memory: MemoryTestCluster, start: str, first: int
+) -> None:
     """D5. Where no message is as new, it begins at the end."""
     topic = memory.topic()
     for day in range(4):
@@ -89,18 +91,18 @@ def test_a_time_begins_at_the_first_message_that_is_not_older(memory: MemoryGrou
         assert consumer.claims()[TopicPartition(topic, 0)].position == first
 
 
-def test_offsets_are_named_by_partition(ground: TestCluster) -> None:
+def test_offsets_are_named_by_partition(cluster: TestCluster) -> None:
     """D5: an offset, the end, the beginning."""
-    topic = ground.topic(3)
+    topic = cluster.topic(3)
     for partition in range(3):
-        ground.fill(topic, partition, 4)
+        cluster.fill(topic, partition, 4)
     named = json.dumps({topic: {"0": 3, "1": -1, "2": -2}})
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start=named) as consumer:
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], start=named) as consumer:
         until(lambda: len(consumer.claims()) == 3, "the partitions are ours")
         assert [claim.position for _, claim in sorted(consumer.claims().items())] == [3, 4, 0]
 
 
-def test_a_time_is_named_by_partition(memory: MemoryGround) -> None:
+def test_a_time_is_named_by_partition(memory: MemoryTestCluster) -> None:
     topic = memory.topic(2)
     for day in range(4):
         for partition in range(2):
@@ -111,8 +113,8 @@ def test_a_time_is_named_by_partition(memory: MemoryGround) -> None:
         assert [claim.position for _, claim in sorted(consumer.claims().items())] == [1, 3]
 
 
-def test_a_named_offset_that_retention_deleted_is_reported_as_lost(memory: MemoryGround) -> None:
-    """D6: whoever names an offset wanted what came from there on."""
+def test_a_named_offset_that_retention_deleted_is_reported_as_lost(memory: MemoryTestCluster) -> None:
+    """D6: a user who names an offset wants the messages from there on."""
     topic = memory.topic()
     memory.fill(topic, 0, 6)
     memory.truncate(topic, 0, 4)
@@ -127,9 +129,9 @@ def test_a_named_offset_that_retention_deleted_is_reported_as_lost(memory: Memor
     [(2, {"0": 0}, InvalidOption, "does not name .*:1"), (1, {"0": 5}, PositionOutOfRange, "valid are 0 to 4")],
 )
 def test_a_start_that_cannot_be_ends_the_consumer_and_frees_its_partitions(
-    memory: MemoryGround, partitions: int, named: dict[str, int], error: type[MarshalError], says: str
+    memory: MemoryTestCluster, partitions: int, named: dict[str, int], error: type[MarshalError], says: str
 ) -> None:
-    """D5: what was meant cannot be guessed."""
+    """D5: the library cannot guess what was meant."""
     topic, group = memory.topic(partitions), memory.group()
     for partition in range(partitions):
         memory.fill(topic, partition, 4)
@@ -140,7 +142,7 @@ def test_a_start_that_cannot_be_ends_the_consumer_and_frees_its_partitions(
             assert len(collect(other, 4 * partitions)) == 4 * partitions
 
 
-def test_named_offsets_count_for_partitions_that_are_added(memory: MemoryGround) -> None:
+def test_named_offsets_count_for_partitions_that_are_added(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     start = json.dumps({topic: {"0": 0, "1": 2}})
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
@@ -180,14 +182,14 @@ def test_a_start_that_says_nothing_is_named(start: str) -> None:
         start_positions.parse(start)
 
 
-def test_a_start_of_another_topic_is_a_slip_of_the_pen(memory: MemoryGround) -> None:
+def test_a_start_of_another_topic_is_a_slip_of_the_pen(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, pytest.raises(InvalidOption, match="none of the consumer's topics"):
         marshal.consumer(memory.group(), [topic], start='{"order": {"0": 0}}')
 
 
-def test_a_partition_that_is_added_begins_at_its_beginning(memory: MemoryGround) -> None:
-    """What came before anybody knew of the partition is not lost, although the group starts at the latest."""
+def test_a_partition_that_is_added_begins_at_its_beginning(memory: MemoryTestCluster) -> None:
+    """Messages from before the partition was known are not lost, although the group starts at the latest."""
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start="latest") as consumer:
         until(owns(consumer, 0), "the first partition is ours")
@@ -198,43 +200,43 @@ def test_a_partition_that_is_added_begins_at_its_beginning(memory: MemoryGround)
 
 
 def _look_again(marshal: Marshal) -> None:
-    """The next look at the metadata is due now, not in some seconds."""
+    """Makes the next look at the metadata due now."""
     marshal._loop._metadata_due = 0.0
 
 
-def test_a_lost_range_is_reported_and_the_rest_goes_on(ground: TestCluster) -> None:
-    """D6: below the beginning; the group's position was deleted while nobody read."""
-    topic = ground.topic()
-    group = ground.group()
-    ground.fill(topic, 0, 10)
-    with ground.connect() as marshal:
+def test_a_lost_range_is_reported_and_the_rest_continues(cluster: TestCluster) -> None:
+    """D6: below the beginning: messages at the position were deleted while no consumer ran."""
+    topic = cluster.topic()
+    group = cluster.group()
+    cluster.fill(topic, 0, 10)
+    with cluster.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
             collect(consumer, 2)
-        ground.truncate(topic, 0, 6)
+        cluster.truncate(topic, 0, 6)
         with joined(marshal, group, [topic]) as consumer:
             assert places(collect(consumer, 4)) == [(0, i) for i in range(6, 10)]
             lost = [(e.partition, e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"]
             assert lost == [(0, 2, 6)]
             consumer.flush()
-        notes = [n for n in ground.accepted(group, Note) if n.kind == "offset_lost"]
+        notes = [n for n in cluster.accepted(group, Note) if n.kind == "offset_lost"]
         assert [(n.topic, n.partition, n.from_, n.to) for n in notes] == [(topic, 0, 2, 6)]
 
 
-def test_a_range_that_is_lost_while_reading_begins_behind_what_was_read(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.fill(topic, 0, 4)
-    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+def test_a_range_that_is_lost_while_reading_begins_after_what_was_read(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 4)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         collect(consumer, 4)
         consumer.pause([(topic, 0)])
-        ground.fill(topic, 0, 6, first=4)
-        ground.truncate(topic, 0, 8)
+        cluster.fill(topic, 0, 6, first=4)
+        cluster.truncate(topic, 0, 8)
         consumer.resume([(topic, 0)])
         assert places(collect(consumer, 2)) == [(0, 8), (0, 9)]
         assert [(e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"] == [(4, 8)]
 
 
-def test_without_ids_a_recreated_data_topic_is_not_read_anew_in_silence(memory: MemoryGround) -> None:
-    """D6; where the cluster tells ids, its partitions are parked (test_recreated.py)."""
+def test_without_ids_a_recreated_data_topic_is_not_read_again_in_silence(memory: MemoryTestCluster) -> None:
+    """D6; where the cluster gives ids, its partitions are parked (test_recreated.py)."""
     memory.broker.tells_ids = False
     topic = memory.topic()
     memory.fill(topic, 0, 5)
@@ -254,33 +256,33 @@ def test_without_ids_a_recreated_data_topic_is_not_read_anew_in_silence(memory: 
         assert "position 5, end 2" in text
 
 
-def test_accepted_positions_are_mirrored(ground: TestCluster) -> None:
-    topic = ground.topic(3)
-    group = ground.group()
+def test_accepted_positions_are_mirrored(cluster: TestCluster) -> None:
+    topic = cluster.topic(3)
+    group = cluster.group()
     for partition in range(3):
-        ground.fill(topic, partition, partition + 1)
+        cluster.fill(topic, partition, partition + 1)
     tps = [TopicPartition(topic, partition) for partition in range(3)]
-    with ground.connect() as marshal, ground.connect() as onlooker:
+    with cluster.connect() as marshal, cluster.connect() as observer:
         with joined(marshal, group, [topic]) as consumer:
             collect(consumer, 6)
-        until(lambda: onlooker._context.admin.committed(group, tps) == {tps[0]: 1, tps[1]: 2, tps[2]: 3}, "the mirror")
+        until(lambda: observer._context.admin.committed(group, tps) == {tps[0]: 1, tps[1]: 2, tps[2]: 3}, "the mirror")
 
 
-def test_two_consumers_of_one_marshal_are_both_mirrored(ground: TestCluster) -> None:
-    topic = ground.topic(2)
-    group = ground.group()
+def test_two_consumers_of_one_marshal_are_both_mirrored(cluster: TestCluster) -> None:
+    topic = cluster.topic(2)
+    group = cluster.group()
     for partition in (0, 1):
-        ground.fill(topic, partition, 4)
+        cluster.fill(topic, partition, 4)
     tps = [TopicPartition(topic, partition) for partition in (0, 1)]
-    with ground.connect() as marshal, ground.connect() as onlooker:
+    with cluster.connect() as marshal, cluster.connect() as observer:
         with joined(marshal, group, [topic], max_claims=1) as one, joined(marshal, group, [topic]) as two:
             until(lambda: len(one.claims()) == len(two.claims()) == 1, "one partition each")
             collect(one, 4)
             collect(two, 4)
-        until(lambda: onlooker._context.admin.committed(group, tps) == {tps[0]: 4, tps[1]: 4}, "the mirror")
+        until(lambda: observer._context.admin.committed(group, tps) == {tps[0]: 4, tps[1]: 4}, "the mirror")
 
 
-def test_mirroring_can_be_switched_off(memory: MemoryGround) -> None:
+def test_mirroring_can_be_switched_off(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic], mirror_offsets=False) as consumer:
@@ -289,7 +291,7 @@ def test_mirroring_can_be_switched_off(memory: MemoryGround) -> None:
     assert memory.broker.committed == {}
 
 
-def test_a_refused_mirror_is_an_event(memory: MemoryGround) -> None:
+def test_a_refused_mirror_is_an_event(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     group = memory.group()
     memory.fill(topic, 0, 1)
@@ -298,10 +300,10 @@ def test_a_refused_mirror_is_an_event(memory: MemoryGround) -> None:
         memory.broker.live_kafka[group] = 1
         collect(consumer, 1)
         consumer.stop()
-        until(lambda: "mirror_refused" in [event.kind for event in consumer.events()], "the refusal is told")
+        until(lambda: "mirror_refused" in [event.kind for event in consumer.events()], "the refusal is reported")
 
 
-def test_live_ordinary_consumers_keep_the_group_for_themselves(memory: MemoryGround) -> None:
+def test_live_ordinary_consumers_keep_the_group_for_themselves(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     group = memory.group()
     memory.broker.live_kafka[group] = 2
@@ -310,14 +312,14 @@ def test_live_ordinary_consumers_keep_the_group_for_themselves(memory: MemoryGro
             joined(marshal, group, [topic])
         assert (raised.value.group, raised.value.members) == (group, 2)
         with joined(marshal, group, [topic], join_live_kafka_group=True) as consumer:
-            until(owns(consumer, 0), "it was told to join anyway")
+            until(owns(consumer, 0), "it was reported to join anyway")
 
 
 @pytest.mark.parametrize(("new_topics", "offset"), [("earliest", 0), ("start", 3)])
-def test_a_topic_that_joins_those_of_a_group_begins_as_it_is_told(
-    memory: MemoryGround, new_topics: str, offset: int
+def test_a_topic_that_joins_those_of_a_group_begins_as_its_option_says(
+    memory: MemoryTestCluster, new_topics: str, offset: int
 ) -> None:
-    """D5: what came before anybody listed the topic. It is not about a group's first topics."""
+    """D5: messages from before the topic was listed. A group's first topics are not meant."""
     topics, group = [memory.topic()], memory.group()
     with memory.connect() as marshal:
         for _ in range(2):
@@ -330,11 +332,11 @@ def test_a_topic_that_joins_those_of_a_group_begins_as_it_is_told(
     assert begun == {topics[0]: 3, topics[1]: offset}
 
 
-def test_topics_are_found_by_a_pattern(ground: TestCluster) -> None:
-    topic = ground.topic()
-    ground.create(f"{topic}.more", 1)
-    ground.create("__consumer_offsets", 1)
-    with ground.connect() as marshal:
+def test_topics_are_found_by_a_pattern(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.create(f"{topic}.more", 1)
+    cluster.create("__consumer_offsets", 1)
+    with cluster.connect() as marshal:
         assert marshal.topics(f"{topic}.*") == (topic, f"{topic}.more")
         assert marshal.topics(topic[:-1]) == ()
         assert not {"__marshal", "__consumer_offsets"} & set(marshal.topics(".*"))
@@ -342,12 +344,12 @@ def test_topics_are_found_by_a_pattern(ground: TestCluster) -> None:
             marshal.topics("(")
 
 
-def test_a_topic_that_is_missing_is_named(ground: TestCluster) -> None:
-    topic = ground.topic()
-    with ground.connect() as marshal:
+def test_a_topic_that_is_missing_is_named(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    with cluster.connect() as marshal:
         with pytest.raises(TopicMissing) as raised:
-            joined(marshal, ground.group(), [topic, "absent"])
+            joined(marshal, cluster.group(), [topic, "absent"])
         assert raised.value.topic == "absent"
         assert raised.value.retriable
-        ground.create("absent", 1)
-        joined(marshal, ground.group(), [topic, "absent"]).stop()
+        cluster.create("absent", 1)
+        joined(marshal, cluster.group(), [topic, "absent"]).stop()

@@ -1,7 +1,7 @@
-"""What the tests of the fronts stand on: a cluster in memory or in this process, and ways to wait for consumers.
+"""Fixtures of the client tests: a cluster in memory or in this process, and ways to wait for consumers.
 
-A Ground is a cluster with its coordination topic, hands to write data, and a reader that folds a group's log from
-genesis: tests find out what happened from verdicts, never from the time it took.
+A TestCluster has its own coordination topic, methods that write data, and a reader that folds a group's log from
+genesis: tests learn what happened from verdicts, never from the time it took.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LOG = "__marshal"
 LOGS = 2  # partitions of the coordination topic: two, so that a group is not always in the root
 INTERVAL_S = 1.0  # the shortest that is allowed: every take-over waits two of them
-DEADLINE_S = 40.0  # for conditions; nothing waits so long unless it is broken
+DEADLINE_S = 40.0  # for conditions; only something broken takes so long
 T = TypeVar("T")
 
 
 def until(condition: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """The first true value of `condition`, looked at again and again until the deadline."""
+    """Polls `condition` and returns its first true value. Fails at the deadline."""
     deadline = time.monotonic() + deadline_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what}: it did not come true"
@@ -51,7 +51,7 @@ def until(condition: Callable[[], T | None], what: str, deadline_s: float = DEAD
 
 
 class TestCluster:
-    """A cluster for fronts. Topics and groups get fresh names."""
+    """A cluster for client tests. Topics and groups get new names."""
 
     kind = ""
 
@@ -77,7 +77,7 @@ class TestCluster:
         raise NotImplementedError
 
     def log_values(self, number: int) -> list[bytes | None]:
-        """The whole coordination partition, as it is now."""
+        """All values of a coordination partition."""
         raise NotImplementedError
 
     # --- the same for all
@@ -98,7 +98,7 @@ class TestCluster:
             self.put(topic, partition, b"%d" % number)
 
     def verdicts(self, group: str) -> list[Verdict]:
-        """Every judgement on a record of this group, from genesis."""
+        """The verdicts on every record of this group, from genesis on."""
         root = World(0, None)
         for offset, value in enumerate(self.log_values(0)):
             rationalizer.apply(root, offset, value)
@@ -122,7 +122,7 @@ class TestCluster:
         return found
 
 
-class MemoryGround(TestCluster):
+class MemoryTestCluster(TestCluster):
     kind = "memory"
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class MemoryGround(TestCluster):
             self.broker.changed.notify_all()
 
 
-class EmbeddedGround(TestCluster):
+class EmbeddedTestCluster(TestCluster):
     kind = "embedded"
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class EmbeddedGround(TestCluster):
         self.broker.truncate(topic, partition, before)
 
     def log_values(self, number: int) -> list[bytes | None]:
-        log = KafkaTransport(self.target, DEADLINE_S).log(LOG, "onlooker")
+        log = KafkaTransport(self.target, DEADLINE_S).log(LOG, "observer")
         try:
             end = log.bounds(number, DEADLINE_S).end
             log.follow(number, 0)
@@ -221,7 +221,7 @@ def joined(marshal: Marshal, group: str, topics: Iterable[str], **options: Any) 
 
 
 def collect(consumer: Consumer, count: int, *, ack: bool = True, deadline_s: float = DEADLINE_S) -> list[Message]:
-    """The next `count` messages, by fetching."""
+    """Fetches the next `count` messages."""
     found: list[Message] = []
     deadline = time.monotonic() + deadline_s
     while len(found) < count:
@@ -246,7 +246,7 @@ def positions(consumer: Consumer) -> dict[int, int]:
 
 
 class BackgroundConsumer:
-    """Keeps fetching on a thread of its own, as a program does, and notes what came."""
+    """Fetches on a thread of its own, as a program does, and keeps what came in `seen`."""
 
     def __init__(self, consumer: Consumer, *, ack: bool = True) -> None:
         self.consumer = consumer
@@ -303,7 +303,7 @@ class ConsumerProcess:
         self._lines.put(None)
 
     def look(self) -> list[dict[str, Any]]:
-        """Everything that it has said until now."""
+        """Everything that it has printed so far."""
         with contextlib.suppress(queue.Empty):
             while (line := self._lines.get_nowait()) is not None:
                 self.events.append(json.loads(line))
@@ -336,10 +336,10 @@ class ConsumerProcess:
                     stream.close()
 
 
-def grounds(kind: str) -> Iterator[TestCluster]:
+def clusters(kind: str) -> Iterator[TestCluster]:
     if kind == "memory":
-        yield MemoryGround()
+        yield MemoryTestCluster()
         return
-    ground = EmbeddedGround()
-    yield ground
-    ground.close()
+    cluster = EmbeddedTestCluster()
+    yield cluster
+    cluster.close()

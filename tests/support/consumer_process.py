@@ -1,4 +1,4 @@
-"""A consumer in a process of its own, for tests that kill, stop or signal it. Says what it does as JSON lines.
+"""A consumer in a process of its own, for tests that kill, stop or signal it. It prints what it does as JSON lines.
 
     python -m tests.support.consumer_process SERVERS GROUP TOPIC [--delivery ...] [--hold] [--exit-after N]
     [--client-id ID]

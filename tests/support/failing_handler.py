@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import marshal_py
-from marshal_py.client import marshal as front
+from marshal_py.client import marshal as marshal_module
 from marshal_py.protocol import codec
 from marshal_py.protocol.rebalance import Rebalancer
 from marshal_py.protocol.records import ClaimingMessages
@@ -39,9 +39,9 @@ POISONED = 70  # exit code of a process that died of its message
 class Settings(worker.Settings):
     client: str = ""  # its client id; "" for the name with the pid
     quick: int = 0  # so many messages take no time; `handler_ms` counts from then on
-    leaves_after: int = 0  # messages, by itself; 0 = never
+    leaves_after: int = 0  # it leaves by itself after that many messages; 0 = never
     leaves_by: str = "block"  # the end of the `with` block, or drain
-    held: int = -1  # the message at this offset is never acked, and handling goes on
+    held: int = -1  # the message at this offset is never acked, and handling continues
     poison: int = -1  # the message at this offset ends the process
     poison_waits: bool = False  # and does so after SIGUSR1
     watch_grants: bool = False
@@ -72,7 +72,7 @@ class User(worker.Worker):
                 marshal_py.stop_on_signals(consumer)
                 self.journal.write("joined")
                 while not consumer.stopping:
-                    for messages in self._handed_over(consumer):
+                    for messages in self._delivered(consumer):
                         self._take(messages)
                         if wishes.leaves_after and self.handled >= wishes.leaves_after:
                             if wishes.leaves_by == "block":
@@ -80,8 +80,8 @@ class User(worker.Worker):
                             if not consumer.stopping:
                                 consumer.drain()
 
-    def _handed_over(self, consumer: marshal_py.Consumer) -> Iterator[list[marshal_py.Message]]:
-        """What is handed over at once: one message, or a batch."""
+    def _delivered(self, consumer: marshal_py.Consumer) -> Iterator[list[marshal_py.Message]]:
+        """The messages that are delivered together: one, or a batch."""
         if self.wishes.style == "single":
             yield from ([message] for message in consumer)
         elif batch := list(consumer.fetch(self.wishes.batch_max, expires_s=worker.FETCH_EXPIRES_S)):
@@ -113,7 +113,7 @@ def place(message: marshal_py.Message) -> dict[str, Any]:
 
 
 def watch_grants(journal: Journal) -> None:
-    """Looks into the library, for a log shows when a record was written and not when its sender had read it."""
+    """Patches the library: a log shows when a record was written, not when its sender has read it."""
     append, read = KafkaLog.append, Rebalancer.grants_read
 
     def appending(log: KafkaLog, number: int, key: bytes, value: bytes) -> bool:
@@ -134,7 +134,7 @@ def watch_grants(journal: Journal) -> None:
 
 def main() -> None:
     threading.excepthook = worker.end_loudly
-    front.SystemClock = worker.WatchedClock  # type: ignore[misc]
+    marshal_module.SystemClock = worker.WatchedClock  # type: ignore[misc]
     sys.exit(User(Settings(**json.loads(sys.argv[1]))).run())
 
 

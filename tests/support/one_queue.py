@@ -1,7 +1,7 @@
-"""A cluster in memory whose data sources hand out messages as librdkafka does: through one queue for all partitions.
+"""A cluster in memory whose data sources return messages as librdkafka does: through one queue for all partitions.
 
-A fetch brings a block of each partition, one behind the other. Nothing is fetched of any partition while the queue is
-long. A pause or a new assignment drops what is queued of a partition.
+A fetch brings one block per partition, one after the other. Nothing is fetched while the queue is long. A pause or
+a new assignment drops what is queued of a partition.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.memory import MemoryBroker, MemoryMessage, MemorySource, MemoryTransport
 from marshal_py.transport.ports import Chunk
-from tests.support.client_fixtures import MemoryGround
+from tests.support.client_fixtures import MemoryTestCluster
 
 BLOCK = 1_000  # messages of one partition that a fetch brings
 QUEUED = 2_000  # from so many on nothing more is fetched
 
 
 class OneQueueSource(MemorySource):
-    """Counts what it was asked and what it handed out."""
+    """Counts its polls and the messages that it returned."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker)
@@ -56,14 +56,14 @@ class OneQueueSource(MemorySource):
             self._queue.extend((tp, round_, message) for message in found)
 
 
-class OneQueueDoor(MemoryTransport):
+class OneQueueTransport(MemoryTransport):
     def source(
         self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
     ) -> OneQueueSource:
         return OneQueueSource(self.broker)
 
 
-class OneQueueGround(MemoryGround):
+class OneQueueTestCluster(MemoryTestCluster):
     @property
-    def target(self) -> OneQueueDoor:
-        return OneQueueDoor(self.broker)
+    def target(self) -> OneQueueTransport:
+        return OneQueueTransport(self.broker)

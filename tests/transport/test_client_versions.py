@@ -16,7 +16,7 @@ from tests.support import client_versions
 # What a release can break: the conformance suite, and join, delivery, a local pause, a move of partitions, stop.
 TESTS = [
     "tests/transport/test_conformance.py",
-    "tests/client/test_fetching.py::test_pause_of_what_is_buffered_hands_nothing_over",
+    "tests/client/test_fetching.py::test_a_paused_partition_delivers_nothing_that_is_buffered",
     "tests/client/test_fetching.py::test_a_partition_may_be_paused_before_it_is_ours",
     "tests/client/test_life.py::test_two_marshals_share_and_the_first_takes_back",
     "tests/client/test_life.py::test_stop_releases_at_the_positions_and_leaves",
