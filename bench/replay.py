@@ -23,6 +23,7 @@ from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.fold import INCARNATION, history
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME, route
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS
 from marshal_py.spark import columns, local_session, replay, replay_stream
 from marshal_py.spark.replay_starts import Beginning
 from marshal_py.spark.replay_streams import PROVIDER, ROCKSDB
@@ -74,7 +75,7 @@ def write(folder: Path, logs: int, records: int) -> int:
 def _mark(digests: pa.Table) -> str:
     """A short hash of the digests at the checkpoints."""
     cells = (digests.column(name).to_pylist() for name in ("log", "offset", "group", "state", "chain"))
-    rows = sorted(row for row in zip(*cells, strict=True) if row[1] % 16 == 0)
+    rows = sorted(row for row in zip(*cells, strict=True) if row[1] % CHECKPOINT_OFFSETS == 0)
     return blake2b(repr(rows).encode(), digest_size=4).hexdigest()
 
 

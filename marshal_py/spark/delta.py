@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+_INCARNATION_BYTES: Final = 16
 _TIME_BYTES: Final = 7  # of an incarnation: its time and one random byte; more does not fit into a version
 
 
@@ -41,7 +42,7 @@ class DeltaEntry(lakes.LakeEntry):
     def __init__(self, output: DeltaOutput, spans: Mapping[TopicPartition, Span]) -> None:
         self._output = output
         self._table = output.table()
-        super().__init__(output.name, spans, {} if self._table is None else _known(self._table, spans))
+        super().__init__(output.name, spans, {} if self._table is None else _positions_in(self._table, spans))
         self._files: list[AddAction | RemoveAction] = []
         self._schema: Schema | None = None
 
@@ -61,7 +62,7 @@ class DeltaEntry(lakes.LakeEntry):
         """Returns the table that this entry was checked against. Creates it if needed; another writer may just have."""
         if self._table is None:
             self._table = self._output.make(columns)
-            self.recheck(_known(self._table, self.spans))
+            self.recheck(_positions_in(self._table, self.spans))
         return self._table
 
     def _prepare(self) -> None:
@@ -79,7 +80,7 @@ class DeltaEntry(lakes.LakeEntry):
 
     def _read_again(self) -> Mapping[TopicPartition, Position]:
         self._table = self._output.table()
-        return _known(self._ensure_table(lambda: None), self.spans)
+        return _positions_in(self._ensure_table(lambda: None), self.spans)
 
 
 class DeltaOutput(lakes.LakeOutput):
@@ -128,22 +129,22 @@ class DeltaOutput(lakes.LakeOutput):
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
         """Returns how far these partitions are written, and under which tokens."""
         table = self.table()
-        return {} if table is None else _known(table, spans)
+        return {} if table is None else _positions_in(table, spans)
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> DeltaEntry:
         """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
         return DeltaEntry(self, spans)
 
 
-def _known(table: DeltaTable, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Position]:
-    """Reads positions from app transactions. Tokens are kept per partition, offsets per topic id: a topic that was
-    created again has no offset."""
+def _positions_in(table: DeltaTable, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Position]:
+    """Reads positions from app transactions. Tokens are kept per partition, offsets per topic id: a topic that
+    was created again has no offset."""
     found = {}
     for tp, span in spans.items():
         since, epoch = (table.transaction_version(f"marshal/{tp}/{what}") for what in ("log", "epoch"))
         if since is None or epoch is None:
             continue
-        token = Token(since.to_bytes(_TIME_BYTES, "big").ljust(16, b"\0"), epoch)
+        token = Token(since.to_bytes(_TIME_BYTES, "big").ljust(_INCARNATION_BYTES, b"\0"), epoch)
         if span.token.incarnation[:_TIME_BYTES] == token.incarnation[:_TIME_BYTES]:
             token = Token(span.token.incarnation, epoch)
         to = table.transaction_version(f"marshal/{tp}/next/{span.topic_id}")

@@ -36,7 +36,7 @@ class IcebergEntry(lakes.LakeEntry):
     def __init__(self, output: IcebergOutput, spans: Mapping[TopicPartition, Span]) -> None:
         self._output = output
         self._table = output.table()
-        super().__init__(output.name, spans, _known(self._table, spans))
+        super().__init__(output.name, spans, _positions_in(self._table, spans))
         self._files: list[str] = []
 
     def _append_files(self, rows: DataFrame) -> None:
@@ -59,7 +59,7 @@ class IcebergEntry(lakes.LakeEntry):
 
     def _read_again(self) -> Mapping[TopicPartition, Position]:
         self._table = self._output.table()
-        return _known(self._table, self.spans)
+        return _positions_in(self._table, self.spans)
 
 
 class IcebergOutput(lakes.LakeOutput):
@@ -75,14 +75,14 @@ class IcebergOutput(lakes.LakeOutput):
 
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
         """Returns how far these partitions are written, and under which tokens."""
-        return _known(self.table(), spans)
+        return _positions_in(self.table(), spans)
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> IcebergEntry:
         """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
         return IcebergEntry(self, spans)
 
 
-def _known(table: IcebergTable, spans: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Position]:
+def _positions_in(table: IcebergTable, spans: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Position]:
     found = {}
     for tp in spans:
         text = table.properties.get(f"{PREFIX}{tp}")

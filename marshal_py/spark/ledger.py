@@ -44,7 +44,8 @@ ENTRIES: Final = "_marshal"
 CHECKPOINT: Final = "checkpoint.json"
 CHECKPOINT_EVERY: Final = 100  # entries; about so many a reader has to read after the checkpoint, in some ms
 MERGE_BELOW_BYTES: Final = 128 * 1024 * 1024  # `compact` leaves larger folders alone: what one Spark task reads
-LISTED_IN_DRIVER_MAX: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+LISTING_OPTION: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"  # how many folders the driver lists
+LISTING_DEFAULT: Final = "32"  # Spark's
 
 
 class Entry(guards.Entry):
@@ -139,16 +140,16 @@ class Ledger:
         parts: dict[tuple[Rewind, ...], list[str]] = {}
         for folder, number in added.items():
             parts.setdefault(self._state.rewinds_after(number), []).append(str(self.path / folder))
-        before = spark.conf.get(LISTED_IN_DRIVER_MAX)
+        before = spark.conf.get(LISTING_OPTION)
         try:
             # Spark lists more than 32 folders by a job with a task for each. The driver itself is much faster.
-            spark.conf.set(LISTED_IN_DRIVER_MAX, str(len(added) + 1))
+            spark.conf.set(LISTING_OPTION, str(len(added) + 1))
             frames = [
                 _without(spark.read.options(**based).schema(schema).parquet(*folders), table, rewinds)
                 for rewinds, folders in parts.items()
             ]
         finally:
-            spark.conf.set(LISTED_IN_DRIVER_MAX, before or "32")
+            spark.conf.set(LISTING_OPTION, before or LISTING_DEFAULT)
         found = frames[0]
         for frame in frames[1:]:
             found = found.unionByName(frame)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
+_TIMES_DEFAULT: Final = "INT96"
 
 
 class DataFile(NamedTuple):
@@ -39,11 +40,11 @@ def write_files(df: DataFrame, root: str, partition_by: Sequence[str]) -> list[D
     conf = df.sparkSession.conf
     before = conf.get(_TIMES)
     try:
-        conf.set(_TIMES, "TIMESTAMP_MICROS")  # Spark's default, INT96, is in neither table format
+        conf.set(_TIMES, "TIMESTAMP_MICROS")  # neither table format has Spark's default
         writer = df.write
         (writer.partitionBy(*partition_by) if partition_by else writer).parquet(folder)
     finally:
-        conf.set(_TIMES, before or "INT96")
+        conf.set(_TIMES, before or _TIMES_DEFAULT)
     found = (
         df.sparkSession.read.schema(df.schema)
         .option("recursiveFileLookup", "true")

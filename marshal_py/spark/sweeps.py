@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASKS_PER_CORE: Final = 3  # a task costs 50 ms; with several per core, cores finish at about the same time
+_PROBE_ROWS: Final = 65_536  # more than a cluster has cores, so that every core gets a partition
 ROWS_PER_BATCH: Final = 64  # a run takes tens of milliseconds: rows reach the JVM about once a second
 
 SCHEMA: Final = (
@@ -89,7 +90,7 @@ def runs(swept: DataFrame) -> list[Run]:
 
 def _cores(spark: SparkSession) -> int:
     """Returns how many tasks run at a time, by a query that works with Spark Connect too."""
-    return spark.range(1 << 16).select(functions.spark_partition_id()).distinct().count()
+    return spark.range(_PROBE_ROWS).select(functions.spark_partition_id()).distinct().count()
 
 
 def _running(options: Options) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -60,19 +60,24 @@ def test_bad_input_is_named(spark: SparkSession) -> None:
 
 def test_simulate_on_spark_prints_the_same_as_locally(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the command stops its session; this one is shared
-    there, orders = (
+    on_spark, locally = (
         CliRunner().invoke(app, ["simulate", "--seeds", "0:6", "--json", *more])
         for more in (["--spark"], ["--processes", "1"])
     )
-    assert (there.exit_code, orders.exit_code) == (0, 0), there.output
-    assert json.loads(there.stdout) == json.loads(orders.stdout)
+    assert (on_spark.exit_code, locally.exit_code) == (0, 0), on_spark.output
+    assert json.loads(on_spark.stdout) == json.loads(locally.stdout)
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [["--spark", "--seed", "3"], ["--spark", "--mutants"], ["--master", "local[1]"], ["--spark", "--processes", "2"]],
+    ("wrong", "says"),
+    [
+        (["--spark", "--seed", "3"], "--spark goes with --seeds"),
+        (["--spark", "--mutants"], "No such option: --spark"),
+        (["--master", "local[1]"], "--spark goes with --seeds"),
+        (["--spark", "--processes", "2"], "--spark goes with --seeds"),
+    ],
 )
-def test_options_that_exclude_each_other_are_wrong_usage(wrong: list[str]) -> None:
+def test_options_that_exclude_each_other_are_wrong_usage(wrong: list[str], says: str) -> None:
     result = CliRunner().invoke(app, ["simulate", *wrong])
     assert result.exit_code == 2
-    assert "--spark goes with --seeds" in result.output
+    assert says in result.output
