@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from marshal_py.admin.recreated_topics import RecreatedTopic, check_topology, find_recreated
 from marshal_py.admin.runner import OperationRunner
 from marshal_py.admin.suggestions import suggestion
-from marshal_py.admin.targets import COMMITTED, SHIFT, TABLE, TIME, Facts, Target, resolve
+from marshal_py.admin.targets import SHIFT, TABLE, Facts, Target, resolve
+from marshal_py.client.start_positions import COMMITTED, TIME
 from marshal_py.errors import DataTopicRecreated, GroupMissing, InvalidOption, PositionNotMoved
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group

@@ -13,16 +13,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from marshal_py.client.start_positions import time_ms
+from marshal_py.client.start_positions import COMMITTED, EARLIEST, LATEST, OFFSET, TIME, time_ms
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import OFFSET_MAX
 
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
-OFFSET: Final = "offset"
-TIME: Final = "time"
-COMMITTED: Final = "committed"
 SHIFT: Final = "shift"
 TABLE: Final = "table"
 WORDS: Final = "earliest, latest, latest-N, an offset, an ISO-8601 time, committed or a .csv file"

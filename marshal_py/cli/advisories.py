@@ -1,4 +1,4 @@
-"""`marshal advisories`: what happened to a group, or to all, from the log itself, and what happens."""
+"""`marshal advisories`: what happened to a group, or to all, as the log says; and what happens now."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ EXAMPLE: Final = output.example("marshal advisories billing --kind claimed --kin
 def advisories(
     options: ReadOptions,
     group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until ctrl-C.")] = False,
-    count: Annotated[int | None, typer.Option("-n", min=0, help="So many of the last ones; all if left out.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until ctrl-C.")] = False,
+    count: Annotated[int | None, typer.Option("-n", min=0, help="This many of the last ones; all if left out.")] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
             "--kind",
             metavar="KIND",
-            help="This kind only; may be repeated. `alarming` stands for those that somebody should look at.",
+            help="This kind only; may be repeated. `alarming` selects those that somebody should look at.",
         ),
     ] = None,
 ) -> None:
     """Show what happened: claims, releases, evictions, pauses, moves, lost offsets, stuck handlers.
 
-    Everybody who reads the log is told the same, also about the past. With --json one object per line.
+    Every reader of the log sees the same, also about the past. With --json one object per line.
     """
     kinds = _kinds(kind or [])
     with options.observer() as observer:
         if observer.root is None:
             output.say(NOBODY)
-        told = _wanted(observer.advisories(group), kinds)
+        found = _wanted(observer.advisories(group), kinds)
         require_group(observer, group, follow and options.dump is None)
-        told.sort(key=lambda advisory: (advisory.time_ms, advisory.log, advisory.log_offset))
-        for advisory in told if count is None else told[max(0, len(told) - count) :]:
+        found.sort(key=lambda advisory: (advisory.time_ms, advisory.log, advisory.log_offset))
+        for advisory in found if count is None else found[max(0, len(found) - count) :]:
             _print(advisory, options.as_json)
         if follow and observer.root is not None and options.dump is None:
             with contextlib.suppress(KeyboardInterrupt):
@@ -62,8 +62,8 @@ def _kinds(given: list[str]) -> frozenset[str]:
     return frozenset(given) | (ALARMING if "alarming" in given else frozenset())
 
 
-def _wanted(told: Iterable[Advisory | None], kinds: frozenset[str]) -> list[Advisory]:
-    return [advisory for advisory in told if advisory is not None and (not kinds or advisory.kind in kinds)]
+def _wanted(found: Iterable[Advisory | None], kinds: frozenset[str]) -> list[Advisory]:
+    return [advisory for advisory in found if advisory is not None and (not kinds or advisory.kind in kinds)]
 
 
 def _print(advisory: Advisory, as_json: bool) -> None:

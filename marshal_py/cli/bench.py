@@ -1,4 +1,4 @@
-"""`marshal bench races`: how fast the protocol code races on this machine. Needs no Kafka; prints rates."""
+"""`marshal bench races`: how fast the protocol code runs on this machine. Needs no Kafka; prints rates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS: Final = 20.0
 BAR: Final = 30  # characters
 
 
-# A command alone would swallow the name of the group: with a callback `races` stays a command of its own.
+# Without a callback, typer would make the single command `races` the whole of `bench`.
 @app.callback()
 def bench() -> None:
     """Measure the protocol code on this machine."""
@@ -29,18 +29,19 @@ def bench() -> None:
 def bench_races(
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", min=0.1, show_default=f"{SECONDS:g}", help="Begins new runs for so long."),
+        typer.Option("--seconds", min=0.1, show_default=f"{SECONDS:g}", help="Start new runs for this long."),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="A:B", help="Runs exactly these instead: the same work everywhere.")
+        str | None,
+        typer.Option("--seeds", metavar="A:B", help="Run exactly these seeds instead: the same work on every machine."),
     ] = None,
     processes: Annotated[int | None, typer.Option("--processes", min=1, show_default="cores")] = None,
     as_json: Json = False,
 ) -> None:
-    """Race simulated consumers for partitions, with faults and calm, and say how fast that went.
+    """Let simulated consumers race for partitions, with and without faults, and report how fast that was.
 
     Rates are per CPU second of the runs. The hash is over all runs in their order: the same number of runs gives the
-    same hash with any number of processes. Ctrl-C ends it early; what was measured until then is printed.
+    same hash with any number of processes. Ctrl-C ends it early; the figures until then are printed.
     """
     if seconds is not None and seeds is not None:
         raise typer.BadParameter("one of --seconds, --seeds")
@@ -58,7 +59,7 @@ def bench_races(
     if not found.complete:
         output.say("marshal: stopped early; these are the figures until then")
     if found.violations:
-        output.say("marshal: promises were violated: see `marshal simulate --seeds`")
+        output.say("marshal: promises were violated: see `marshal simulate run --seeds`")
         raise typer.Exit(output.FAILED)
 
 

@@ -1,4 +1,4 @@
-"""`marshal consume`: a consumer of a group in the shell. Prints messages on stdout, what happens to it on stderr."""
+"""`marshal consume`: a consumer in the shell. Prints messages on stdout, and what happens to it on stderr."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def consume(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="What to read.")],
     group: Annotated[str, typer.Option(help="The group whose members share the topics.")],
     delivery: Annotated[
-        Literal["at_least_once", "at_most_once"], typer.Option(help="Which promise.")
+        Literal["at_least_once", "at_most_once"], typer.Option(help="The delivery mode of the group.")
     ] = "at_least_once",
-    client_id: Annotated[str | None, typer.Option(help="Unique per live process; made up if left out.")] = None,
+    client_id: Annotated[str | None, typer.Option(help="Unique per live process; generated if left out.")] = None,
     start: Annotated[
         str,
         typer.Option(
             metavar="committed|earliest|latest|TIME|JSON",
-            help="Where partitions begin that the group has never read. TIME: ISO-8601, "
+            help="Where to begin partitions that the group has never read. TIME: ISO-8601, "
             'or ms since 1970. JSON: {"orders": {"0": 23, "1": -2}}.',
         ),
     ] = "committed",
     heartbeat_interval: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Take-over takes about two of these.")
+        float, typer.Option(metavar="SECONDS", help="A take-over takes about two of these.")
     ] = HEARTBEAT_INTERVAL_S,
-    max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Who tries which partition: balanced or greedy.")] = None,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
+    policy: Annotated[str | None, typer.Option(help="How consumers share partitions: balanced or greedy.")] = None,
     on_topic_recreated: Annotated[
         Literal["fail", "earliest"],
         typer.Option(
@@ -50,7 +50,7 @@ def consume(
             "their beginnings."
         ),
     ] = "fail",
-    key_separator: Annotated[str | None, typer.Option(help="Print keys too, and this between key and value.")] = None,
+    key_separator: Annotated[str | None, typer.Option(help="Print keys too, with this between key and value.")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there; 0 takes a free port.")
     ] = None,
@@ -69,7 +69,7 @@ def consume(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="Where the state is kept if it is found to be broken (Diverged).",
+            help="Where to write the state if the consumer ends with Diverged.",
             show_default="the system's temporary folder",
         ),
     ] = None,
@@ -82,7 +82,7 @@ def consume(
     """
     if options.as_json and key_separator is not None:
         raise typer.BadParameter("--key-separator is for text: with --json the key has a field")
-    start_positions.check_topics(start, topics)  # before a cluster is waited for
+    start_positions.check_topics(start, topics)  # before the cluster is contacted
     settings = options.settings()
     consumer_options: dict[str, Any] = {
         "delivery": delivery,
@@ -114,7 +114,7 @@ def consume(
 
 @contextmanager
 def _serving(marshal: Marshal, port: int, host: str) -> Iterator[None]:
-    """Metrics, from before the consumer joins: a port that cannot be had is noticed first."""
+    """Serves metrics from before the consumer joins, so that a port that is taken is noticed first."""
     with serve(marshal, port, host) as exporter:
         output.say(f"metrics at http://{host}:{exporter.port}/metrics")
         yield

@@ -1,8 +1,7 @@
-"""`marshal doctor`: is this cluster ready, is the coordination topic sound, may this client do what it is for, how are
-the groups? Looks, writes nothing.
+"""`marshal doctor`: checks the cluster, the coordination topic, this client's rights and the groups. Reads only.
 
-Writing is not tried: every record of the topic belongs to a group, and a stranger's probe has no place in anybody's.
-The brokers are asked what they would allow instead.
+It does not try to write, because every record of the topic belongs to a group. It asks the brokers what they would
+allow instead.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SIZE_SETTING: Final = "max.message.bytes"
 @command
 def doctor(
     options: ReadOptions,
-    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Look at the rights on this group, too.")] = None,
+    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Check the rights on this group, too.")] = None,
     topics: Annotated[
         list[str] | None,
         typer.Option("--topic", metavar="TOPIC", help="And on this topic, if the group has not consumed it yet."),
@@ -50,17 +49,17 @@ def doctor(
 ) -> None:
     """Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.
 
-    One line of advice for whatever is not well. Exit code 1 if a check fails. A group that nobody has ever used fails,
-    and so does a topic that is not there, unless --as asks about the rights of one who has not begun. Of a dump there
+    One line of advice for each problem. Exit code 1 if a check fails. A group that nobody has ever used fails,
+    and so does a topic that is not there, unless --as asks about a client that has not started yet. Of a dump there
     are only its clocks, versions, groups and growth, as of its newest record.
     """
     if options.dump is not None and (group or topics or role):
-        raise typer.BadParameter("a dump tells nothing about rights: --dump goes without GROUP, --topic and --as")
+        raise typer.BadParameter("a dump says nothing about rights: --dump goes without GROUP, --topic and --as")
     if role is not None and role not in permissions.ROLES:
         raise typer.BadParameter("--as takes " + ", ".join(permissions.ROLES))
     checks = []
-    visit = Visit(options, group, topics or [], [role] if role else list(permissions.ROLES), bool(role))
-    for check in visit.of_dump() if options.dump else visit.checks():
+    examination = Examination(options, group, topics or [], [role] if role else list(permissions.ROLES), bool(role))
+    for check in examination.of_dump() if options.dump else examination.checks():
         checks.append(check)
         if not options.as_json:
             advice = f"  -> {check.advice}" if check.advice else ""
@@ -73,8 +72,8 @@ def doctor(
         raise output.CommandFailed(f"failed: {failed}")
 
 
-class Visit:
-    """One look at one cluster."""
+class Examination:
+    """The checks of one cluster."""
 
     def __init__(
         self, options: ReadOptions, group: str | None, topics: list[str], roles: list[str], strict: bool
@@ -106,7 +105,7 @@ class Visit:
             admin.close()
 
     def _topic(self, transport: KafkaTransport, admin: KafkaAdmin, brokers: int) -> Iterator[Check]:
-        """The coordination topic. What this client may not look at is a line, and no end of the visit."""
+        """The coordination topic. Checks that this client may not run become a line each."""
         try:
             count = admin.partition_count(self.topic)
             if count is None:
@@ -163,7 +162,7 @@ class Visit:
         yield diagnosis.of_growth(study, observer.bounds(observer.logs_of(None)))
         yield diagnosis.of_clocks(study)
         yield diagnosis.of_versions(groups)
-        # Who lives by a snapshot, and has shown no sign since, has been silent for as long as this log was read.
+        # A session that a snapshot restored, without a sign of life since, counts as silent since the log begins.
         extended_ms = {
             (group.name, session): observer.extended_ms.get((log, session), study.first_ms.get(log, now_ms))
             for log, group in observer.groups()
@@ -196,7 +195,7 @@ class Visit:
                         "topic",
                         "warn" if self.strict else "fail",
                         f"{topic!r} does not exist{suggestion(topic, known)}",
-                        "create it, or mend its name",
+                        "create it, or correct its name",
                     )
 
     def _rights(self, admin: KafkaAdmin, principal: str, address: str) -> Iterator[Check]:
@@ -301,7 +300,7 @@ def _settings(admin: KafkaAdmin, topic: str, brokers: int) -> Iterator[Check]:
 
 
 def _odd_records(observer: Observer) -> Iterator[Check]:
-    """What nobody of ours writes."""
+    """Records that this library does not write."""
     for reason in ("garbage", "misrouted", "malformed", "opaque"):
         number = sum(world.counters.get(reason, 0) for world in observer.worlds.values())
         if number:

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from marshal_py.admin.suggestions import suggestion
-from marshal_py.admin.targets import OFFSET, TIME, parse
+from marshal_py.admin.targets import parse
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
 from marshal_py.client import divergence_report
+from marshal_py.client.start_positions import OFFSET, TIME
 from marshal_py.errors import InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import states
@@ -38,9 +39,9 @@ def explain(
         str | None, typer.Option("--at", metavar="TIME", help="As of then: ISO-8601, UTC if it names no zone.")
     ] = None,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="As of this offset of the group's log.")] = None,
-    count: Annotated[int, typer.Option("-n", min=1, help="At most so many records.")] = LINES_MAX,
+    count: Annotated[int, typer.Option("-n", min=1, help="At most this many records.")] = LINES_MAX,
 ) -> None:
-    """Say who owns a partition, where it stands, and which records led there."""
+    """Show who owns a partition, its position, and the records that led to this."""
     if at is not None and offset is not None:
         raise typer.BadParameter("give --at or --offset, not both")
     cut = _cut(at) if at is not None else Cut(offset)
@@ -99,7 +100,7 @@ def diff(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Instead: what a consumer that ended with Diverged had kept, against the log as of there.",
+            help="Instead: compare the state that a consumer kept when it ended with Diverged with the log.",
         ),
     ] = None,
 ) -> None:
@@ -152,7 +153,7 @@ def diff(
 
 
 def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:
-    """What a broken process held, beside what the log folds to there."""
+    """Compares the state that a broken process held with what the log folds to at the same offset."""
     group, at_offset, found = kept["group"], kept["at_offset"], states.compare_with_log(kept, world, records)
     if found is None:
         raise output.CommandFailed(
@@ -186,7 +187,7 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
 
 @contextmanager
 def _history(group: str, options: ReadOptions) -> Iterator[tuple[World, Iterator[LogRecord]]]:
-    """The group's log from as far back as it is there: the world at that place, and the records up to now."""
+    """The group's log as far back as it exists: the world there, and the records up to now."""
     with options.observer() as observer:
         if observer.root is None:
             raise output.CommandFailed(f"no consumer has ever run with {options.coordination_topic}")
@@ -204,7 +205,7 @@ def _known(group: str, options: ReadOptions) -> dict[str, int]:
 
 
 def _reaching(world: World, records: Iterator[LogRecord], cut: Cut) -> Iterator[LogRecord]:
-    """The records, if what is left of the log reaches back to the cut."""
+    """The records. Raises CommandFailed if the log was deleted up to after the cut."""
     first = next(records, None)
     if world.began_at and first is not None and cut.excludes(first):
         raise output.CommandFailed(

@@ -29,7 +29,7 @@ DeliveryOption = Annotated[
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option("--policy", metavar="POLICY", help="balanced, greedy, or own: each consumer follows its own."),
+    typer.Option("--policy", metavar="POLICY", help="balanced, greedy, or own, so that each consumer follows its own."),
 ]
 
 RecreatedOption = Annotated[
@@ -54,7 +54,7 @@ def ls(
 ) -> None:
     """List the groups of all coordination partitions, and whether anybody consumes.
 
-    A consumer without a heartbeat for two of its intervals is silent: dead, or cut off. By this machine's clock.
+    A consumer without a heartbeat for two of its intervals, by this machine's clock, is silent: dead, or cut off.
     """
     with options.observer() as observer:
         if observer.root is None:
@@ -123,7 +123,7 @@ def info(
         output.print_json(found)
         return
     origin = found["settings_from"]
-    told = {
+    rows = {
         "group": found["group"],
         "delivery": found["delivery"],
         "policy": found["policy"],
@@ -132,7 +132,7 @@ def info(
         "pause": paused(found["pause"]) if found["pause"] else None,
         "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found["topics"].items()),
     }
-    for key, value in told.items():
+    for key, value in rows.items():
         print(f"{key}: {value or '-'}")
     for member in found["members"]:
         print(f"consumer: {member['client_id']}, session {member['session']}: {', '.join(member['claims']) or '-'}")
@@ -180,12 +180,12 @@ def update(
 ) -> None:
     """Change the settings of a group; what is not named stays.
 
-    Another delivery pauses the group for that moment and ends its consumers: start them again with the new one.
+    Another delivery pauses the group during the change and ends its consumers: start them again with the new one.
     Positions stay. Refused if somebody else changes the settings meanwhile.
     """
     wanted = _wanted(delivery, policy, on_topic_recreated)
     if not wanted:
-        raise typer.BadParameter("name what shall change: --delivery, --policy or --on-topic-recreated")
+        raise typer.BadParameter("name what should change: --delivery, --policy or --on-topic-recreated")
     target = options.group(group)
     if not options.confirmed(
         group,
@@ -213,9 +213,9 @@ def shrink(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that has become smaller.")],
     partitions: Annotated[int, typer.Option("--partitions", metavar="N", min=1, help="How many it has now.")],
 ) -> None:
-    """Make a topic smaller for a group, after it was created again with fewer partitions. Forgets the positions beyond.
+    """Make a topic smaller for a group, after it was created again with fewer partitions. Forgets positions beyond it.
 
-    Pauses the group for that moment. A topic that grows needs no command: consumers see it.
+    Pauses the group during the change. A topic that grows needs no command: consumers see it.
     """
     target = options.group(group)
     if not options.confirmed(
@@ -246,10 +246,10 @@ def rm(
     options: changes.ChangeOptions,
     group: changes.GroupName,
     force: Annotated[
-        bool, typer.Option("--force", help="End consumers that live: pause the group and change its delivery first.")
+        bool, typer.Option("--force", help="End live consumers first, by a pause and a change of the delivery.")
     ] = False,
 ) -> None:
-    """Delete a group and its positions. Refused while consumers live; those that died silently are waited out."""
+    """Delete a group and its positions. Refused while consumers live; silent ones are evicted first."""
     target = options.group(group)
     if not options.confirmed(
         group,

@@ -1,4 +1,4 @@
-"""`marshal lag`: how far a group is behind, and how long it needs."""
+"""`marshal lag`: how far a group is behind, and how long it takes to catch up."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ EXAMPLE: Final = output.example("marshal lag billing")
 
 @command
 def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]) -> None:
-    """Show the messages between each position and the end of its partition, and in all.
+    """Show the messages between each position and the end of its partition, and the total.
 
-    Positions are those of the coordination log; kafka-consumer-groups shows their copies, some seconds later. The time
-    is what the lag takes at the speed of the last minute, without what is written meanwhile; - if nothing moves.
-    - as a lag: nobody knows it. The topic is gone or was created again, the partition has no position yet, the position
+    Positions are those of the coordination log; kafka-consumer-groups shows copies that are some seconds older.
+    The time is how long the lag takes at the speed of the last minute, without new messages; - if nothing moves.
+    A lag of - is unknown: the topic is gone or was created again, the partition has no position yet, the position
     lies beyond the end, or records were lost.
     """
     with options.observer() as observer:
@@ -34,7 +34,7 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
                 rate.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
         state = next((found for _, found in observer.groups() if found.name == group), None)
         require_group(observer, group)
-        assert state is not None  # it knows the group
+        assert state is not None  # require_group has checked it
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
     recreated = find_recreated(state, observer.topics)
     found = {

@@ -1,7 +1,7 @@
-"""Messages as lines: what `marshal consume` prints and `marshal produce` reads. Nothing is lost on the way.
+"""Messages as lines: what `marshal consume` prints and `marshal produce` reads. Nothing is lost between the two.
 
-A line of text is the bytes of the value as they are. A line of JSON says everything: what is utf-8 stands in `value`,
-anything else in `value_base64`, and null in both is no value at all; the same for the key and for each header.
+A line of text is the bytes of the value as they are. A line of JSON has everything: a value that is utf-8 is in
+`value`, any other in `value_base64`, and both are null if there is no value; the same for the key and for each header.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Headers = list[tuple[str, bytes | None]]
 
 
 class HeaderLine(msgspec.Struct):
-    """One header; names may repeat, so they are no object's fields."""
+    """One header; names may repeat, so they cannot be fields of an object."""
 
     name: str
     value: str | None = None
@@ -30,7 +30,7 @@ class HeaderLine(msgspec.Struct):
 
 
 class MessageLine(msgspec.Struct):
-    """What is read of a line of JSON; where a message stood before is left out."""
+    """The fields that are read from a line of JSON; the message's old topic and offset are ignored."""
 
     key: str | None = None
     key_base64: bytes | None = None
@@ -43,7 +43,7 @@ _decoder = msgspec.json.Decoder(MessageLine)
 
 
 def as_text(message: Message, separator: str | None) -> bytes:
-    """The value, behind its key if there is a separator, and a newline."""
+    """The value and a newline, with the key and the separator before them if one is given."""
     key = b"" if separator is None else (message.key or b"") + separator.encode()
     return bytes(key + (message.value or b"") + b"\n")
 
@@ -55,7 +55,7 @@ def as_json(message: Message) -> bytes:
         dict(zip(("name", "value", "value_base64"), (name, *_split(content)), strict=True))
         for name, content in message.headers
     ]
-    told: dict[str, Any] = {
+    line: dict[str, Any] = {
         "topic": message.topic,
         "partition": message.partition,
         "offset": message.offset,
@@ -67,11 +67,11 @@ def as_json(message: Message) -> bytes:
         "value_base64": value_base64,
         "headers": headers,
     }
-    return json.dumps(told, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
 def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Headers]:
-    """Key, value and headers of a line that `as_json` wrote. `number`: of the line, for the error."""
+    """Key, value and headers of a line that `as_json` wrote. `number` is the line's, for the error."""
     try:
         read = _decoder.decode(line)
         headers = [(one.name, _join("value", one.value, one.value_base64)) for one in read.headers]
@@ -84,7 +84,7 @@ def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Hea
 
 
 def write_out(line: bytes, message: Message) -> None:
-    """On stdout, out of this process when it returns. Raises BrokenPipeError, CommandFailed."""
+    """Writes to stdout and flushes. Raises BrokenPipeError, CommandFailed."""
     try:
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()

@@ -33,16 +33,16 @@ app = typer.Typer(help="Look into the coordination topic.", no_args_is_help=True
 def tail(
     options: ReadOptions,
     group: Group = None,
-    count: Annotated[int, typer.Option("-n", min=0, help="So many of the last records.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until ctrl-C.")] = False,
+    count: Annotated[int, typer.Option("-n", min=0, help="This many of the last records.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until ctrl-C.")] = False,
     raw: Annotated[
         bool,
         typer.Option(
-            "--raw", help="The records as they stand there: log, offset, time in ms, key and value in base64."
+            "--raw", help="The records as they are in the log: log, offset, time in ms, key and value in base64."
         ),
     ] = False,
 ) -> None:
-    """Show the newest records and what the fold says about each. All logs are ordered by their timestamps."""
+    """Show the newest records, each with the verdict of the fold. All logs are ordered by their timestamps."""
     if raw and options.as_json:
         raise typer.BadParameter("give --raw or --json, not both")
     form = "raw" if raw else "json" if options.as_json else "human"
@@ -75,10 +75,10 @@ def dump(
     ] = None,
     human: Annotated[bool, typer.Option("--human", help="Sentences for people, which cannot be loaded again.")] = False,
 ) -> None:
-    """Write every record as a line of JSON with a checksum; with --json each also says what the fold thinks of it.
+    """Write every record as a line of JSON with a checksum; with --json each has the verdict of the fold.
 
-    Such a file can be loaded, verified, and looked into by every command that takes --dump. A dump of one group has its
-    whole log, and log 0, where the root stands: only whole logs can be folded.
+    Every command that takes --dump can read such a file, and `log load` loads it. A dump of one group has its
+    whole log, and log 0, which holds the root: only whole logs can be folded.
     """
     if human and (options.as_json or path is not None):
         raise typer.BadParameter("--human goes to stdout, and not together with --json")
@@ -115,7 +115,7 @@ def load(
 ) -> None:
     """Write a dump into a fresh coordination topic, every record at its offset. Refused if the topic holds anything.
 
-    Consumers that use that topic go on where the dump ends. To look only, give --dump to the other commands instead.
+    Consumers that use that topic continue where the dump ends. To look only, give --dump to the other commands instead.
     """
     topic = options.coordination_topic
     count = archive.load(file, options.transport(), topic)
@@ -149,5 +149,5 @@ def _print(judged: Judged, form: str) -> None:
 
 
 def _base64(content: bytes | None) -> str:
-    """`-` is no base64: it stands for none at all."""
+    """`-`, which is no base64, means null."""
     return "-" if content is None else base64.b64encode(content).decode()

@@ -55,7 +55,7 @@ def ls(
 @app.command("step-down", epilog=STEP_DOWN_EXAMPLE)
 @command
 def step_down(options: changes.DryRunOptions, group: changes.GroupName, session: changes.SessionName) -> None:
-    """Make a session the last candidate for everything. It stays, and is never absent."""
+    """Demote a session: it stays, but receives only partitions that nobody else can take."""
     target = options.group(group)
     number = changes.find_session(target, session)
     if options.showed_dry_run(group, lambda: target.impact(lambda context: impact.of_step_down(context, number))):
@@ -68,9 +68,9 @@ def step_down(options: changes.DryRunOptions, group: changes.GroupName, session:
 
 @command
 def evict(options: changes.ChangeOptions, group: changes.GroupName, session: changes.SessionName) -> None:
-    """End a session that is silent. Watches it for twice its heartbeat interval first; a live one is refused.
+    """End a session that is silent for twice its heartbeat interval, counted from now. Refused if it is alive.
 
-    There is no force: a consumer that is only cut off from here must not lose its partitions to our impatience.
+    There is no --force: a consumer that only this machine cannot see must not lose its partitions.
     """
     target = options.group(group)
     number = changes.find_session(target, session)

@@ -1,4 +1,4 @@
-"""`marshal produce`: lines of stdin become messages. Reads and prints; transport/producer.py writes."""
+"""`marshal produce`: writes lines of stdin as messages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EXAMPLE: Final = output.example("echo '42:paid' | marshal produce orders --key-s
 def produce(
     options: CommonOptions,
     topic: Annotated[str, typer.Argument(help="Where to write. It must exist.")],
-    key_separator: Annotated[str | None, typer.Option(help="What stands between key and value of a line.")] = None,
+    key_separator: Annotated[str | None, typer.Option(help="What separates key and value of a line.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="For every message; repeatable.")
     ] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="All into this one.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Write every message to this one.")] = None,
     from_json: Annotated[
         bool,
         typer.Option(

@@ -21,22 +21,22 @@ def snapshot(
         int | None, typer.Option("--log", metavar="N", help="One log (coordination partition); all if left out.")
     ] = None,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Then delete what lies behind the second newest.")
+        bool, typer.Option("--truncate", help="Then delete records before the second newest snapshot.")
     ] = False,
     keep: Annotated[
-        str, typer.Option("--keep", metavar="DURATION", help="With --truncate: records younger than that stay.")
+        str, typer.Option("--keep", metavar="DURATION", help="With --truncate: keep records younger than that.")
     ] = "24h",
     wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="For a live consumer to confirm it.")
+        str, typer.Option("--wait", metavar="DURATION", help="How long to wait for a live consumer to confirm it.")
     ] = f"{CONFIRM_S:g}s",
     dry_run: changes.DryRun = False,
     yes: changes.Yes = False,
 ) -> None:
-    """Write the state of the logs down, so that what lies before need not be read again.
+    """Write a snapshot of each log, so that earlier records need not be read again.
 
-    Consumers do this by themselves every 50,000 records. A live consumer of the log confirms the snapshot; where none
-    lives, this command folds the log a second time and confirms it itself. A snapshot deletes nothing; --truncate
-    deletes only what lies before the second newest confirmed snapshot, that all live consumers have read.
+    Consumers do this by themselves every 50,000 records. A live consumer of the log confirms the snapshot; if there
+    is none, this command folds the log a second time and confirms it itself. A snapshot deletes nothing; --truncate
+    deletes only records before the second newest confirmed snapshot that all live consumers have read.
     """
     kept_s, wait_s = changes.seconds(keep), changes.seconds(wait)
     found: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def snapshot(
 def _one(
     logs: Logs, connection: LogConnection, truncate: bool, kept_s: float, wait_s: float, dry_run: bool
 ) -> dict[str, Any]:
-    """What is done to one log, or would be."""
+    """Writes the snapshot of one log, and truncates it; in a dry run only says what it would do."""
     written = None
     if not dry_run:
         written = connection.write(wait_s)

@@ -13,9 +13,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from marshal_py.admin.targets import TIME, parse
+from marshal_py.admin.targets import parse
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command
+from marshal_py.client.start_positions import TIME
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import require_spark
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 ARCHIVE_EXAMPLE: Final = output.example("marshal spark archive marshal-archive --bootstrap-servers localhost:9092")
 REPORT_EXAMPLE: Final = output.example("marshal spark report --only take_overs --only lag --json")
 LOCAL: Final = "local[*]"
-QUIET: Final = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false"}  # stderr is for our own sentence
-PIPE_WIDTH: Final = 160  # of a table where no terminal says how wide it is
+QUIET: Final = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false"}  # stderr is for our error alone
+PIPE_WIDTH: Final = 160  # of a table where no terminal has a width
 ROWS_MAX: Final = 20  # of each table for people; --json has all
 
 Master = Annotated[
@@ -43,9 +44,9 @@ def archive(
     path: Annotated[str, typer.Argument(help="Folder, or any address that Spark writes to.")],
     master: Master = LOCAL,
 ) -> None:
-    """Add what is new in the coordination topic to a Parquet archive, which is made if there is none.
+    """Add the new records of the coordination topic to a Parquet archive, which is created if it does not exist.
 
-    Again and again, by a timer: each run goes on where the archive ends, also after one that was cut off.
+    Run it regularly: each run continues where the archive ends, also after one that was interrupted.
     """
     settings = options.settings()
     path = _located(path, master)
@@ -73,17 +74,19 @@ def report(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="NAME", help="This question; may be given again. All without it."),
+        typer.Option("--only", metavar="NAME", help="This question; may be repeated. All if left out."),
     ] = None,
     group: Annotated[str | None, typer.Option("--group", help="Of this group alone.")] = None,
-    at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="Also who owned what then: ISO-8601.")] = None,
-    since: Annotated[str | None, typer.Option("--since", metavar="TIME|OFFSET", help="From there on.")] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME|OFFSET", help="Up to there.")] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="Also who owned what at that time: ISO-8601.")
+    ] = None,
+    since: Annotated[str | None, typer.Option("--since", metavar="TIME|OFFSET", help="Records from there on.")] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME|OFFSET", help="Records up to there.")] = None,
     master: Master = LOCAL,
 ) -> None:
-    """Answer what operators ask: take-over times, races, gaps, lag, what was redelivered or lost, pauses, moves.
+    """Answer questions of operators: take-over times, races, gaps, lag, messages redelivered or lost, pauses, moves.
 
-    The questions are SQL; docs/spark.md has them.
+    The questions are SQL; docs/spark.md lists them.
     """
     require_spark()
     from marshal_py.spark import reports
@@ -133,7 +136,7 @@ def _reason(text: str) -> str:
 
 
 def _located(path: str, master: str) -> str:
-    """On this machine the folder that the caller means; on a cluster an address is the cluster's."""
+    """An absolute path on this machine; on a cluster the address as it is."""
     return str(Path(path).absolute()) if master.startswith("local") and "://" not in path else path
 
 
@@ -148,7 +151,7 @@ def _time(text: str) -> datetime:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON's types; a moment in UTC."""
+    """With JSON's types; times in UTC."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="milliseconds")
     return value.isoformat() if isinstance(value, date) else value

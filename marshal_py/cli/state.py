@@ -1,4 +1,4 @@
-"""`marshal state`: who is in which group, who owns what, where everybody stands. Reads the log; joins nothing."""
+"""`marshal state`: the sessions of each group, the owners and positions of partitions. Joins no group."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def state(
     """Show groups: sessions, claims, positions, lag, pause, policy.
 
     A session is fresh for one heartbeat interval after its last sign of life, then unknown, and stale after two: by the
-    record's timestamp and this machine's clock, or as of a dump's last sign of life. It owns what it owns until the log
-    says that it has ended.
+    record's timestamp and this machine's clock, or as of the last sign of life in a dump. It owns its partitions until
+    the log says that it has ended.
     """
     with options.observer() as observer:
         histories: dict[str, PauseHistory] = {}
@@ -59,8 +59,8 @@ def _state(
 ) -> dict[str, Any]:
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     recreated = find_recreated(group, observer.topics)
-    told = overview.state(group, log, observer.signs_of(log), ends, now_ms, pause_history, recreated)
-    return {**told, "notices": overview.notices(overview.stopped(group, recreated, ends))}
+    plain = overview.state(group, log, observer.signs_of(log), ends, now_ms, pause_history, recreated)
+    return {**plain, "notices": overview.notices(overview.stopped(group, recreated, ends))}
 
 
 # --- for people
@@ -94,7 +94,7 @@ def _print(console: Console, found: dict[str, Any]) -> None:
 
 
 def paused(pause: dict[str, Any]) -> str:
-    """Whose pause it is, why, how long yet, and the token that ends it."""
+    """The pause in words: its author, reason, time left, and the token that ends it."""
     by = f" by {pause['by']}" if pause["by"] else ""
     why = f", {pause['reason']}" if pause["reason"] else ""
     left = f", about {pause['left_s']:.0f} s left" if pause["left_s"] is not None else ""

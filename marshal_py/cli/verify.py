@@ -22,9 +22,9 @@ def verify(
     options: ReadOptions,
     group: Annotated[str | None, typer.Argument(help="The log of one group; all logs if left out.")] = None,
 ) -> None:
-    """Fold the log twice and compare all digests, those that consumers wrote into it too.
+    """Fold the log twice and compare all digests, including those that consumers wrote into it.
 
-    Exit code 1 names the first offset that is not as it must be. A dump is also held against its own checksums.
+    With exit code 1 it names the first offset that differs. A dump is also checked against its own checksums.
     """
     try:
         if group is not None:

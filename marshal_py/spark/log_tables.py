@@ -17,7 +17,8 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from marshal_py.admin.targets import OFFSET, TIME, Target, parse
+from marshal_py.admin.targets import Target, parse
+from marshal_py.client.start_positions import OFFSET, TIME
 from marshal_py.errors import InvalidOption
 from marshal_py.history.tables import TABLES, Row
 from marshal_py.history.timeline import Timeline
