@@ -1,4 +1,4 @@
-"""What the acks of delivered messages do. Messages of one delivery share one object; it takes the Marshal's lock.
+"""Carries out the acks of messages. Messages that were delivered together share one object, which takes the lock.
 
 This file is below message.py: it knows nothing of messages but how to make one.
 """
@@ -18,7 +18,7 @@ from marshal_py.protocol.member import Member
 
 
 class DeliveryContext:
-    """What all deliveries of one consumer share. `delivered`: how many messages there were.
+    """Shared by all deliveries of one consumer. `delivered`: how many messages it has delivered.
 
     `make(raw, delivered, index, value)` makes a message.
     """

@@ -161,7 +161,7 @@ class Consumer(Membership):
         queue, context = self._queue, self._context
         now, boot_ns = context.clock.now, context.clock.boot_ns
         while not self._ending.reason and not self._ending.must_stop():
-            if self._driver.troubles:
+            if self._driver.pending_errors:
                 self._ending.raise_if_ended()
             with context.lock:
                 queue.user_returned()

@@ -77,13 +77,15 @@ class ConsumerDriver:
         kind = PlannedClaims if plans else FetchedClaims
         self.claims: FetchedClaims | PlannedClaims = kind(context, member, source, options, incarnation, self.submit)
         self.error: MarshalError | None = None  # raised to the user once, then kept as the reason of the end
-        self.troubles: deque[ClusterError] = deque()  # raised one by one; the consumer continues
+        self.pending_errors: deque[ClusterError] = deque()  # raised one by one; the consumer continues
         self.ended = False
         self.away = False  # while the log's history is read again (N11)
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self._event_log = EventLog()
         self.prefetching: set[TopicPartition] = set()  # fetched ahead; of these no message was seen yet
-        self.unplaced: dict[TopicPartition, OutOfRange] = {}  # the cluster refused the position; asked until it answers
+        self.refused_positions: dict[
+            TopicPartition, OutOfRange
+        ] = {}  # the cluster refused the position; asked until it answers
         self.missing: set[str] = set()  # topics that the cluster said not to have, as of the last look
         self._to_resolve: list[Wanted] = []
         self._to_mirror: dict[TopicPartition, int] = {}
@@ -185,15 +187,15 @@ class ConsumerDriver:
             for claim in self.member.claims.values():
                 claim.end_offset = self.end_offset(claim.tp)
             self.claims.look()
-            if self.unplaced:
-                self.submit("the bounds of partitions", self._place)
+            if self.refused_positions:
+                self.submit("the bounds of partitions", self._check_refused)
         for refused in self.source.out_of_range():
-            self.unplaced[refused.tp] = refused
-            self.submit("the bounds of partitions", self._place)
+            self.refused_positions[refused.tp] = refused
+            self.submit("the bounds of partitions", self._check_refused)
         for tp, reason, _, permanent in self.source.broken():
             nothing_left = self.member.give_up(tp, reason, now)
             if permanent and nothing_left:  # the user must know
-                self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
+                self.pending_errors.append(PartitionError(tp.topic, tp.partition, reason))
 
     # --- executing a Ready, in the order of its fields
 
@@ -205,7 +207,7 @@ class ConsumerDriver:
             self.queue.drop(gone)
             self.prefetching.difference_update(gone)
             for tp in gone:
-                self.unplaced.pop(tp, None)  # the answer is not needed any more
+                self.refused_positions.pop(tp, None)  # the answer is not needed any more
         version = self.member.writes_version if ready.send else 0  # a look at every session
         for record in ready.send:
             value = codec.encode(record, self.member.name, self.incarnation, version)
@@ -308,7 +310,7 @@ class ConsumerDriver:
             )
         except AccessDenied as error:  # waiting would not fix it: the user must know
             with self.context.lock:
-                self.troubles.append(error)
+                self.pending_errors.append(error)
             return
         except CallerError as error:  # nor would it fix an option: the other members continue without this one
             with self.context.outbox, self.context.lock:
@@ -336,7 +338,7 @@ class ConsumerDriver:
                 self.execute(self.member.tick(now), now)  # now: it may be the last copy of a consumer that has left
         self.mirror_refused = refused
 
-    def _place(self) -> None:
+    def _check_refused(self) -> None:
         """Decides about positions that the cluster does not have (D6).
 
         A position below the beginning moves there, one beyond the end parks the partition. A recreated topic is a more
@@ -344,23 +346,23 @@ class ConsumerDriver:
         """
         failed: ClusterError | None = None
         with self.context.lock:
-            unplaced = list(self.unplaced.values())
-        for refused in unplaced:
+            asked = list(self.refused_positions.values())
+        for refused in asked:
             try:
                 self._look_at_topic(refused.tp.topic)
                 first, end = self.context.admin.bounds([refused.tp])[refused.tp]
             except ClusterError as error:
                 failed = error
             else:
-                self._place_one(refused, first, end)
+                self._settle_position(refused, first, end)
         if failed is not None:
             raise failed
 
-    def _place_one(self, refused: OutOfRange, first: int, end: int) -> None:
+    def _settle_position(self, refused: OutOfRange, first: int, end: int) -> None:
         tp, position, round_, truncated = refused
         with self.context.outbox, self.context.lock:
-            if self.unplaced.get(tp) is refused:
-                del self.unplaced[tp]
+            if self.refused_positions.get(tp) is refused:
+                del self.refused_positions[tp]
             group = self.member.group
             if not self.queue.has(tp) or (group is not None and self.member.unfit(group, tp)):
                 return

@@ -22,7 +22,7 @@ from marshal_py.client.stalls import Stalls
 from marshal_py.errors import BackgroundThreadEnded, ClusterUnreachable, CoordinationError, ReentrantCall, UsedAfterFork
 from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
 
-POLL_S_MAX: Final = 0.1  # whoever waits looks up at least so often: for steps that other threads brought forward
+POLL_S_MAX: Final = 0.1  # a waiting thread looks up at least that often: for steps that other threads brought forward
 
 
 class Context:

@@ -103,8 +103,8 @@ class Ending:
         """Raises the errors of single partitions, then the one that ended the consumer, then ConsumerClosed."""
         if self.reason:
             raise ConsumerClosed("Consumer", self.reason)
-        if self._driver.troubles:
-            raise self._driver.troubles.popleft()
+        if self._driver.pending_errors:
+            raise self._driver.pending_errors.popleft()
         if self._driver.ended:
             error = self._driver.error
             self.reason = str(error) if error is not None else "it was stopped"

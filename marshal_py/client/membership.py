@@ -173,7 +173,7 @@ class Membership:
     # --- looking
 
     def claims(self) -> Mapping[TopicPartition, ClaimInfo]:
-        """What this consumer owns now, as far as it has read the log. Raises ReentrantCall."""
+        """The claims of this consumer, as far as it has read the log. Raises ReentrantCall."""
         self._context.check_call("Consumer", "claims")
         with self._context.lock:
             return self._claims()

@@ -20,7 +20,7 @@ Handler = Callable[[int, FrameType | None], object] | int
 
 
 class SignalHandlers:
-    """What `stop_on_signals` returns. A context manager; leaving it puts the former handlers back."""
+    """Returned by `stop_on_signals`. A context manager; leaving it puts the former handlers back."""
 
     def __init__(self, consumers: Sequence[Consumer], signals: Sequence[int]) -> None:
         _check_thread()

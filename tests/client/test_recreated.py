@@ -193,11 +193,11 @@ def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryTest
         collect(consumer, 3)
         tp = TopicPartition(topic, 0)
         with marshal._context.lock:
-            consumer._driver.unplaced[tp] = OutOfRange(tp, 100, consumer._driver.source.round(tp) - 1)
-        consumer._driver._place()
+            consumer._driver.refused_positions[tp] = OutOfRange(tp, 100, consumer._driver.source.round(tp) - 1)
+        consumer._driver._check_refused()
         memory.fill(topic, 0, 2)
         collect(consumer, 2)
-        assert not consumer._driver.unplaced
+        assert not consumer._driver.refused_positions
 
 
 def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryTestCluster) -> None:
