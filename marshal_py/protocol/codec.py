@@ -15,6 +15,7 @@ from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import astuple
 
 from marshal_py.errors import InvalidRecord
+from marshal_py.protocol.identity import ID_BYTES_MAX
 from marshal_py.protocol.records import RECORD_TYPES, Genesis, Record, Snapshot
 
 MAGIC: Final = b"Mr"
@@ -30,6 +31,8 @@ VALUE_BYTES_MAX: Final = 900_000  # a broker's default message limit is 1 MiB; l
 DEPTH_MAX: Final = 100  # E6: far below any interpreter's recursion limit, far above what records need
 
 _NOT_CONTAINERS: Final = bytes(b for b in range(256) if not (0x80 <= b < 0xA0 or 0xDC <= b < 0xE0))
+_FIXSTR_LENGTH: Final = 0x1F  # bits of a fixstr's first byte that hold its length
+_FIX_COUNT: Final = 0x0F  # bits of a fixarray's or fixmap's first byte that hold its count
 # For 0xC4-0xDF: bytes of the length field, fixed payload bytes, children per counted element.
 _FORMS: Final = (
     (1, 0, 0),
@@ -82,8 +85,10 @@ def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD
         group_bytes = group.encode()
     except (ValueError, OverflowError, TypeError) as error:  # not utf-8, not a MessagePack integer, or of a wrong type
         raise InvalidRecord(type(record).__name__, str(error)) from error
-    if len(group_bytes) > 255:
-        raise InvalidRecord(type(record).__name__, f"its group id has {len(group_bytes)} bytes, 255 is the limit")
+    if len(group_bytes) > ID_BYTES_MAX:
+        raise InvalidRecord(
+            type(record).__name__, f"its group id has {len(group_bytes)} bytes, {ID_BYTES_MAX} is the limit"
+        )
     if bool(group_bytes) == (kind in (GENESIS, SNAPSHOT)):
         raise InvalidRecord(type(record).__name__, "Genesis and Snapshot have an empty group id, and only they (E2)")
     length = HEADER_BYTES + len(group_bytes) + len(body)
@@ -188,10 +193,10 @@ def _too_deep(body: bytes) -> bool:
         at += 1
         per = children = 0
         if byte >= 0xA0 and byte < 0xC0:
-            at += byte & 31
+            at += byte & _FIXSTR_LENGTH
         elif 0x80 <= byte < 0xA0:
             per = 2 if byte < 0x90 else 1
-            children = (byte & 15) * per
+            children = (byte & _FIX_COUNT) * per
         elif byte >= 0xC4 and byte < 0xE0:
             width, payload, per = _FORMS[byte - 0xC4]
             count = int.from_bytes(body[at : at + width], "big")

@@ -17,7 +17,7 @@ from marshal_py.protocol.world import CHECKPOINT_OFFSETS, CHECKPOINTS_KEPT, FOLD
 
 OUTVOTED_BY = 2  # G8: in a group of three, one broken client stops itself alone
 AGREED_KEPT = 3  # client ids that agreed last: OUTVOTED_BY of them and the accuser itself
-NAME_CHARACTERS = 50  # of at most 4 bytes each: a Note's text holds 255 bytes (PROTOCOL.md 4.2)
+NAME_CHARACTERS = 50  # of at most 4 bytes each: the text of a Note is bounded (records.TEXT_BYTES_MAX)
 WHOLE_GROUP = TopicPartition("", NONE)
 
 

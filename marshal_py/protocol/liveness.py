@@ -11,13 +11,16 @@ from enum import IntEnum
 
 from marshal_py.protocol.identity import Instant
 from marshal_py.protocol.lease import Lease
+from marshal_py.protocol.records import INSTANCE_BYTES
 
 HEARTBEATS_PER_INTERVAL = 3  # T9: two may be lost or late before the client is fenced
 QUIET_INTERVALS = 4  # T10: others need 2, plus ranks and steps, to evict in between
 SENT_KEPT = 4_096  # heartbeats whose send time is kept: 45 minutes at the default interval
 INSTANCES_KEPT = 1_024  # own Joins; if an older one arrives late, others must evict its session
+PROBE_BYTES = 8  # random bytes of a probe's text
 NONCE_RANDOM_BITS = 32  # low bits of a nonce, for the reason of RANDOM_BITS
 RANDOM_BITS = 20  # low bits of a sequence: a cloned machine continues the same counter, with other bits
+RANDOM_BYTES = 3  # drawn for RANDOM_BITS
 
 
 class Due(IntEnum):
@@ -66,7 +69,7 @@ class Liveness:
 
     def new_instance(self, now: Instant) -> bytes:
         """A fresh instance id for a Join that is about to be sent (T14)."""
-        self.newest_instance = self._draw(16)
+        self.newest_instance = self._draw(INSTANCE_BYTES)
         self.instances[self.newest_instance] = now
         if len(self.instances) > INSTANCES_KEPT:
             del self.instances[next(iter(self.instances))]
@@ -75,7 +78,10 @@ class Liveness:
     def new_sequence(self, now: Instant) -> int:
         """The sequence of a Heartbeat that is about to be sent."""
         self._counter += 1
-        sequence = self._counter << RANDOM_BITS | int.from_bytes(self._draw(3), "big") >> 24 - RANDOM_BITS
+        sequence = (
+            self._counter << RANDOM_BITS
+            | int.from_bytes(self._draw(RANDOM_BYTES), "big") >> 8 * RANDOM_BYTES - RANDOM_BITS
+        )
         self._sent[sequence] = now
         if len(self._sent) > SENT_KEPT:
             del self._sent[next(iter(self._sent))]
@@ -87,11 +93,11 @@ class Liveness:
     def new_nonce(self) -> int:
         """A nonce for a ClaimingMessages: greater than all before, with random bits that a clone lacks (D2)."""
         self._nonces += 1
-        return self._nonces << NONCE_RANDOM_BITS | int.from_bytes(self._draw(4), "big")
+        return self._nonces << NONCE_RANDOM_BITS | int.from_bytes(self._draw(NONCE_RANDOM_BITS // 8), "big")
 
     def new_probe(self, now: Instant) -> str:
         """The text of a probe Note that is about to be sent."""
-        nonce = self._draw(8).hex()
+        nonce = self._draw(PROBE_BYTES).hex()
         self._probes[nonce] = now
         self._probe_sent = now
         while len(self._probes) > SENT_KEPT:

@@ -29,6 +29,7 @@ from marshal_py.protocol.ready import MemberOptions, Ready
 from marshal_py.protocol.rebalance import Rebalancer
 from marshal_py.protocol.record_handler import RecordHandler
 from marshal_py.protocol.records import (
+    BY_CHARS_MAX,
     HEARTBEAT_ENTRIES_MAX,
     ClaimState,
     Heartbeat,
@@ -374,7 +375,7 @@ class Member(MemberState):
             return
         if self.retry_due(self._step_down_sent_ms, now):
             self._step_down_sent_ms = now.mono_ms
-            self.out.send.append(StepDown(self.session, NONE, STOPPING, self.options.client_id[:60]))
+            self.out.send.append(StepDown(self.session, NONE, STOPPING, self.options.client_id[:BY_CHARS_MAX]))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
         """T13: ends a pause that this client has waited out, in rank order."""
@@ -390,7 +391,7 @@ class Member(MemberState):
                     0,
                     self.detector.pause_waited_ms(),
                     reason="waited out",
-                    by=self.options.client_id[:60],
+                    by=self.options.client_id[:BY_CHARS_MAX],
                 )
             )
 

@@ -12,11 +12,10 @@ from typing import Final, NamedTuple
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.lease import EVICT_INTERVALS, WaitClock
 from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL
-from marshal_py.protocol.records import Evict
+from marshal_py.protocol.records import BY_CHARS_MAX, Evict
 from marshal_py.protocol.world import Group, Session, World
 
 EVICTS_MAX: Final = 100  # per tenth of an interval: thousands of dead sessions must not fill the producer's queue
-BY_CHARS_MAX: Final = 60  # of the client id: the field holds 255 bytes, and a character has up to four
 
 
 class Presence(NamedTuple):

@@ -18,6 +18,7 @@ from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.ready import SENT_AT_ONCE, Ready, Wanted
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
+    BY_CHARS_MAX,
     GRANT_OFFSETS_MAX,
     HEARTBEAT_ENTRIES_MAX,
     ClaimingMessages,
@@ -174,7 +175,7 @@ class Rebalancer:
             evicted.add(sid)
             if self.member.retry_due(self._evicting.get((sid, session.extended)), now):
                 self._evicting[sid, session.extended] = now.mono_ms
-                out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:60]))
+                out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:BY_CHARS_MAX]))
         return evicted
 
     def _forget_stale_claims(self, group: Group) -> None:

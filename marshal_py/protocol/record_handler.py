@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from marshal_py.errors import DuplicateClientId, GroupDeleted, GroupOpaque, InvalidRecord, ModeMismatch, SessionCloned
-from marshal_py.protocol import candidacy, parking
+from marshal_py.protocol import advisory, candidacy, parking, refusals
 from marshal_py.protocol.advisory import Advisory, GroupEvents, silence
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
@@ -81,9 +81,9 @@ class RecordHandler:
                 self._read_heartbeat(record, verdict, now)
             case Join():
                 self._read_join(record, verdict)
-            case Note(kind="probe"):
+            case Note(kind=advisory.PROBE):
                 member.liveness.read_probe(record.text)
-            case Note(kind="unreadable"):
+            case Note(kind=refusals.UNREADABLE):
                 self.refusals.read(record)
             case ClaimingPartition() if record.session == member.session:
                 self._read_claim(record, verdict, now)

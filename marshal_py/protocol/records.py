@@ -17,6 +17,10 @@ INTERVAL_MS_MAX: Final = 600_000
 PAUSE_MS_MAX: Final = 86_400_000  # a day; an admin who needs longer renews the pause
 GRANT_OFFSETS_MAX: Final = 1_000_000  # F5.1: bounds what one range can lose in at-most-once mode
 HEARTBEAT_ENTRIES_MAX: Final = 10_000  # about 200 KB, well below a broker's default message limit
+TEXT_BYTES_MAX: Final = 255  # of a text in a record, as utf-8
+TEXT_CHARS_SAFE: Final = TEXT_BYTES_MAX // 4  # so many characters never take more
+BY_CHARS_MAX: Final = 60  # of a client id in a field `by`, which then always fits
+INSTANCE_BYTES: Final = 16
 PROGRESS_BYTES_MAX: Final = 512  # at least 80 ranges; a snapshot holds one per partition
 
 AT_LEAST_ONCE: Final = 1
@@ -30,8 +34,10 @@ OffsetOrNone = Annotated[int, Meta(ge=-1, le=OFFSET_MAX)]
 Ms = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 U64 = Annotated[int, Meta(ge=0)]  # MessagePack has no integer above 2^64-1
-Id = Annotated[str, Meta(min_length=1, max_length=255)]  # bytes are checked in check_lengths: Meta counts characters
-Text = Annotated[str, Meta(max_length=255)]
+Id = Annotated[
+    str, Meta(min_length=1, max_length=TEXT_BYTES_MAX)
+]  # bytes are checked in check_lengths: Meta counts characters
+Text = Annotated[str, Meta(max_length=TEXT_BYTES_MAX)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 PartitionOrWhole = Annotated[int, Meta(ge=-1, le=PARTITION_MAX)]
 Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
@@ -44,13 +50,13 @@ Progress = Annotated[bytes, Meta(max_length=PROGRESS_BYTES_MAX)]  # protocol/pro
 def check_lengths(*texts: str) -> None:
     """Raises ValueError (msgspec turns it into a ValidationError) if a text exceeds 255 bytes of utf-8."""
     for text in texts:
-        if len(text) > 63 and len(text.encode()) > 255:
-            raise ValueError(f"a string of {len(text.encode())} bytes exceeds 255 bytes")
+        if len(text) > TEXT_CHARS_SAFE and len(text.encode()) > TEXT_BYTES_MAX:
+            raise ValueError(f"a string of {len(text.encode())} bytes exceeds {TEXT_BYTES_MAX} bytes")
 
 
 def clipped(text: str) -> str:
-    """The text, cut to the 255 bytes that a record holds."""
-    return text.encode()[:255].decode(errors="ignore")
+    """The text, cut to the bytes that a record holds."""
+    return text.encode()[:TEXT_BYTES_MAX].decode(errors="ignore")
 
 
 class ClaimState(Struct, array_like=True, frozen=True, gc=False):

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from marshal_py.protocol import snapshot
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.orphans import Orphans, Presence
-from marshal_py.protocol.records import Evict, Heartbeat, Snapshot
+from marshal_py.protocol.records import INSTANCE_BYTES, Evict, Heartbeat, Snapshot
 from marshal_py.protocol.snapshot import SnapshotStore, Stored
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, U64, World
@@ -42,7 +42,7 @@ class Snapshotter:
     def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
         self.world = world
         self.every_records = every_records
-        self.instance = draw(16)  # a cloned machine shares it, and so cannot vouch for itself
+        self.instance = draw(INSTANCE_BYTES)  # a cloned machine shares it, and so cannot vouch for itself
         self.store = SnapshotStore()
         self.orphans = Orphans(world)
         self.reported: dict[int, int] = {}  # session -> newest checkpoint of its heartbeats

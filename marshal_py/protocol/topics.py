@@ -13,7 +13,7 @@ from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.ready import Ready
-from marshal_py.protocol.records import Topology
+from marshal_py.protocol.records import BY_CHARS_MAX, Topology
 from marshal_py.protocol.world import Group
 
 REPLACED_IDS_KEPT: Final = 100  # no broker lags so far behind that it still reports a topic which was replaced so often
@@ -99,7 +99,7 @@ class Topics:
                 sent = self._sent[topic] = (count, found, now.mono_ms + later_ms)
             if member.retry_due(sent[2], now):
                 self._sent[topic] = (count, found, now.mono_ms)
-                observed, by = group.topology_offset(topic), member.options.client_id[:60]
+                observed, by = group.topology_offset(topic), member.options.client_id[:BY_CHARS_MAX]
                 out.send.append(Topology(topic, count, observed, NONE, by, found))
 
     def _may_accept(self, group: Group, topic: str) -> bool:
