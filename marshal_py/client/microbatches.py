@@ -285,11 +285,11 @@ class MicroBatches:
             else:
                 result.waits[tp] = "this member has not joined yet"
         elif self._passed(part, planned):
-            result.left_out[tp] = f"the group stands at {part.position}" + (
+            result.left_out[tp] = f"the group is at {part.position}" + (
                 " in a newer generation" * (part.generation != planned.generation)
             )
         elif self._of_others(part, tp, planned.session):
-            result.left_out[tp] = f"another member has had it since, and the group stands at {part.position}"
+            result.left_out[tp] = f"another member has had it since, and the group is at {part.position}"
         elif part.owner != self.member.session or self.member.session == NONE or tp in self._proven:
             paused = group is not None and group.paused
             result.waits[tp] = "the group is paused" if paused else "nobody has claimed it since"
@@ -302,7 +302,7 @@ class MicroBatches:
         if own is None or own.taken is not None or own.claim.phase is not ClaimPhase.OPEN:
             result.waits[tp] = "its claim does not deliver now"
         elif not planned.start <= own.next_offset < planned.to:
-            result.left_out[tp] = f"its claim goes on at {own.next_offset}"
+            result.left_out[tp] = f"its claim continues at {own.next_offset}"
         else:
             taken = self.ranges.take(self.ranges.range_of(tp, own.next_offset, planned.to), now)
             if taken is None:
