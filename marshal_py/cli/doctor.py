@@ -113,7 +113,7 @@ class Examination:
                     "coordination topic",
                     "warn",
                     f"{self.topic} does not exist yet",
-                    "the first consumer creates it, or is told how",
+                    "the first consumer creates it, or its error says how",
                 )
                 yield from self._unused([])
                 return

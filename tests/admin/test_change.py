@@ -224,7 +224,7 @@ def test_a_tool_that_dies_at_any_step_changes_all_or_nothing(records: int, kind:
         tool = shrink(cluster, 2, crash_after=records + 1)
     if not written:
         cluster.run_until(lambda: not tool.alive or tool.operation.ended)
-        cluster._flying = [flight for flight in cluster._flying if flight[2] is not tool]
+        cluster.lose_in_flight(tool)
     cluster.run(PAUSE_MS + 4 * I)
     changed = all_or_nothing(cluster, kind)
     cluster.add("late", mode=cluster.group.mode)
@@ -350,7 +350,7 @@ def test_a_change_in_an_adopted_pause_that_is_interrupted_says_what_may_come() -
 
 
 def test_a_topic_shrinks_and_forgets_the_positions_beyond() -> None:
-    """M14: by F9.2; the partitions that stay keep position and generation, and their consumers go on."""
+    """M14: by F9.2; the partitions that stay keep position and generation, and their consumers continue."""
     cluster, (a, b) = company(handling=True)
     for client in (a, b):
         client.member.topics.counts[TOPIC] = 2  # what Kafka says by now
@@ -391,7 +391,7 @@ def test_a_topic_that_grew_meanwhile_is_not_shrunk() -> None:
 
 
 def test_every_record_of_a_tool_says_who_and_why() -> None:
-    """M1: user, host, tool, run; the reason in its own field, or after a colon; cut where a record has no more room."""
+    """M1: user, host, tool, run; the reason in its own field, or after a colon; cut to fit into the record."""
     cluster, (a, _) = company()
     why = "disk is slow"
     plans: list[Any] = [

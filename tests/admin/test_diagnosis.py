@@ -152,7 +152,7 @@ def test_parked_partitions_are_named_with_the_way_out() -> None:
     assert story.health({"orders": TopicInfo(2, "old")}) == {}
     recreated = {"orders": TopicInfo(1, "new")}
     found = story.health(recreated)
-    assert list(found) == ["parked partitions"], "and no smaller topic: another command goes on"
+    assert list(found) == ["parked partitions"], "and no smaller topic: another command accepts it"
     assert found["parked partitions"].startswith("'g': 2 partitions of 'orders' are not consumed (DataTopicRecreated)")
     assert "its id was old, now it is new" in found["parked partitions"]
     assert "marshal set-position g orders --to earliest" in found["parked partitions"]

@@ -149,11 +149,11 @@ def front(servers: dict[str, Any], group: str, user: str = "alice") -> Group:
 def test_a_live_group_is_moved_and_sees_everything_again(servers: dict[str, Any], delivery: str) -> None:
     with at_work(servers, delivery=delivery) as context, marshal_py.connect(servers) as marshal:
         group = marshal_py.group(marshal, context.group)
-        told: list[Progress] = []
-        moved = group.set_position("orders", "earliest", watcher=told.append)
+        reported: list[Progress] = []
+        moved = group.set_position("orders", "earliest", watcher=reported.append)
         assert [(row.partition, row.target) for row in moved.rows] == [(p, 0) for p in range(PARTITIONS)]
         assert {row.owner for row in moved.rows} <= {f"{context.group}-a", f"{context.group}-b"}
-        assert told[-1].kind == "moved"
+        assert reported[-1].kind == "moved"
         context.await_total(2 * PARTITIONS * EACH)
         assert set(context.seen.values()) == {2}
         assert context.lost.count("paused") == PARTITIONS
@@ -274,9 +274,9 @@ def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tm
         story = shell.json("explain", group, "orders:0")
         (record,) = [one for one in story["records"] if one["type"] == "SetPosition"]
         assert record["offset"] == moved["offset"]
-        told = shell.run("explain", group, "orders:0")
-        assert "positions move" in told.stdout
-        assert "of group" in told.stdout.splitlines()[0]
+        reported = shell.run("explain", group, "orders:0")
+        assert "positions move" in reported.stdout
+        assert "of group" in reported.stdout.splitlines()[0]
         difference = shell.json("diff", group, "--at", "0", "--at", str(moved["offset"]))
         assert "SetPosition accepted" in difference["records"]
         assert shell.run("diff", group, "--at", "0", "--at", str(moved["offset"])).exit_code == 0

@@ -1,4 +1,4 @@
-"""Snapshots by hand, deletion behind them, and the way out of a history that was deleted; over a cluster in memory."""
+"""Snapshots by hand, deletion of old records, and a new history for a log that was deleted; on a cluster in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_snapshot_where_nobody_lives(memory: MemoryTestCluster, logs: Logs, nu
     """N6: this process is the only one: it folds a second time, vouches, and reads that back."""
     lived(memory, number)
     pad(memory, number, 20)
-    memory.put(LOG, number, b"garbage behind the checkpoint")
+    memory.put(LOG, number, b"garbage after the checkpoint")
     at = end(memory, number) // 16 * 16
     written = logs.connect(number).write(5.0)
     assert written is not None
@@ -148,7 +148,7 @@ def test_names_that_are_wrong(memory: MemoryTestCluster) -> None:
 
 @pytest.mark.parametrize("cut", [0, 3])
 def test_history_begun_anew(memory: MemoryTestCluster, number: int, cut: int) -> None:
-    """N13: of the broken log alone, in the same incarnation, at or behind its first offset; consumers start again."""
+    """N13: of the broken log alone, in the same incarnation, at or after its first offset; consumers start again."""
     topic = lived(memory, number)
     other = lived(memory, 1 - number)
     root = root_of(memory)
@@ -187,7 +187,7 @@ def test_history_begun_anew_under_a_consumer(memory: MemoryTestCluster) -> None:
 
 
 def test_not_even_a_root_is_left(memory: MemoryTestCluster) -> None:
-    """N13: then there is a new one; tokens go on growing."""
+    """N13: then there is a new one; tokens keep growing."""
     topic = lived(memory, 0)
     root = root_of(memory)
     for number in range(LOGS):

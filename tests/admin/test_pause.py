@@ -56,7 +56,7 @@ def test_a_pause_ends_when_everybody_has_let_go() -> None:
 
 
 def test_a_record_says_who_wrote_it() -> None:
-    """M1: person, machine, tool and run; two runs of one person at one moment are told apart."""
+    """M1: person, machine, tool and run; two runs of one person at one moment are distinguished."""
     cluster = VirtualCluster(partitions=2)
     cluster.team("a")
     one, two = start(cluster, "one"), start(cluster, "two")
@@ -231,7 +231,7 @@ def test_a_pause_that_is_not_drained_in_time_is_taken_back() -> None:
     """M9: the pause is read over before the tool ends, and nothing of it can come later."""
     cluster = VirtualCluster(partitions=2)
     (owner,) = cluster.team("owner")
-    owner.cut()  # it neither reads the pause nor can be waited out in this patience
+    owner.cut()  # it neither reads the pause nor can be evicted in that time
     tool = finish(cluster, start(cluster, patience_ms=I))
     error = tool.operation.error
     assert isinstance(error, PauseNotDrained)
@@ -242,7 +242,7 @@ def test_a_pause_that_is_not_drained_in_time_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize("after_ms", [*range(0, 40, 2), 100, 400, 1_000, 2_990, 3_000, 3_004, 3_008, 3_012, 6_010])
-def test_a_tool_that_gives_up_leaves_nothing_behind(after_ms: int) -> None:
+def test_a_tool_that_gives_up_leaves_nothing(after_ms: int) -> None:
     """M9: at whatever moment, its renewals on their way: X42. Its last act is read before it ends."""
     cluster = VirtualCluster(partitions=2)
     (owner,) = cluster.team("owner")
@@ -274,7 +274,7 @@ def test_a_renewal_that_comes_before_the_end_is_ended_too() -> None:
 
 
 def test_the_token_that_is_told_is_final() -> None:
-    """M10: a tool that leaves its pause behind waits for the fate of its renewals first."""
+    """M10: a tool that leaves its pause in place first waits for the result of its renewals."""
     cluster = VirtualCluster(partitions=1)
     (owner,) = cluster.team("owner")
     owner.deliver(owner.claim(0), 0)

@@ -72,7 +72,7 @@ def all_or_nothing(cluster: VirtualCluster, tool: Tool, was: dict[TopicPartition
 
 
 def test_positions_move_while_the_consumers_stay() -> None:
-    """M6: and every consumer goes on from the wanted position; the partition that was not named stays where it was."""
+    """M6: and every consumer continues from the wanted position; a partition that is not named stays."""
     cluster, (a, b) = company()
     sessions = {a.session, b.session}
     tool = finish(cluster, move(cluster))
@@ -121,7 +121,7 @@ def test_what_depends_on_the_end_is_looked_up_in_the_pause() -> None:
 
 
 def test_a_dead_owner_delays_a_move_and_does_not_stop_it() -> None:
-    """M4: it is waited out, also with nobody else in the group."""
+    """M4: a silent session is evicted, also with nobody else in the group."""
     cluster = VirtualCluster(partitions=2)
     (victim,) = cluster.team("victim")
     cluster.kill(victim)
@@ -133,13 +133,13 @@ def test_a_dead_owner_delays_a_move_and_does_not_stop_it() -> None:
 @pytest.mark.parametrize("records", range(8))
 @pytest.mark.parametrize("written", [True, False])
 def test_a_tool_that_dies_at_any_step_moves_all_or_nothing(records: int, written: bool) -> None:
-    """M9: whatever its last record was, and whether that was written. The members end its pause and go on."""
+    """M9: whatever its last record was, and whether that was written. The members end its pause and continue."""
     cluster, _ = company(handling=True)
     was = positions(cluster)
     tool = move(cluster, crash_after=records + 1, duration_ms=9_000)
     if not written:
         cluster.run_until(lambda: not tool.alive or tool.operation.ended)
-        cluster._flying = [flight for flight in cluster._flying if flight[2] is not tool]
+        cluster.lose_in_flight(tool)
     cluster.run(9_000 + 4 * I)
     moved = all_or_nothing(cluster, tool, was)
     assert not cluster.group.paused
@@ -231,7 +231,7 @@ def test_a_tool_that_cannot_read_says_unknown() -> None:
 
 
 @pytest.mark.parametrize(("sent", "error"), [(False, PositionNotMoved), (True, PositionUnknown)])
-def test_a_log_that_breaks_leaves_no_lie_behind(sent: bool, error: type[Exception]) -> None:
+def test_a_log_that_breaks_is_reported_truthfully(sent: bool, error: type[Exception]) -> None:
     """M8: also when the log itself cannot be read on, it says what is true: nothing sent, nothing moved."""
     cluster, _ = company()
     tool = move(cluster)
@@ -260,7 +260,7 @@ def test_a_lost_record_is_sent_again() -> None:
 
 
 def test_a_short_pause_is_asked_for_again() -> None:
-    """M2: members may wait a pause out before everybody has let go; the tool asks again and says the truth."""
+    """M2: members may end a pause before every partition is free; the tool pauses again and reports what is true."""
     cluster, team = company(handling=True)
     tool = move(cluster, duration_ms=1_000)
     tool.cut()  # it cannot renew
@@ -268,7 +268,7 @@ def test_a_short_pause_is_asked_for_again() -> None:
     cluster.run_until(lambda: cluster.group.paused)
     tool.cut()
     cluster.run(4 * I)
-    assert not cluster.group.paused, "waited out by the members"
+    assert not cluster.group.paused, "ended by the members"
     tool.heal()
     finish(cluster, tool)
     assert plan_of(tool).outcome == MOVED
@@ -277,7 +277,7 @@ def test_a_short_pause_is_asked_for_again() -> None:
 
 
 def test_two_admins_move_one_after_the_other() -> None:
-    """M2: whoever comes second is told of the first; a take-over ends the first one's hope, and it says so."""
+    """M2: the second admin gets an error that names the first; a take-over makes the first one fail."""
     cluster, _ = company(handling=True)
     first = move(cluster, "first", "bob@office")
     cluster.run(200)
@@ -352,7 +352,7 @@ def test_an_adopted_pause_that_is_renewed_stays_adopted() -> None:
 
 
 def test_an_adopted_pause_that_ends_ends_the_move() -> None:
-    """M2: it pauses nothing by itself then: its user thinks that the group stands still all the time."""
+    """M2: it pauses nothing by itself then, because its user believes that the group is paused."""
     cluster, _ = company(handling=True)
     keeper = paused(cluster, keep=True)
     tool = move(cluster, adopt=True)
@@ -366,7 +366,7 @@ def test_an_adopted_pause_that_ends_ends_the_move() -> None:
 
 @pytest.mark.parametrize("options", [{"adopt": True}, {"token": 3}])
 def test_a_pause_that_is_not_there_is_not_adopted(options: dict[str, Any]) -> None:
-    """M2: whoever names a pause thinks that the group stands still; nothing is paused or moved."""
+    """M2: a user who names a pause believes that the group is paused; nothing is paused or moved."""
     cluster, _ = company()
     tool = finish(cluster, move(cluster, **options))
     assert plan_of(tool).outcome == NOT_MOVED

@@ -67,7 +67,7 @@ def disturb(cluster: VirtualCluster, tools: list[Tool], chance: random.Random) -
 
 
 def advance(cluster: VirtualCluster, tools: list[Tool], for_ms: int) -> None:
-    """Time goes on. Every third tool is timid: it gives up when its move is on its way, which is the worst moment."""
+    """Advances time. Every third tool gives up while its move is on its way, which is the worst moment."""
     until_ms = cluster.now_ms + for_ms
     while cluster.now_ms < until_ms:
         cluster.run(min(SLICE_MS, until_ms - cluster.now_ms))

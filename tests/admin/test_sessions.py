@@ -69,7 +69,7 @@ def test_a_live_session_cannot_be_ended_from_outside() -> None:
 
 
 def test_a_group_is_deleted_when_nobody_lives() -> None:
-    """M11: sessions that died without a word are waited out; one that joins meanwhile stops it."""
+    """M11: silent sessions are evicted; one that joins meanwhile stops it."""
     cluster = VirtualCluster(partitions=2)
     (a,) = cluster.team("a")
     cluster.kill(a)

@@ -1,4 +1,4 @@
-"""What people write behind `--to`, and what becomes of it; names of authors; what is known of a pause."""
+"""The targets of `--to` and their offsets; names of authors; the history of pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admin tools on the stage of tests/support/virtual_cluster.py: real plans in virtual time, beside real members,
+"""Admin tools in the virtual cluster of tests/support/virtual_cluster.py: real plans and members in virtual time,
 over one log.
 
 A Tool can be cut off like any client, can crash after its n-th record, and remembers every value that it ever sent, so
@@ -28,7 +28,7 @@ NEVER = 10**9
 
 
 class Tool(Client):
-    """One run of an admin tool. It is a client of the stage without a member."""
+    """One run of an admin tool. It is a client of the virtual cluster without a member."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Tool(Client):
         return step
 
     def give_up(self) -> None:
-        """Its user has had enough."""
-        self.operation.give_up(AdminGaveUp(GROUP, "the test's wish", 0.0))
+        """Gives up, as after Ctrl-C."""
+        self.operation.give_up(AdminGaveUp(GROUP, "the operation", 0.0))
         self.due_ms = self.cluster.now_ms
 
     @property
@@ -106,14 +106,14 @@ def start_tool(
     positions: Mapping[TopicPartition, int] | Callable[[], Mapping[TopicPartition, int]] | None = None,
     crash_after: int = NEVER,
 ) -> Tool:
-    """Puts a tool on the stage."""
+    """Starts a tool in the virtual cluster."""
     tool = Tool(cluster, name, make, who, positions or {}, crash_after)
     cluster.clients.append(tool)
     return tool
 
 
 def finish(cluster: VirtualCluster, tool: Tool, at_most_ms: int = 200_000) -> Tool:
-    """Runs until the tool's errand is over."""
+    """Runs until the tool's operation has ended."""
     cluster.run_until(lambda: tool.operation.ended, at_most_ms)
     return tool
 

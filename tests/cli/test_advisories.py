@@ -1,4 +1,4 @@
-"""`marshal advisories`: the story of groups from the log, from a dump, and as it goes on."""
+"""`marshal advisories`: the story of groups from the log, from a dump, and live."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import DEADLINE_S, Shell
 
 
-def told(shell: Shell, *arguments: str) -> list[dict[str, object]]:
+def shown(shell: Shell, *arguments: str) -> list[dict[str, object]]:
     done = shell.run("advisories", *arguments, "--json")
     assert done.exit_code == 0, done.output
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_the_story_of_a_group(shell: Shell, billing: str) -> None:
-    found = told(shell, billing)
+    found = shown(shell, billing)
     assert [list(one) for one in found] == [list(Advisory.__struct_fields__)] * len(found)
     kinds = [one["kind"] for one in found]
     assert kinds[0] in ("joined", "topology")
@@ -35,12 +35,12 @@ def test_the_story_of_a_group(shell: Shell, billing: str) -> None:
 
 
 def test_all_groups_kinds_and_the_newest(shell: Shell, billing: str) -> None:
-    everything = told(shell)
+    everything = shown(shell)
     assert {one["group"] for one in everything} >= {billing}
     assert [one["time_ms"] for one in everything] == sorted(int(str(one["time_ms"])) for one in everything)
-    assert {one["kind"] for one in told(shell, "--kind", "claimed", "--kind", "left")} == {"claimed", "left"}
-    assert told(shell, billing, "-n", "2") == told(shell, billing)[-2:]
-    assert told(shell, billing, "--kind", "alarming") == []
+    assert {one["kind"] for one in shown(shell, "--kind", "claimed", "--kind", "left")} == {"claimed", "left"}
+    assert shown(shell, billing, "-n", "2") == shown(shell, billing)[-2:]
+    assert shown(shell, billing, "--kind", "alarming") == []
     refused = shell.run("advisories", "--kind", "nonsense")
     assert refused.exit_code == 2
     line = shell.run("advisories", billing, "-n", "1").stdout.strip()
@@ -51,12 +51,12 @@ def test_all_groups_kinds_and_the_newest(shell: Shell, billing: str) -> None:
 def test_a_dump_tells_the_same(shell: Shell, billing: str, tmp_path: Path) -> None:
     path = tmp_path / "log.dump"
     assert shell.run("log", "dump", billing, "-o", str(path)).exit_code == 0
-    assert told(Shell(""), billing, "--dump", str(path)) == told(shell, billing)
+    assert shown(Shell(""), billing, "--dump", str(path)) == shown(shell, billing)
 
 
 def test_the_python_api_tells_the_same(shell: Shell, billing: str) -> None:
     group = Group(KafkaTransport(shell.servers, DEADLINE_S), billing, "__marshal")
-    assert [one.log_offset for one in group.advisories()] == [one["log_offset"] for one in told(shell, billing)]
+    assert [one.log_offset for one in group.advisories()] == [one["log_offset"] for one in shown(shell, billing)]
 
 
 def test_following_shows_what_happens(shell: Shell, billing: str) -> None:

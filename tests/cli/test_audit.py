@@ -1,6 +1,6 @@
 """Every command that changes something, audited by the same questions: what it shows, what it asks, what it writes.
 
-A new one fails here until it stands in one of the lists below.
+A new one fails here until it is in one of the lists below.
 """
 
 from __future__ import annotations
@@ -176,9 +176,9 @@ def test_a_command_that_changes_something(
     assert shell.run(*arguments[: 1 + (" " in name)], "--nonsense").exit_code == 2
     planned = shell.json(*arguments, "--dry-run")
     assert (planned["group"], planned["outcome"]) == (where, "dry_run")
-    told = shell.run(*arguments, "--dry-run")
-    assert told.exit_code == 0
-    assert told.stdout.strip()
+    shown = shell.run(*arguments, "--dry-run")
+    assert shown.exit_code == 0
+    assert shown.stdout.strip()
     if asks:
         declined = shell.run(*arguments, stdin=b"n\n")
         assert declined.exit_code == 1
@@ -210,9 +210,9 @@ def test_a_command_that_changes_something(
 
 
 def test_what_an_update_says_and_does(shell: Shell, group: str) -> None:
-    told = shell.run("groups", "update", group, "--delivery", "at_most_once", "--dry-run").stdout
-    assert "delivery: at_least_once -> at_most_once" in told
-    assert "1 consumers would end with ModeMismatch" in told
+    shown = shell.run("groups", "update", group, "--delivery", "at_most_once", "--dry-run").stdout
+    assert "delivery: at_least_once -> at_most_once" in shown
+    assert "1 consumers would end with ModeMismatch" in shown
     assert shell.run("groups", "update", group).exit_code == 2
     for option in (("--policy", "magic"), ("--delivery", "none")):
         assert shell.run("groups", "update", group, *option).exit_code == 2
@@ -280,8 +280,8 @@ def test_an_interrupted_move_says_what_is_true_and_takes_its_pause_back(
     write(shell, writer, marshal, group, ClaimingPartition(session, "orders", 0, version, 0))
     running = shell.start("set-position", group, "orders", "--to", "earliest", "--yes")
     assert running.stderr is not None
-    told = [running.stderr.readline(), running.stderr.readline()]
-    assert "orders:0 is owned by slow" in "".join(told), "it waits, and would for minutes"
+    shown = [running.stderr.readline(), running.stderr.readline()]
+    assert "orders:0 is owned by slow" in "".join(shown), "it waits, and would for minutes"
     running.send_signal(number)
     out, trouble = running.communicate(timeout=DEADLINE_S)
     assert running.returncode == 1
@@ -303,10 +303,10 @@ def test_a_pause_says_whose_it_is(shell: Shell, group: str) -> None:
         assert pause["by"].startswith(author)
         assert 0 < pause["left_s"] <= 600
     for command in (("groups", "info"), ("state",)):
-        told = " ".join(shell.run(*command, group).stdout.split())
-        assert f"paused for 600 s by {author}" in told
-        assert f"{WHY}, about " in told
-        assert f"s left, token {token}" in told
+        shown = " ".join(shell.run(*command, group).stdout.split())
+        assert f"paused for 600 s by {author}" in shown
+        assert f"{WHY}, about " in shown
+        assert f"s left, token {token}" in shown
     other = Author("somebody@else", "run")
     with pytest.raises(AdminBusy) as caught:
         Group(transport(shell), group, "__marshal", author=other).resume()

@@ -274,7 +274,7 @@ def test_log_dump_has_every_record_with_its_verdict(shell: Shell, billing: str) 
         "reason",
         "sum",
     ]
-    assert {line["log"] for line in lines} == {0, 1}, "the group's log, and log 0, where the root stands"
+    assert {line["log"] for line in lines} == {0, 1}, "the group's log, and log 0, which holds the root"
     assert lines[0]["type"] == "Genesis"
     records = [line for line in lines if line["group"] == billing]
     assert records[0]["type"] == "Join"
@@ -354,7 +354,7 @@ def test_doctor_does_not_mind_an_unused_topic(shell: Shell) -> None:
 
 
 def test_a_taken_port_is_noticed_before_anybody_joins(shell: Shell, billing: str) -> None:
-    """The group never hears of a consumer that ends again at once; the error says what would mend it."""
+    """The group never hears of a consumer that ends again at once; the error says how to fix it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = shell.run("consume", "orders", "--group", "unjoined", "--metrics-port", str(port))

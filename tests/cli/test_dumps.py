@@ -130,9 +130,9 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
     assert (found["client_id"], found["first_difference"], found["left_out"]) == ("broken-one", 16, 0)
     assert found["at_offset"] == world.next_offset - 1
     assert found["differences"] == [{"entry": "partition orders:2", "field": "position", "held": 3, "log": 5}]
-    told = Shell("").run("diff", billing, *where)
-    assert told.exit_code == 0
-    assert told.stdout.splitlines()[1:] == ["partition orders:2, position: 3 held, 5 by the log"]
+    shown = Shell("").run("diff", billing, *where)
+    assert shown.exit_code == 0
+    assert shown.stdout.splitlines()[1:] == ["partition orders:2, position: 3 held, 5 by the log"]
     other = Shell("").run("diff", "another", *where)
     assert other.exit_code == 1
     assert "it is of 'billing'" in other.stderr

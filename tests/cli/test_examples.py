@@ -1,4 +1,4 @@
-"""Every example of a help text is run as it stands there, in a shell, with `marshal` on the path."""
+"""Every example of a help text is run as it is, in a shell, with `marshal` on the path."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_the_example_of_the_demo_runs(shell: Shell, path_with_marshal: str) -> N
         capture_output=True,
     )
     assert done.returncode == 0, done.stderr
-    told = re.match(
+    shown = re.match(
         r"Kept: no message delivered twice\. (\d+) produced, (\d+) handled, 0 doubled, (\d+) dropped, ",
         done.stdout.splitlines()[-1],
     )
-    assert told, done.stdout
-    produced, handled, dropped = map(int, told.groups())
+    assert shown, done.stdout
+    produced, handled, dropped = map(int, shown.groups())
     assert handled + dropped == produced != 0
     assert "killed by SIGKILL" in done.stdout + done.stderr
 

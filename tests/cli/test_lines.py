@@ -61,13 +61,13 @@ def test_consume_and_produce_make_the_same_messages_again(shell: Shell) -> None:
 
 
 def test_json_says_what_is_text_and_what_is_not(shell: Shell) -> None:
-    told = [json.loads(line) for line in consume(shell, "binary", "json reader", "--json").splitlines()]
-    keys = [(one["key"], one["key_base64"]) for one in told[:4]]
+    shown = [json.loads(line) for line in consume(shell, "binary", "json reader", "--json").splitlines()]
+    keys = [(one["key"], one["key_base64"]) for one in shown[:4]]
     assert keys == [("k", None), (None, "//4="), (None, None), ("", None)]
-    assert told[1]["value"] is None
-    assert told[1]["headers"][0] == {"name": "a", "value": None, "value_base64": "/w=="}
-    assert [one["value"] for one in told[0]["headers"]] == ["1", "2"]
-    assert (told[4]["value"], told[4]["value_base64"]) == (None, None)
+    assert shown[1]["value"] is None
+    assert shown[1]["headers"][0] == {"name": "a", "value": None, "value_base64": "/w=="}
+    assert [one["value"] for one in shown[0]["headers"]] == ["1", "2"]
+    assert (shown[4]["value"], shown[4]["value_base64"]) == (None, None)
 
 
 def test_text_is_the_exact_bytes(shell: Shell) -> None:

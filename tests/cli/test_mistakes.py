@@ -190,11 +190,11 @@ def test_follow_waits_for_a_group_that_is_yet_to_come(shell: Shell, command: tup
     ids=" ".join,
 )
 def test_a_dry_run_does_not_read_as_done(shell: Shell, command: tuple[str, ...]) -> None:
-    told = shell.run(*command, "--dry-run").stdout
-    assert " would " in told
-    assert told.endswith("dry run: nothing was written\n")
+    shown = shell.run(*command, "--dry-run").stdout
+    assert " would " in shown
+    assert shown.endswith("dry run: nothing was written\n")
     for done in ("is paused", "are paused", "is changed", "is deleted", "are forgotten", "moved at"):
-        assert done not in told
+        assert done not in shown
 
 
 def test_a_group_whose_consumers_are_dead_does_not_run(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

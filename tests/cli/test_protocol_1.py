@@ -84,9 +84,9 @@ def refused(result: object) -> None:
 def test_a_dump_is_refused(arguments: tuple[str, ...]) -> None:
     """L6."""
     if arguments[0] == "doctor":
-        told = Shell("").run(*arguments, "--dump", str(DUMP))
-        assert told.exit_code == 1
-        assert WORDS in told.output
+        shown = Shell("").run(*arguments, "--dump", str(DUMP))
+        assert shown.exit_code == 1
+        assert WORDS in shown.output
         return
     refused(Shell("").run(*arguments, "--dump", str(DUMP)))
 
@@ -110,9 +110,9 @@ def test_a_log_is_refused(old: Shell, arguments: tuple[str, ...]) -> None:
 
 
 def test_the_doctor_names_it(old: Shell) -> None:
-    told = old.run("doctor", "--json")
-    assert told.exit_code == 1
-    failed = [check for check in json.loads(told.stdout)["checks"] if check["level"] == "fail"]
+    shown = old.run("doctor", "--json")
+    assert shown.exit_code == 1
+    failed = [check for check in json.loads(shown.stdout)["checks"] if check["level"] == "fail"]
     assert [check["name"] for check in failed] == ["ProtocolOutdated"]
     assert WORDS in failed[0]["found"]
 

@@ -44,16 +44,16 @@ def expected() -> dict[str, Any]:
 
 @pytest.mark.parametrize("fold", [checkpoints.by_the_core, checkpoints.by_the_oracle])
 def test_a_log_of_protocol_2_folds_to_what_it_always_did(fold: Any, expected: dict[str, Any]) -> None:
-    """G1 to G3, N3: every verdict, the state behind every record, every digest at every checkpoint and at the end."""
+    """G1 to G3, N3: every verdict, the state after every record, every digest at every checkpoint and at the end."""
     folded = fold(DUMP)
     assert folded.keys() == expected.keys()
-    for log, told in folded.items():
-        for offset, (verdict, state) in enumerate(zip(told["verdicts"], told["states"], strict=True)):
+    for log, shown in folded.items():
+        for offset, (verdict, state) in enumerate(zip(shown["verdicts"], shown["states"], strict=True)):
             known = expected[log]["verdicts"][offset], expected[log]["states"][offset]
             assert (verdict, state) == known, f"log {log}, offset {offset}"
-        for at, digests in told["checkpoints"].items():
+        for at, digests in shown["checkpoints"].items():
             assert digests == expected[log]["checkpoints"].get(at), f"log {log}, checkpoint {at}"
-        assert told == expected[log]
+        assert shown == expected[log]
 
 
 def test_the_commands_accept_the_log() -> None:
@@ -64,7 +64,7 @@ def test_the_commands_accept_the_log() -> None:
     assert report["snapshot_digests"] > 4
     audit = shell.json("simulate", *where)
     assert audit["verdict"] == "ok", audit["first"]
-    assert audit["records"] == report["records"] == sum(len(told) for told in verdicts())
+    assert audit["records"] == report["records"] == sum(len(shown) for shown in verdicts())
     assert min(audit[what] for what in ("handovers", "takeovers", "evictions", "grants", "pauses", "moves")) > 0
 
 
@@ -77,7 +77,7 @@ def test_everything_occurs_in_the_log() -> None:
     assert DUMP.stat().st_size < BYTES_MAX
     seen: dict[str, set[str]] = {kind.__name__: set() for kind in (*RECORD_TYPES, *NESTED)}
     accepted: set[str] = set()
-    told = dict(enumerate(verdicts()))
+    shown = dict(enumerate(verdicts()))
     seed = -1
     with Reader(DUMP) as reader:
         for record in reader:
@@ -86,7 +86,7 @@ def test_everything_occurs_in_the_log() -> None:
                 continue
             if isinstance(opened[5], Genesis):
                 seed = zlib.crc32(opened[5].incarnation)
-            if not told[record.log][record.offset]:
+            if not shown[record.log][record.offset]:
                 value = opened[5] or codec.decode_body(opened[3], opened[4])
                 assert value is not None
                 accepted.add(type(value).__name__)

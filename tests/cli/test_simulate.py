@@ -217,9 +217,9 @@ def test_the_list_of_mutants_is_complete() -> None:
 def test_a_failing_seed_is_told_shrunk_kept_and_replayed(tmp_path: Path) -> None:
     kept = tmp_path / "kept.txt"
     seed = str(sweep.hunt(QUICK, 40).seed)
-    told = run("--mutant", QUICK, "--seed", seed)
-    assert told.exit_code == 1
-    assert any(line.startswith(">") for line in told.stdout.splitlines()), "the guilty record"
+    shown = run("--mutant", QUICK, "--seed", seed)
+    assert shown.exit_code == 1
+    assert any(line.startswith(">") for line in shown.stdout.splitlines()), "the guilty record"
     shrunk = run("--mutant", QUICK, "--seed", seed, "--shrink", str(kept), "--json")
     assert shrunk.exit_code == 1
     assert f"mutant {QUICK}\n" in kept.read_text(encoding="utf-8")

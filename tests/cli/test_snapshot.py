@@ -70,7 +70,7 @@ def test_deletion_is_asked_for(shell: Shell) -> None:
 
 
 def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, tmp_path: Path) -> None:
-    """N9: from the oldest snapshot that is left; what lies before it is refused by name, not told wrongly."""
+    """N9: from the oldest snapshot that is left; earlier offsets are refused by name, and never answered wrongly."""
     live(shell)
     (first,) = shell.json("snapshot", "--log", "1")
     live(shell)
@@ -82,9 +82,9 @@ def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, t
     path = tmp_path / "cut.dump"
     assert shell.run("log", "dump", GROUP, "--json", "--output", str(path)).exit_code == 0
     for where in ((), ("--dump", str(path))):
-        told = shell.json("explain", GROUP, "orders:0", "--offset", str(newest), *where)
-        assert {**told, "records": [], "left_out": 0} == {**whole, "records": [], "left_out": 0}
-        assert told["records"], "further back than the newest snapshot"
+        shown = shell.json("explain", GROUP, "orders:0", "--offset", str(newest), *where)
+        assert {**shown, "records": [], "left_out": 0} == {**whole, "records": [], "left_out": 0}
+        assert shown["records"], "further back than the newest snapshot"
         changed = shell.json("diff", GROUP, "--at", str(oldest), "--at", str(newest), *where)
         assert (changed["from_offset"], changed["to_offset"]) == (oldest, newest)
         assert changed["records"]["Join accepted"] > 0

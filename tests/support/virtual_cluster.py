@@ -319,6 +319,10 @@ class VirtualCluster:
         delay = WRITE_MS if client is None else client.write_ms
         self._in_flight.append((self.now_ms + delay, next(self._numbers), client, value))
 
+    def lose_in_flight(self, client: Client) -> None:
+        """Drops the values of this client that have not reached the brokers."""
+        self._in_flight = [one for one in self._in_flight if one[2] is not client]
+
     def records(self, kind: type[R], since: int = 0) -> Iterator[tuple[Verdict, R]]:
         for verdict in self.verdicts[since:]:
             if isinstance(verdict.record, kind):

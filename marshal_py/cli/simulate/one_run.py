@@ -87,13 +87,13 @@ def run_one(schedule: Schedule, again: str, asked: Asked, as_json: bool) -> None
         schedule, again = small.schedule, f"marshal simulate --scenario {keep}"
         head = f"# {telling(small.result.violations).text}\n# {again}\n"
         keep.write_text(head + text_of(schedule), encoding="utf-8")
-    told = sweep.tell_schedule(schedule)
+    watched = sweep.tell_schedule(schedule)
     if html is not None:
-        html.write_text(_page(schedule, told, again), encoding="utf-8")
+        html.write_text(_page(schedule, watched, again), encoding="utf-8")
     if asked.trace:
-        _print_moments(told.moments, as_json)
-    _print(schedule, told, again, as_json)
-    if told.result.violations:
+        _print_moments(watched.moments, as_json)
+    _print(schedule, watched, again, as_json)
+    if watched.result.violations:
         raise typer.Exit(output.FAILED)
 
 
@@ -107,19 +107,19 @@ def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Sc
         raise typer.BadParameter(f"{file}: {error}") from error
 
 
-def _page(schedule: Schedule, told: sweep.Told, again: str) -> str:
+def _page(schedule: Schedule, watched: sweep.Told, again: str) -> str:
     """The page; its histogram also counts the take-overs of the seeds that follow."""
     world = Options(dump=schedule.options.dump, group=schedule.options.group)
-    times = takeover_times(told.logs, told.result.scenario.interval_ms)
+    times = takeover_times(watched.logs, watched.result.scenario.interval_ms)
     for number in range(1, NEIGHBOURS):
         other = sweep.tell_schedule(Schedule(schedule.seed + number, world))
         times += takeover_times(other.logs, other.result.scenario.interval_ms)
     seeds = f"this run and the seeds {schedule.seed + 1} to {schedule.seed + NEIGHBOURS - 1}"
-    return page(told.result, told.moments, told.logs, again, times, seeds)
+    return page(watched.result, watched.moments, watched.logs, again, times, seeds)
 
 
-def _print(schedule: Schedule, told: sweep.Told, again: str, as_json: bool) -> None:
-    result = told.result
+def _print(schedule: Schedule, watched: sweep.Told, again: str, as_json: bool) -> None:
+    result = watched.result
     if as_json:
         plain: dict[str, Any] = {
             "seed": schedule.seed,
@@ -133,7 +133,7 @@ def _print(schedule: Schedule, told: sweep.Told, again: str, as_json: bool) -> N
         output.print_json(plain)
         return
     if result.violations:
-        for line in story(telling(result.violations), told.moments):
+        for line in story(telling(result.violations), watched.moments):
             print(line)
     print(f"seed {schedule.seed}: {result.verdict}, {result.events:,} events, trace {result.trace_hash}")
     print(f"again: {again}")
