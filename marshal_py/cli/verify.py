@@ -11,7 +11,7 @@ from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.cli.state import NOBODY
 from marshal_py.errors import DumpDamaged
-from marshal_py.simulator.verify import Report
+from marshal_py.simulator.verify import Comparison
 from marshal_py.simulator.verify import verify as fold_twice
 
 EXAMPLE: Final = output.example("marshal verify --dump billing.dump --json")
@@ -38,7 +38,7 @@ def verify(
             report = fold_twice(observer.records(logs), observer.root, observer.root_value)
     except DumpDamaged as error:
         _print(
-            Report(),
+            Comparison(),
             {"log": error.log, "offset": error.offset, "line": error.line, "what": error.reason},
             options.as_json,
         )
@@ -49,7 +49,7 @@ def verify(
         raise output.CommandFailed(f"log {first['log']}, offset {first['offset']}: {_sentence(first)}")
 
 
-def _print(report: Report, first: dict[str, Any] | None, as_json: bool) -> None:
+def _print(report: Comparison, first: dict[str, Any] | None, as_json: bool) -> None:
     if as_json:
         output.print_json({"ok": first is None, "first": first, **msgspec.to_builtins(report)})
         return

@@ -1,7 +1,7 @@
-"""The product's own admin tool in the simulated cluster: a desk that drives one errand, and may crash at every step.
+"""The package's own admin tool in the simulated cluster: it drives one operation and may crash at every step.
 
-What admin/runner.py does on a real log, done here in virtual time: read, fold, step, send, look positions up. The
-decisions are those of marshal_py.admin.
+Does in virtual time what admin/runner.py does on a real log: read, fold, step, send, look positions up. It decides
+nothing; marshal_py.admin does.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from marshal_py.errors import AdminGaveUp, CoordinationError, MarshalError
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.records import Note
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.simulator.auditor_evidence import Report
+from marshal_py.simulator.auditor_evidence import ToolReport
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.process import GENESIS_MS, Environment, Process
 
 
 class AdminEnvironment(Environment, Protocol):
-    def reported(self, report: Report) -> None: ...
+    def reported(self, report: ToolReport) -> None: ...
 
 
 class CrashPoint(NamedTuple):
-    """After how many records, probes not counted, a run of the tool dies, or its user presses ctrl-C."""
+    """After how many records, not counting probes, a run of the tool dies, and after how many its user hits Ctrl-C."""
 
     crash_after: int
     interrupt_after: int
@@ -35,6 +35,8 @@ class CrashPoint(NamedTuple):
 
 class AdminProcess(Process):
     """One run of the tool."""
+
+    environment: AdminEnvironment
 
     def __init__(
         self,
@@ -45,16 +47,15 @@ class AdminProcess(Process):
         clock: MachineClock,
         operation: Callable[[GroupContext], Operation],
         moves: Mapping[TopicPartition, int],
-        fate: CrashPoint,
+        crash_point: CrashPoint,
     ) -> None:
         super().__init__(environment, number, name, group, clock)
-        self.context = environment
         self.author = Author(name, name)
-        self.ledger = PauseHistory(group)
+        self.pause_history = PauseHistory(group)
         self.operation: Operation | None = None
-        self._errand = operation
+        self._make_operation = operation
         self._moves = moves
-        self._fate = fate
+        self._crash_point = crash_point
         self._count = 0
         self._armed_ms = -1
         self._giving_up_ms: int | None = None
@@ -62,19 +63,19 @@ class AdminProcess(Process):
     # --- reading
 
     def read(self, verdict: Verdict, now: Instant) -> None:
-        self.ledger.read(verdict)
+        self.pause_history.read(verdict)
         if self.operation is not None:
             self.operation.receive(verdict, now)
 
-    def refuse(self, error: CoordinationError) -> None:
+    def end_with(self, error: CoordinationError) -> None:
         if self.operation is not None and not self.operation.ended:
             self.operation.end(error)
-            self._go_home(-1)
+            self._finish(-1)
         self.dead = True
 
     def _write_genesis(self) -> None:
-        """A tool creates nothing: it looks again."""
-        self.environment.at(GENESIS_MS, self, self.act)
+        """A tool never writes a Genesis: it looks again later."""
+        self.environment.schedule(GENESIS_MS, self, self.act)
 
     # --- acting
 
@@ -84,9 +85,11 @@ class AdminProcess(Process):
         if self.operation is None:
             if not self.opened():
                 return
-            context = GroupContext(self.world, self.group, self.ledger, self.author, self.environment.rng.randbytes)
+            context = GroupContext(
+                self.world, self.group, self.pause_history, self.author, self.environment.rng.randbytes
+            )
             try:
-                self.operation = self._errand(context)
+                self.operation = self._make_operation(context)
             except MarshalError:
                 self.dead = True  # refused, before anything was sent
                 return
@@ -95,23 +98,23 @@ class AdminProcess(Process):
         for record in step.send:
             self.send(record)
             self._count += not isinstance(record, Note)
-            if self._count >= self._fate.crash_after:
+            if self._count >= self._crash_point.crash_after:
                 self.dead = True
                 return
-        if self._count >= self._fate.interrupt_after:
+        if self._count >= self._crash_point.interrupt_after:
             operation.give_up(AdminGaveUp(self.group, "the operation", 0.0))
         if operation.giving_up is not None and self._giving_up_ms is None:
             self._giving_up_ms = now.mono_ms
         if step.ended:
             gave_up_ms = now.mono_ms if self._giving_up_ms is None else self._giving_up_ms
             in_order = now.mono_ms - gave_up_ms < GRACE_INTERVALS * INTERVAL_MS  # M9: it has read its own end
-            self._go_home(self.world.next_offset if in_order else -1)
+            self._finish(self.world.next_offset if in_order else -1)
             return
         if step.resolve_positions:
-            self.environment.at(1 + self.environment.network_faults.read_ms(self.environment.rng), self, self._aimed)
+            self.environment.schedule(1 + self.environment.network_faults.read_ms(), self, self._positions_found)
         self._arm()
 
-    def _aimed(self, _: None) -> None:
+    def _positions_found(self, _: None) -> None:
         if self.operation is not None:
             self.operation.positions_resolved(self._moves)
             self.act(None)
@@ -121,18 +124,18 @@ class AdminProcess(Process):
         due_ms = max(self.clock.true_ms(self.operation.deadline_ms), self.environment.now_ms + 1)
         if self._armed_ms <= self.environment.now_ms or due_ms < self._armed_ms:
             self._armed_ms = due_ms
-            self.environment.at(due_ms - self.environment.now_ms, self, self._rang, due_ms)
+            self.environment.schedule(due_ms - self.environment.now_ms, self, self._timer_fired, due_ms)
 
-    def _rang(self, due_ms: int) -> None:
+    def _timer_fired(self, due_ms: int) -> None:
         if due_ms == self._armed_ms:
             self._armed_ms = -1
             self.act(None)
 
-    def _go_home(self, read_to: int) -> None:
-        """Says what it knows."""
+    def _finish(self, read_to: int) -> None:
+        """Reports what it knows about its moves, and ends."""
         self.dead = True
         said, operation = "done", self.operation
         if isinstance(operation, PositionPlan):
             said = operation.outcome.replace("_", " ")
         moves = tuple((*tp, position) for tp, position in self._moves.items())
-        self.context.reported(Report(self.group, self.name, said, moves, read_to))
+        self.environment.reported(ToolReport(self.group, self.name, said, moves, read_to))

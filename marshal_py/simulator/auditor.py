@@ -1,9 +1,9 @@
-"""The judge of a run: raw log bytes and the delivery journal against invariants.md, by the oracle's fold alone.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S15.
 
-It shares no code with what it judges: nothing of marshal_py.protocol, its own model of claims, grants and pauses. One
-pass folds the log (auditor_history.py), then each invariant is one function over what the pass found, named by its
-number. The same functions judge runs in virtual time and runs of real processes; what differs is the evidence that
-there is and the slack that clocks and scheduling need. Liveness (V1 to V7) is judged in auditor_liveness.py.
+It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
+nothing of marshal_py.protocol. One pass folds the log (auditor_history.py); then each invariant is one function over
+what the pass found, named by its number. The same functions judge runs in virtual time and runs of real processes; only
+the evidence and the slack for clocks and scheduling differ. auditor_liveness.py judges liveness (V1 to V9).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from marshal_py.simulator.auditor_model import AT_LEAST_ONCE
 
 class Judgement(NamedTuple):
     violations: list[Violation]
-    counted: dict[str, int]  # what the text says is counted, not failed
+    counted: dict[str, int]  # what an invariant allows and the auditor counts
     history: History
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
     """Every violation of S1-S15 that the evidence of one log shows.
 
-    Of a log that lost its tail only what the log says by itself, and that its readers noticed: handlers, tools and
-    waits were right by records that are gone.
+    If the log lost its tail, only the log itself and whether readers noticed are judged: deliveries, reports and waits
+    may have relied on records that are gone.
     """
     history = History(evidence, slack)
     checks = OF_READERS if evidence.branched else (*OF_DELIVERIES, *OF_READERS, s15_honest_wait)
@@ -49,7 +49,7 @@ def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
 
 
 def s12_reports(history: History) -> Iterator[Violation]:
-    """What the tool said is what happened, also later."""
+    """S12: what a tool reported about its move is what happened, and what happens later."""
     first: dict[tuple[str, int, int], int] = {}
     for d in history.evidence.deliveries:
         first[d.group, d.epoch, d.partition] = min(d.offset, first.get((d.group, d.epoch, d.partition), d.offset))
@@ -60,14 +60,14 @@ def s12_reports(history: History) -> Iterator[Violation]:
             yield Violation("S12", -1, accepted[0], f"{report.by} said not moved, and it moved")
         late = [at for at in history.pauses_of.get((report.group, report.by), ()) if at >= report.read_to >= 0]
         if late:
-            yield Violation("S12", -1, late[0], f"{report.by} had gone home, and its own pause began")
+            yield Violation("S12", -1, late[0], f"{report.by} had ended, and then its own pause began")
         if report.said == "moved" and not accepted:
             yield Violation("S12", -1, -1, f"{report.by} said moved, and nothing did")
         for topic, number, wanted in report.moves if report.said == "moved" and accepted else ():
             key = (report.group, topic, number)
             later = next((t for t in history.by_key.get(key, ()) if t.epoch > accepted[0]), None)
             if later is None or any(accepted[0] < at < later.epoch for at in history.set_at.get(key, ())):
-                continue  # nobody has owned it since, or not before it was set anew
+                continue  # nobody has owned it since, or its position was set again before that
             offsets = history.evidence.topics.get((topic, number), [])
             expected = offsets[bisect_left(offsets, wanted)] if offsets and wanted <= offsets[-1] else wanted
             given = first.get((report.group, later.epoch, number), expected)
@@ -82,11 +82,11 @@ def s12_reports(history: History) -> Iterator[Violation]:
 
 
 def s15_honest_wait(history: History) -> Iterator[Violation]:
-    """Who evicts has waited. (That no extension lies between, the model sees.)"""
+    """S15: an evictor has waited long enough. (The group's model checks that no extension came in between.)"""
     for eviction in history.evictions:
         if eviction.offset < history.evidence.inherited:
-            continue  # by clocks that nobody knows
-        need_ms = 2 * history.lives[eviction.group, eviction.session].interval_ms
+            continue  # of a dump: its clocks are unknown
+        need_ms = 2 * history.sessions[eviction.group, eviction.session].interval_ms
         drift_ms = need_ms * history.slack.drift_ppm // 1_000_000
         if eviction.waited_ms < need_ms - drift_ms - history.slack.wait_ms:
             yield Violation(

@@ -1,7 +1,7 @@
-"""What a fold held at each checkpoint (G1), and whether a digest that somebody carries is the same (S1).
+"""The digests that a fold held at each checkpoint (G1), to compare with the digests that records carry (S1).
 
-Asked by the auditor, whose fold is the oracle's, and by `marshal log verify`, which folds twice and has compared the
-two before. A group's digest is kept only where it changed.
+The auditor uses it with the oracle's fold; `marshal log verify` uses it after it has compared both folds. A group's
+digest is kept only where it changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CHECKPOINT_OFFSETS: Final = 16  # G1
 
 
 class Checkpoints:
-    """Of one log, from the checkpoint on at which reading begins."""
+    """The digests of one log, from the checkpoint at which reading begins."""
 
     def __init__(self, at: int = 0, chain: int = 0, states: Mapping[str, int] | None = None) -> None:
         self.first = at
@@ -27,7 +27,7 @@ class Checkpoints:
         return max(self._chains)
 
     def put(self, at: int, chain: int, states: Mapping[str, int]) -> None:
-        """A checkpoint; `states`: of the groups that may have changed since the one before."""
+        """Adds a checkpoint. `states`: the digests of the groups that may have changed since the last one."""
         self._chains[at] = chain
         for group, digest in states.items():
             checkpoints, digests = self._states.setdefault(group, ([], []))
@@ -45,5 +45,5 @@ class Checkpoints:
         return digests[known] if known >= 0 else 0
 
     def states(self, at: int) -> dict[str, int]:
-        """Of all groups."""
+        """The digests of all groups."""
         return {group: self.state(group, at) for group in self._states}

@@ -1,7 +1,7 @@
-"""Each delivery under its claim: S2, S3, S4 and S11 of invariants.md, one function each, over the facts of one log.
+"""The judge of deliveries and their claims: S2, S3, S4 and S11, one function each, over the facts of one log.
 
-Where the journal says how much of the log a client had read, that decides what it may know; elsewhere the moments at
-which records were sent do, with the slack that the judge was given.
+Where the journal says how much of the log a client had read, that decides what the client may know. Elsewhere the times
+at which records were sent decide it, with the slack that the judge was given.
 """
 
 from __future__ import annotations
@@ -11,71 +11,71 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from marshal_py.simulator.auditor_evidence import Delivery, Key, Violation
-from marshal_py.simulator.auditor_facts import Tenure
+from marshal_py.simulator.auditor_facts import ClaimSpan
 from marshal_py.simulator.auditor_history import History
 
 TOKEN = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")  # incarnation, epoch
 
 
-def tenure_of(history: History, d: Delivery) -> Tenure | None:
+def claim_of(history: History, d: Delivery) -> ClaimSpan | None:
     """The claim that a delivery names, if it is one of this partition."""
-    tenure = history.tenures.get((d.group, d.epoch))
-    return tenure if tenure is not None and tenure.key == d.key else None
+    claim = history.claims.get((d.group, d.epoch))
+    return claim if claim is not None and claim.key == d.key else None
 
 
-def successor_of(history: History, tenure: Tenure) -> Tenure | None:
+def successor_of(history: History, claim: ClaimSpan) -> ClaimSpan | None:
     """The next claim of the same partition by another session."""
-    tenures = history.by_key[tenure.key]
-    after = bisect_right(tenures, tenure.epoch, key=lambda t: t.epoch)
-    return next((later for later in tenures[after:] if later.session != tenure.session), None)
+    claims = history.by_key[claim.key]
+    after = bisect_right(claims, claim.epoch, key=lambda t: t.epoch)
+    return next((later for later in claims[after:] if later.session != claim.session), None)
 
 
-def is_late(history: History, d: Delivery, tenure: Tenure) -> bool:
-    """Whether another session claimed between the gate and the call (X3), or one whose caller vouched for it (X12)."""
-    successor = successor_of(history, tenure)
+def is_late(history: History, d: Delivery, claim: ClaimSpan) -> bool:
+    """Whether a claim came between gate and call (X3), or whose user vouched that the owner was dead (X12)."""
+    successor = successor_of(history, claim)
     return (
-        successor is not None and successor.ms < d.begin_ms and (d.gate_ms <= successor.ms or tenure.ended_by == "Join")
+        successor is not None and successor.ms < d.begin_ms and (d.gate_ms <= successor.ms or claim.ended_by == "Join")
     )
 
 
 def s2_one_owner(history: History) -> Iterator[Violation]:
-    """A delivery names a claim of its partition, its client's own, which is live in what that client has read."""
+    """S2: a delivery names its client's own claim of the partition, live in what that client has read."""
     for d in history.deliveries:
-        tenure, what = tenure_of(history, d), f"client {d.client} delivers {d.key} {d.offset}"
-        if tenure is None or (d.read_to >= 0 and not d.epoch < d.read_to <= tenure.end):
+        claim, what = claim_of(history, d), f"client {d.client} delivers {d.key} {d.offset}"
+        if claim is None or (d.read_to >= 0 and not d.epoch < d.read_to <= claim.end):
             yield Violation("S2", d.gate_ms, d.epoch, f"{what}, not its own")
             continue
-        life = history.lives[d.group, tenure.session]
-        if d.instance not in (life.instance, life.client_id):
-            yield Violation("S2", d.gate_ms, d.epoch, f"{what} under a claim of {life.client_id}, another instance")
-        if tenure.sent_ms > d.gate_ms + history.slack.stamp_ms:
+        facts = history.sessions[d.group, claim.session]
+        if d.instance not in (facts.instance, facts.client_id):
+            yield Violation("S2", d.gate_ms, d.epoch, f"{what} under a claim of {facts.client_id}, another instance")
+        if claim.sent_ms > d.gate_ms + history.slack.stamp_ms:
             yield Violation("S2", d.gate_ms, d.epoch, f"{what} before it claimed it")
 
 
 def s3_lease(history: History) -> Iterator[Violation]:
-    """Nothing is delivered when another session may own the partition: after its claim, past the fence, let go."""
+    """S3: nothing is delivered after another session's claim, after the own release, or after the lease has ended."""
     slack = history.slack
     for d in history.deliveries:
-        tenure, what = tenure_of(history, d), f"client {d.client} delivers {d.key} {d.offset}"
-        if tenure is None:
+        claim, what = claim_of(history, d), f"client {d.client} delivers {d.key} {d.offset}"
+        if claim is None:
             continue
-        life, successor = history.lives[d.group, tenure.session], successor_of(history, tenure)
-        if successor is not None and is_late(history, d, tenure):
-            history.counted["X12" if tenure.ended_by == "Join" else "S3"] += 1
+        facts, successor = history.sessions[d.group, claim.session], successor_of(history, claim)
+        if successor is not None and is_late(history, d, claim):
+            history.counted["X12" if claim.ended_by == "Join" else "S3"] += 1
         elif successor is not None and successor.ms < d.gate_ms:
             yield Violation("S3", d.gate_ms, successor.epoch, f"{what}, owned by another since {successor.ms:g}")
-        sent_ms = min(tenure.released.get(d.client, d.gate_ms), life.left.get(d.client, d.gate_ms))  # T16
+        sent_ms = min(claim.released.get(d.client, d.gate_ms), facts.left.get(d.client, d.gate_ms))  # T16
         if d.gate_ms > sent_ms + slack.stamp_ms:
-            yield Violation("S3", d.gate_ms, tenure.end, f"{what}, having let go of it")
-        extended_ms = life.extended_ms(d.read_to, d.gate_ms + slack.stamp_ms)  # T8
-        limit_ms = life.interval_ms * (1_000_000 + slack.drift_ppm) // 1_000_000 + slack.wait_ms
+            yield Violation("S3", d.gate_ms, claim.end, f"{what}, after it released the partition")
+        extended_ms = facts.extended_ms(d.read_to, d.gate_ms + slack.stamp_ms)  # T8
+        limit_ms = facts.interval_ms * (1_000_000 + slack.drift_ppm) // 1_000_000 + slack.wait_ms
         if d.gate_ms - extended_ms > limit_ms:
             waited_ms = d.gate_ms - extended_ms
             yield Violation("S3", d.gate_ms, -1, f"{what} {waited_ms:g} ms after its last extension was sent")
 
 
 def s4_fencing(history: History) -> Iterator[Violation]:
-    """A store that keeps the greatest token, replayed: it refuses nothing that a client could know to be over."""
+    """S4: a store that keeps the greatest token rejects only writes by clients that cannot know they lost a claim."""
     newest: dict[Key, Delivery] = {}  # the first delivery with the greatest token
     incarnation = (history.oracle.incarnation or b"").hex()
     for d in history.deliveries:
@@ -88,8 +88,8 @@ def s4_fencing(history: History) -> Iterator[Violation]:
             newest[d.key] = d
         elif d.epoch < greatest.epoch:
             history.counted["S4"] += 1
-            tenure = tenure_of(history, d)
-            late = tenure is not None and is_late(history, d, tenure)
+            claim = claim_of(history, d)
+            late = claim is not None and is_late(history, d, claim)
             if not late and greatest.begin_ms <= d.gate_ms:
                 yield Violation(
                     "S4",
@@ -101,7 +101,7 @@ def s4_fencing(history: History) -> Iterator[Violation]:
 
 
 def s11_pause(history: History) -> Iterator[Violation]:
-    """Nothing is delivered in a pause that was read. (Of whom nobody knows what it had read, the lease ends: S3.)"""
+    """S11: nothing is delivered in a pause that the client has read. (If that is unknown, its lease must end: S3.)"""
     for d in history.deliveries:
         for start, end in history.pauses.get(d.group, ()):
             if start < d.read_to <= end:

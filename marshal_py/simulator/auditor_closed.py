@@ -1,7 +1,7 @@
-"""The judge of readers that must stop, and of readers that must not: S13 and S14 of invariants.md.
+"""The judge of readers that must stop, and of readers that must not: S13 and S14.
 
 Where the log cannot be trusted (gap, unknown envelope, another incarnation, truncated history) a reader names the error
-and neither claims nor delivers from then on; a group that became opaque stops alone; garbage stops nobody.
+and neither claims nor delivers from then on; a group that became opaque stops alone; garbage stops no reader.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from marshal_py.simulator.auditor_history import History
 
 
 class Ending(NamedTuple):
-    """What no reader of these groups may go on behind."""
+    """A place after which no reader of these groups may continue."""
 
     groups: frozenset[str]
-    offset: int  # FOREVER if the log itself goes on
+    offset: int  # FOREVER if the log itself continues
     ms: float
     reason: str
 
@@ -38,7 +38,7 @@ def endings(history: History) -> Iterator[Ending]:
 
 
 def s13_poison_proof(history: History) -> Iterator[Violation]:
-    """Nobody stops without a reason in the log, and nobody in a way that has no name."""
+    """S13: no client stops without a reason in the log, and none in a way that has no name."""
     evidence = history.evidence
     for crash in evidence.crashes:
         yield Violation("S13", crash.ms, -1, f"client {crash.client} ended with {crash.how}")
@@ -54,11 +54,11 @@ def s13_poison_proof(history: History) -> Iterator[Violation]:
 
 
 def s14_fail_closed(history: History) -> Iterator[Violation]:
-    """Who stopped does nothing any more; whoever must stop does, and says why."""
+    """S14: a client that stopped does nothing more, and a client that must stop does and names an error."""
     yield from _past_the_end(history)
     yield from _after_the_error(history)
-    for client in history.evidence.astray:
-        yield Violation("S14", -1, -1, f"client {client} goes on with a topic that is gone")
+    for client in history.evidence.stale_clients:
+        yield Violation("S14", -1, -1, f"client {client} still uses a topic that is gone")
     named = {stop.client for stop in history.evidence.stops}
     for ending in endings(history):
         for reader in history.evidence.present:
@@ -68,8 +68,8 @@ def s14_fail_closed(history: History) -> Iterator[Violation]:
 
 
 def _past_the_end(history: History) -> Iterator[Violation]:
-    """Nobody folds a record that stops the log, or delivers behind it; an interval later nobody can."""
-    interval_ms = max((life.interval_ms for life in history.lives.values()), default=0)
+    """No client folds a record that stops the log or delivers after it; an interval later no lease allows it."""
+    interval_ms = max((facts.interval_ms for facts in history.sessions.values()), default=0)
     for ending in endings(history):
         if history.stopped is not None and ending.offset == history.stopped.offset:
             for client, _, read_to, _ in history.evidence.finals:
@@ -88,7 +88,7 @@ def _past_the_end(history: History) -> Iterator[Violation]:
 
 def _after_the_error(history: History) -> Iterator[Violation]:
     for stop in history.evidence.stops:
-        for d in history.evidence.deliveries + history.evidence.strays:
+        for d in history.evidence.deliveries + history.evidence.other_deliveries:
             if d.client == stop.client and d.gate_ms > stop.ms and not d.inherited:
                 yield Violation(
                     "S14",

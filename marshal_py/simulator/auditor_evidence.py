@@ -1,9 +1,9 @@
-"""What a run leaves behind for its judges: the raw logs, the delivery journal, what tools said. Judges nothing.
+"""The evidence of a run for its judges: the raw logs, the delivery journal, what tools reported. Judges nothing.
 
 Two kinds of runs are written down in this form: those of the simulator (cluster.py, in virtual time) and those of real
-processes (tests/support/evidence.py, from the raw log and the journals of handlers). Nothing here comes from what is
-being judged but the bytes of the log and the digests that clients hold. Times are ms of one clock, with fractions where
-the clock has them; -1 stands for never, or for unknown where a line says so.
+processes (tests/support/evidence.py, from the raw log and the journals of handlers). The only things that
+come from the code under judgement are the bytes of the log and the digests that clients hold. Times are ms of one
+clock, with fractions where the clock has them; -1 means never, or unknown where a comment says so.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Client = int | str  # the number of a simulated process, the client id of a real
 
 
 class Slack(NamedTuple):
-    """What a judge must leave to clocks and to scheduling before it objects. Zero where time is exact."""
+    """How much a judge allows for clocks and scheduling before it objects. Zero where time is exact."""
 
-    stamp_ms: float = 0  # between two moments of one process: stamps are floored, or taken a little too early
+    stamp_ms: float = 0  # between two times of one process: stamps are floored, or taken a little too early
     wait_ms: float = 0  # of what a client measures on its clock and true time says otherwise
     drift_ppm: int = 0  # the same, in proportion
     progress_ms: float = 0  # for records to be read and answered, where V1, V2, V5 and V7 name a time
@@ -30,10 +30,10 @@ class Slack(NamedTuple):
 SIMULATED = Slack(wait_ms=3, drift_ppm=1_000, progress_ms=200)
 
 
-class Tape(MutableSequence[Item], Generic[Item]):
-    """A list by offset that begins at `first`. What lies below was deleted: `below` stands for each of it.
+class OffsetList(MutableSequence[Item], Generic[Item]):
+    """A list by offset that begins at `first`; every deleted item before it reads as `below`.
 
-    A log that lived for a year begins at a great offset, and nobody wants a list of nothing before it.
+    A log that is a year old begins at a large offset: its deleted items take no memory.
     """
 
     def __init__(self, first: int, items: Iterable[Item], below: Item) -> None:
@@ -43,7 +43,7 @@ class Tape(MutableSequence[Item], Generic[Item]):
         return self._first + len(self._items)
 
     def __getitem__(self, offset: Any) -> Any:
-        """One item only: nobody needs a slice."""
+        """One item only; slices are not supported."""
         if offset < 0:
             offset += len(self)
         return self._items[offset - self._first] if offset >= self._first else self._below
@@ -68,7 +68,7 @@ class Delivery:
     """One message handed to a handler.
 
     `instance`: the instance id of the client's Join, or its client id where the journal knows no more. `read_to`: how
-    much of the log the client had read at the gate, -1 where nobody knows. `ack_ms`: when the library heard that the
+    much of the log the client had read at the gate, -1 where unknown. `ack_ms`: when the library heard that the
     message is finished. `token`: as the user got it, "" where the run has none.
     """
 
@@ -119,7 +119,7 @@ class Delivery:
         self.end_ms = self.ack_ms = ms
 
     def inherited_by(self, client: int) -> Delivery:
-        """The same call, still running in a forked twin."""
+        """The same call, still running in a clone of the process."""
         born = Delivery(
             self.group,
             client,
@@ -136,14 +136,14 @@ class Delivery:
         return born
 
 
-class Report(NamedTuple):
-    """What an admin's tool said about its SetPosition (S12)."""
+class ToolReport(NamedTuple):
+    """What an admin's tool reported about its SetPosition (S12)."""
 
     group: str
     by: str
     said: str  # moved, not moved, unknown
     moves: tuple[tuple[str, int, int], ...]  # topic, partition, wanted offset
-    read_to: int = -1  # how much of the log it had read when it went home; -1 if it went without having read its end
+    read_to: int = -1  # how much of the log it had read when it ended; -1 if it had not read its own last record
 
 
 class Stop(NamedTuple):
@@ -166,7 +166,7 @@ class Presence(NamedTuple):
 
 
 class Crash(NamedTuple):
-    """A process that ended in a way that nobody foresaw (S13)."""
+    """A process that ended in an unforeseen way (S13)."""
 
     client: Client
     ms: float
@@ -175,12 +175,12 @@ class Crash(NamedTuple):
 
 @dataclass
 class Evidence:
-    """All that a run leaves behind about one log. `sent`: value -> (first send, last send, first sender or None).
+    """All evidence of one log. `sent`: value -> (first send, last send, first sender or None).
 
     `log` is what a plain consumer saw that read every record as it came. A record was appended at `appended_ms` or
-    later, and read by that consumer at `read_ms`; both are the moment of the append where that is known. Offsets in
-    `gaps` never held a record. Records below `first` were deleted before that; a snapshot at `first` stands for them.
-    Those below `inherited` are a dump's: who read, sent or delivered what then, and when, is not known.
+    later, and read by that consumer at `read_ms`; both are the time of the append where that is known. Offsets in
+    `gaps` never held a record. Records below `first` were deleted before that; a snapshot at `first` replaces them.
+    Those below `inherited` come from a dump: their senders, readers, deliveries and times are unknown.
     """
 
     number: int = 0
@@ -193,28 +193,28 @@ class Evidence:
     digests: dict[tuple[str, int, int, int], Client] = field(default_factory=dict)  # group, at, state, chain -> client
     finals: list[tuple[Client, str, int, int]] = field(default_factory=list)  # client, group, read to, state digest
     topics: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    forks: list[tuple[float, Client, Client]] = field(default_factory=list)  # ms, original, twin
-    reports: list[Report] = field(default_factory=list)
+    forks: list[tuple[float, Client, Client]] = field(default_factory=list)  # ms, original, clone
+    reports: list[ToolReport] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
-    poisoned: dict[int, str] = field(default_factory=dict)  # offset -> what nobody of ours wrote there
+    foreign_records: dict[int, str] = field(default_factory=dict)  # offset -> what was written there, not by a client
     gaps: set[int] = field(default_factory=set)
-    compacted: set[int] = field(default_factory=set)  # offsets that later readers did not find any more
-    strays: list[Delivery] = field(default_factory=list)  # by clients of a topic that is gone
-    astray: list[Client] = field(default_factory=list)  # clients that never noticed that
+    compacted: set[int] = field(default_factory=set)  # offsets that later readers no longer found
+    other_deliveries: list[Delivery] = field(default_factory=list)  # by clients of a topic that is gone
+    stale_clients: list[Client] = field(default_factory=list)  # clients that never noticed it
     corrupted: set[Client] = field(default_factory=set)  # clients whose memory was falsified
-    branched: bool = False  # the log once lost its tail: what was promised upon that cannot be asked for
-    excused: set[str] = field(default_factory=set)  # errors of readers for which something else gave the reason
+    branched: bool = False  # the log once lost its tail: promises that relied on it cannot be checked
+    excused: set[str] = field(default_factory=set)  # errors that readers may end with for a reason outside the log
     first: int = 0
     inherited: int = 0
-    # By client, unless it may deliver late: when it told its user of a fence, and how much of the log it had read then.
+    # By client, unless it may deliver late: when it reported a fence to its user, and how much of the log it had read.
     fences: dict[Client, list[tuple[float, int]]] = field(default_factory=dict)
-    # By client: up to where it had read when it did something for the last time, because it was killed, ended with an
+    # By client: how far it had read when it last did something, because it was killed, ended with an
     # error or the run ended. -1 if it was stopped then: what it had read may have led to nothing.
     acted_to: dict[Client, int] = field(default_factory=dict)
     # When an owner stopped delivering a partition for the sake of another member: (ms, group, epoch).
     handovers: list[tuple[float, str, int]] = field(default_factory=list)
     hand_over_intervals: int = 2**31  # how many of its own intervals an owner that hands over waits for its handlers
-    # By client: when it lost its place in the log and began anew (N11), and how much of the log it had read by then.
+    # By client: when it lost its place in the log and started again (N11), and how much it had read by then.
     restarts: dict[Client, list[tuple[float, int]]] = field(default_factory=dict)
     read_ms: Sequence[float] = field(default_factory=list)  # empty: as `appended_ms`
     present: list[Presence] = field(default_factory=list)
@@ -230,7 +230,7 @@ class Evidence:
 class Violation(NamedTuple):
     invariant: str
     ms: float
-    offset: int  # in the log, -1 if it stands for no record
+    offset: int  # in the log, -1 if it concerns no record
     text: str
 
     def __str__(self) -> str:

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 from marshal_py.simulator.auditor_evidence import Client, Key
 
 NOBODY: Final = -1
-FOREVER: Final = 2**62  # an offset behind every log
+FOREVER: Final = 2**62  # an offset after every log
 
 
-class Tenure:
+class ClaimSpan:
     """One accepted claim: the records [epoch, end) of the log."""
 
     __slots__ = (
@@ -25,11 +25,11 @@ class Tenure:
         "handed_over",
         "in_order",
         "key",
-        "let_go",
         "mode",
         "ms",
         "position",
         "released",
+        "released_by",
         "sent_ms",
         "session",
     )
@@ -51,12 +51,12 @@ class Tenure:
         self.position, self.generation, self.mode = position, generation, mode
         self.end = FOREVER
         self.ended_by = ""
-        self.let_go: tuple[Client, float] = (NOBODY, -1)  # who first sent the Release or Leave that ended it, and when
-        self.released: dict[Client, float] = {}  # who sent a Release of it, accepted or not, and when first
-        self.finished: list[tuple[int, int]] = []  # at least once: what its claim was told to be finished (D1)
+        self.released_by: tuple[Client, float] = (NOBODY, -1)  # first sender of what ended it, and when
+        self.released: dict[Client, float] = {}  # by sender of a Release of it, accepted or not: when first
+        self.finished: list[tuple[int, int]] = []  # at-least-once: what was reported to its owner as finished (D1)
         self.in_order = True  # the heartbeats of its one owner came in the order in which they were sent, each once
         self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
-        self.given_back: int | None = None  # at most once: its Release made this the position, which had been greater
+        self.given_back: int | None = None  # at-most-once: its Release lowered the position to this
 
 
 class Extension(NamedTuple):
@@ -64,17 +64,17 @@ class Extension(NamedTuple):
     sent_ms: float  # the newest send among this and all earlier extensions
 
 
-class Life:
+class SessionFacts:
     """One session."""
 
     def __init__(self, instance: bytes, client_id: str, interval_ms: int) -> None:
         self.instance, self.client_id, self.interval_ms = instance, client_id, interval_ms
         self.extensions: list[Extension] = []
         self.heartbeats: dict[Client, float] = {}  # client (a cloned one is another) -> newest send of an accepted one
-        self.left: dict[Client, float] = {}  # who sent a Leave of it, and when for the first time
+        self.left: dict[Client, float] = {}  # each sender of a Leave of it, and when it first did
 
     def extended_ms(self, read_to: int, ms: float) -> float:
-        """When the extension was sent by which a client may deliver at `ms`; of whom nobody knows what it had read."""
+        """When the extension was sent by which a client may deliver at `ms`. `read_to`: how far it had read, or -1."""
         if read_to >= 0:
             known = bisect_left(self.extensions, read_to, key=lambda e: e.offset)
         else:
@@ -115,8 +115,8 @@ class Eviction(NamedTuple):
     held: int  # partitions that it took away
 
 
-class Settled(NamedTuple):
-    """A partition where all should be done."""
+class FinalPosition(NamedTuple):
+    """A partition at the offset by which everything should be done."""
 
     position: int
     parked: bool

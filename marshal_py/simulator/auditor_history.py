@@ -1,7 +1,7 @@
-"""One log, folded once by the oracle, as the facts that the invariants speak of: tenures, sessions, grants, pauses.
+"""One log, folded once by the oracle, as the facts that the invariants speak of: claims, sessions, grants, pauses.
 
-What a single record already proves wrong is said here: S1, S13, and what auditor_model.py finds (S2, S6, S10, S11, S12,
-S15). Everything else is judged by the functions that auditor.py lists.
+This file judges what a single record proves wrong: S1, S13, and what auditor_model.py finds (S2, S6, S10, S11, S12,
+S15). The functions that auditor.py lists judge everything else.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from marshal_py.simulator.auditor_facts import (
     FOREVER,
     NOBODY,
     Advance,
+    ClaimSpan,
     Eviction,
     Extension,
+    FinalPosition,
     Grant,
-    Life,
-    Settled,
-    Tenure,
+    SessionFacts,
     finished_spans,
 )
-from marshal_py.simulator.auditor_model import AT_MOST_ONCE, Model
+from marshal_py.simulator.auditor_model import AT_MOST_ONCE, GroupModel
 from marshal_py.simulator.oracle import Oracle, OracleStop, Verdict
 from marshal_py.simulator.oracle_snapshot import FOLD_VERSION, Snapshots
 from marshal_py.simulator.oracle_wire import SNAPSHOT_TYPE, Record, decode_record, parse_envelope
@@ -32,7 +32,7 @@ from marshal_py.simulator.oracle_wire import SNAPSHOT_TYPE, Record, decode_recor
 LOST = "offset_lost"  # kind of a Note
 HAND_OVER = "hand-over"  # reason of a Release by A3
 ENDINGS = ("Join", "Leave", "Evict", "ReleasingPartition", "SeekingPartition", "GroupConfig")  # may end a claim
-MAY_COUNT = ("replay", "newer", "forged")  # poison that the rules may accept, or that ends a group by name
+MAY_COUNT = ("replay", "newer", "forged")  # foreign records that the rules may accept, or that end a group
 
 
 def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
@@ -45,7 +45,7 @@ def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
 
 
 def oracle_of(evidence: Evidence) -> Oracle | None:
-    """The oracle where reading of the log begins: at 0, or at the snapshot that stands for what was deleted (N9).
+    """The oracle where reading of the log begins: at 0, or at the snapshot that replaces what was deleted (N9).
 
     None if there is no such snapshot that is sound and confirmed.
     """
@@ -70,14 +70,14 @@ class History:
 
     def __init__(self, evidence: Evidence, slack: Slack = SIMULATED) -> None:
         self.evidence, self.slack = evidence, slack
-        # As they began, without those that a clone inherited.
+        # In the order in which they began, without those that a clone inherited.
         self.deliveries = sorted((d for d in evidence.deliveries if not d.inherited), key=lambda d: d.begin_ms)
         oracle = oracle_of(evidence)
         self.oracle = oracle or Oracle(evidence.number, evidence.root or None)
-        self.stopped: OracleStop | None = None  # where no reader may go on (S14)
-        self.tenures: dict[tuple[str, int], Tenure] = {}
-        self.by_key: dict[Key, list[Tenure]] = {}
-        self.lives: dict[tuple[str, int], Life] = {}
+        self.stopped: OracleStop | None = None  # where no reader may continue (S14)
+        self.claims: dict[tuple[str, int], ClaimSpan] = {}
+        self.by_key: dict[Key, list[ClaimSpan]] = {}
+        self.sessions: dict[tuple[str, int], SessionFacts] = {}
         self.advances: list[Advance] = []
         self.grants: dict[tuple[str, int], list[Grant]] = {}
         self.pauses: dict[str, list[tuple[int, int]]] = {}
@@ -91,23 +91,23 @@ class History:
         self.pauses_of: dict[tuple[str, str], list[int]] = {}  # group, author -> accepted starts and renewals
         self.divergent: list[tuple[int, str, int, Client]] = []  # offset, group, session, sender of a foreign digest
         self.verdicts: dict[str, int] = {}
-        self.settled: dict[Key, Settled] = {}
+        self.final_positions: dict[Key, FinalPosition] = {}
         self.counted = {"S3": 0, "S4": 0, "S5": 0, "X12": 0, "V6": 0}  # what is counted, not failed
         self.found: list[Violation] = []
-        self._open: dict[str, dict[Key, Tenure]] = {}
-        self._models: dict[str, Model] = {}
+        self._open: dict[str, dict[Key, ClaimSpan]] = {}
+        self._models: dict[str, GroupModel] = {}
         self._paused_at: dict[str, int] = {}
         self._touched: set[str] = set()  # groups that a record since the last checkpoint named
         if oracle is None:
             self.stopped = OracleStop("no snapshot", evidence.first)
-            self._say("S14", evidence.first, "no sound and confirmed snapshot stands for what was deleted before")
+            self._report("S14", evidence.first, "no sound and confirmed snapshot replaces what was deleted before")
         elif evidence.first:
             self._begin()
         self.checkpoints = Checkpoints(self.oracle.next_offset, self.oracle.chain_digest()[1], self._states())
         if oracle is not None:
             self._fold()
-        if not self.settled:
-            self._settle_all()
+        if not self.final_positions:
+            self._take_final_positions()
         for group, at in self._paused_at.items():
             self.pauses.setdefault(group, []).append((at, FOREVER))
 
@@ -121,7 +121,7 @@ class History:
             finals.setdefault(at, []).append((client, group, state))
         for offset in range(self.oracle.next_offset, len(evidence.log)):
             if offset == evidence.settled:
-                self._settle_all()
+                self._take_final_positions()
             if offset in evidence.gaps:
                 continue
             if not self._apply(offset, evidence.log[offset]):
@@ -129,18 +129,18 @@ class History:
             for group, state, chain, client in digests.get(offset + 1, ()):
                 held = (self.oracle.state_digest(group), self.oracle.chain_digest()[1])
                 if held != (state, chain) and client not in evidence.corrupted:
-                    self._say("S1", offset, f"client {client} holds another world at checkpoint {offset + 1}")
+                    self._report("S1", offset, f"client {client} holds another world at checkpoint {offset + 1}")
             for client, group, state in finals.get(offset + 1, ()):
                 if self.oracle.state_digest(group) != state and client not in evidence.corrupted:
-                    self._say("S1", offset, f"client {client} ends with another world after {offset}")
+                    self._report("S1", offset, f"client {client} ends with another world after {offset}")
 
     def _apply(self, offset: int, value: bytes | None) -> bool:
-        """Folds one record; False where no reader may go on."""
-        evidence, poison = self.evidence, self.evidence.poisoned.get(offset, "")
+        """Folds one record; False where no reader may continue."""
+        evidence, foreign = self.evidence, self.evidence.foreign_records.get(offset, "")
         # Digests cost: of our own records only every 16th that changes nothing is looked at.
         sampled = offset == self.checkpoints.newest
-        before = self._states() if poison else self.checkpoints.states(offset) if sampled else {}
-        opaque = self._opaque() if poison or sampled else set()
+        before = self._states() if foreign else self.checkpoints.states(offset) if sampled else {}
+        opaque = self._opaque() if foreign or sampled else set()
         try:
             verdict = self.oracle.apply(offset, value)
         except OracleStop as stop:
@@ -148,15 +148,15 @@ class History:
             return False
         name = f"{verdict.outcome} {verdict.reason}".strip()
         self.verdicts[name] = self.verdicts.get(name, 0) + 1
-        harmless = verdict.outcome != "accepted" and opaque == self._opaque() if poison or sampled else False
-        if (harmless or (poison and poison not in MAY_COUNT)) and before != self._states():
-            what = f"poison ({poison})" if poison else f"a record that is {name}"
-            self._say("S13", offset, f"{what} changes the world")
+        harmless = verdict.outcome != "accepted" and opaque == self._opaque() if foreign or sampled else False
+        if (harmless or (foreign and foreign not in MAY_COUNT)) and before != self._states():
+            what = f"a foreign record ({foreign})" if foreign else f"a record that is {name}"
+            self._report("S13", offset, f"{what} changes the world")
         if verdict.group is not None:
             self._touched.add(verdict.group)
         if value is not None and verdict.group is not None and verdict.record is not None:
             self._read(offset, value, verdict)
-            if verdict.record.type == "ClaimingPartition" and poison != "forged":
+            if verdict.record.type == "ClaimingPartition" and foreign != "forged":
                 fields = verdict.record.fields
                 key = (verdict.group, fields["topic"], fields["partition"])
                 self.claim_records.append((evidence.appended_ms[offset], key))
@@ -170,52 +170,54 @@ class History:
         return True
 
     def _sender(self, sender: Client | None, group: str, fields: dict[str, Any]) -> Client:
-        """Whoever is known to have sent it first; else the client of the session that it names."""
+        """The known first sender; otherwise the client of the session that the record names."""
         if sender is not None:
             return sender
-        life = self.lives.get((group, fields.get("session", NOBODY)))
-        return life.client_id if life is not None else str(fields.get("client_id", NOBODY))
+        facts = self.sessions.get((group, fields.get("session", NOBODY)))
+        return facts.client_id if facts is not None else str(fields.get("client_id", NOBODY))
 
-    def _settle_all(self) -> None:
-        """The positions at the moment at which everything should be done."""
+    def _take_final_positions(self) -> None:
+        """Notes the positions at the offset by which everything should be done."""
         for name, group in self.oracle.groups.items():
             for place, part in group.partitions.items():
-                self.settled[name, *place] = Settled(part.position, bool(part.parked))
+                self.final_positions[name, *place] = FinalPosition(part.position, bool(part.parked))
 
     def _opaque(self) -> set[str]:
         return {name for name, group in self.oracle.groups.items() if group.opaque_at != NOBODY}
 
     def _begin(self) -> None:
-        """What holds where reading begins, as if all before it had been read."""
+        """Notes the state at which reading begins, as if everything before it had been read."""
         evidence = self.evidence
         for name, group in self.oracle.groups.items():
-            self._models[name] = Model()
+            self._models[name] = GroupModel()
             self._models[name].adopt(group)
             for session in group.sessions.values():
-                life = Life(session.join["instance_id"], session.join["client_id"], session.join["interval_ms"])
-                life.extensions.append(Extension(session.extended, evidence.appended_ms[session.extended]))
-                self.lives[name, session.id] = life
+                facts = SessionFacts(
+                    session.join["instance_id"], session.join["client_id"], session.join["interval_ms"]
+                )
+                facts.extensions.append(Extension(session.extended, evidence.appended_ms[session.extended]))
+                self.sessions[name, session.id] = facts
             for place, part in group.partitions.items():
                 key = (name, *place)
                 if part.owner >= 0:
                     client_id = group.sessions[part.owner].join["client_id"]
                     ms = evidence.appended_ms[part.epoch]
-                    tenure = Tenure(
+                    claim = ClaimSpan(
                         key, part.epoch, part.owner, client_id, ms, ms, part.position, part.generation, group.mode
                     )
-                    self._open.setdefault(name, {})[key] = self.tenures[name, part.epoch] = tenure
-                    self.by_key.setdefault(key, []).append(tenure)
+                    self._open.setdefault(name, {})[key] = self.claims[name, part.epoch] = claim
+                    self.by_key.setdefault(key, []).append(claim)
             if group.paused:
                 self._paused_at[name] = group.pause_change
 
     def _states(self) -> dict[str, int]:
         return {"": 0, **{name: self.oracle.state_digest(name) for name in self.oracle.groups}}
 
-    def _say(self, invariant: str, offset: int, text: str) -> None:
+    def _report(self, invariant: str, offset: int, text: str) -> None:
         self.found.append(Violation(invariant, self.evidence.appended_ms[offset], offset, text))
 
     def _read(self, offset: int, value: bytes, verdict: Verdict) -> None:
-        """What one record of a group did, and what the model says about it."""
+        """Notes what one record of a group did, and asks the model about it."""
         name, record = verdict.group, verdict.record
         assert name is not None
         assert record is not None
@@ -225,63 +227,65 @@ class History:
         if accepted and record.type == "ClaimingMessages":  # what was granted of it (F5.2)
             granted = tuple(record.fields["ranges"][index] for index in verdict.granted)
             record = Record(record.type, {**record.fields, "ranges": granted})
-        model = self._models.setdefault(name, Model())
+        model = self._models.setdefault(name, GroupModel())
         sent_ms, _, known = self.evidence.sent.get(value, (self.evidence.appended_ms[offset], 0, NOBODY))
         sender = self._sender(known, name, record.fields)
-        if offset not in self.evidence.poisoned:
-            self._tell(offset, name, record, accepted, sent_ms, sender)
+        if offset not in self.evidence.foreign_records:
+            self._note_attempt(offset, name, record, accepted, sent_ms, sender)
         if accepted:
-            self._note(offset, name, record, sent_ms, sender)
+            self._note_accepted(offset, name, record, sent_ms, sender)
         for invariant, text in model.read(offset, record.type, record.fields, accepted, state):
-            self._say(invariant, offset, f"{name}: {text}")
+            self._report(invariant, offset, f"{name}: {text}")
         if accepted:
-            self._settle(offset, name, record, sent_ms, sender)
+            self._note_consequences(offset, name, record, sent_ms, sender)
 
-    def _tell(self, offset: int, group: str, record: Record, accepted: bool, sent_ms: float, sender: Client) -> None:
-        """What a record shows of its sender although it may have been rejected."""
+    def _note_attempt(
+        self, offset: int, group: str, record: Record, accepted: bool, sent_ms: float, sender: Client
+    ) -> None:
+        """Notes what a record shows about its sender, even if it was rejected."""
         fields, kind = record.fields, record.type
         session = fields.get("session", NOBODY)
         if kind == "Heartbeat" and fields["digest"] is not None:
             if not self._holds(group, fields["digest"]):
                 if sender not in self.evidence.corrupted and not self.evidence.branched:
                     at = fields["digest"]["at"]
-                    self._say("S1", offset, f"session {session} of {group} tells of another world at checkpoint {at}")
+                    self._report("S1", offset, f"session {session} of {group} reports another state at checkpoint {at}")
                 if accepted:
                     self.divergent.append((offset, group, session, sender))
-        elif kind == "Leave" and (group, session) in self.lives:
-            self.lives[group, session].left.setdefault(sender, sent_ms)
+        elif kind == "Leave" and (group, session) in self.sessions:
+            self.sessions[group, session].left.setdefault(sender, sent_ms)
         elif kind == "ReleasingPartition":
-            tenure = self.tenures.get((group, fields["epoch"]))
-            if tenure is not None and tenure.session == session:
-                tenure.released.setdefault(sender, sent_ms)
+            claim = self.claims.get((group, fields["epoch"]))
+            if claim is not None and claim.session == session:
+                claim.released.setdefault(sender, sent_ms)
 
     def _holds(self, group: str, digest: dict[str, int]) -> bool:
-        """Whether the oracle held at that checkpoint what a heartbeat tells of it, if that can be compared (G4)."""
+        """Whether a heartbeat's digest is the oracle's at that checkpoint; True if the two cannot be compared (G4)."""
         at, told = digest["at"], (digest["state"], digest["chain"])
         if digest["fold"] != FOLD_VERSION or at < self.checkpoints.first:
             return True
         return told == (self.checkpoints.state(group, at), self.checkpoints.chain(at))
 
-    def _note(self, offset: int, group: str, record: Record, sent_ms: float, sender: Client) -> None:
+    def _note_accepted(self, offset: int, group: str, record: Record, sent_ms: float, sender: Client) -> None:
         """The facts of an accepted record, while the model holds what was before it."""
         fields, kind = record.fields, record.type
-        life = self.lives.get((group, fields.get("session", -1)))
-        tenure = self.tenures.get((group, fields.get("epoch", -1)))
-        if kind == "Heartbeat" and life is not None:
-            cloned = bool(life.heartbeats.keys() - {sender})
-            late = cloned or sent_ms < max(life.heartbeats.values(), default=-1)
-            life.heartbeats[sender] = max(life.heartbeats.get(sender, -1), sent_ms)
+        facts = self.sessions.get((group, fields.get("session", -1)))
+        claim = self.claims.get((group, fields.get("epoch", -1)))
+        if kind == "Heartbeat" and facts is not None:
+            cloned = bool(facts.heartbeats.keys() - {sender})
+            late = cloned or sent_ms < max(facts.heartbeats.values(), default=-1)
+            facts.heartbeats[sender] = max(facts.heartbeats.get(sender, -1), sent_ms)
             for entry in fields["claims"]:
-                named = self.tenures.get((group, entry["epoch"]))
+                named = self.claims.get((group, entry["epoch"]))
                 if named is not None and named.end > offset and named.session == fields["session"]:
                     named.in_order = named.in_order and not late
                     self._advance(named, offset, sent_ms)
-        elif kind == "ReleasingPartition" and tenure is not None:
-            self._advance(tenure, offset, sent_ms)
-            tenure.handed_over = fields["reason"] == HAND_OVER
+        elif kind == "ReleasingPartition" and claim is not None:
+            self._advance(claim, offset, sent_ms)
+            claim.handed_over = fields["reason"] == HAND_OVER
         elif kind == "ClaimingMessages":
             for wanted in fields["ranges"]:
-                owned = self.tenures.get((group, wanted["epoch"]))
+                owned = self.claims.get((group, wanted["epoch"]))
                 if owned is not None:
                     span = (wanted["from"], wanted["start"], wanted["to"])
                     grant = Grant(owned.key, owned.epoch, *span, sent_ms, offset)
@@ -289,8 +293,10 @@ class History:
         elif kind == "ClaimingPartition":
             self._claim((group, fields["topic"], fields["partition"]), fields["session"], offset, sent_ms)
         elif kind == "Join":
-            self.lives[group, offset] = Life(fields["instance_id"], fields["client_id"], fields["interval_ms"])
-        elif kind == "Evict" and life is not None:
+            self.sessions[group, offset] = SessionFacts(
+                fields["instance_id"], fields["client_id"], fields["interval_ms"]
+            )
+        elif kind == "Evict" and facts is not None:
             held = sum(t.session == fields["session"] for t in self._open.get(group, {}).values())
             waited_ms = sent_ms - self.evidence.appended_ms[fields["observed"]]
             self.evictions.append(
@@ -308,25 +314,25 @@ class History:
         elif kind == "ReleaseGroup" and fields["duration_ms"]:
             self.pauses_of.setdefault((group, fields["by"]), []).append(offset)
 
-    def _settle(self, offset: int, group: str, record: Record, sent_ms: float, sender: Client) -> None:
+    def _note_consequences(self, offset: int, group: str, record: Record, sent_ms: float, sender: Client) -> None:
         """The facts that follow from what the model holds after an accepted record."""
         model, kind = self._models[group], record.type
         session = offset if kind == "Join" else record.fields["session"] if kind == "Heartbeat" else -1
         if model.extended.get(session) == offset:
-            extensions = self.lives[group, session].extensions
+            extensions = self.sessions[group, session].extensions
             extensions.append(Extension(offset, max(sent_ms, extensions[-1].sent_ms if extensions else -1)))
         opened = self._open.get(group, {})
-        for key, tenure in list(opened.items()) if kind in ENDINGS else ():
-            if model.held.get((key[1], key[2])) != (tenure.session, tenure.epoch):
-                tenure.end, tenure.ended_by = offset, kind
+        for key, claim in list(opened.items()) if kind in ENDINGS else ():
+            if model.held.get((key[1], key[2])) != (claim.session, claim.epoch):
+                claim.end, claim.ended_by = offset, kind
                 if kind in ("Leave", "ReleasingPartition"):
-                    tenure.let_go = (sender, sent_ms)
+                    claim.released_by = (sender, sent_ms)
                 del opened[key]
         for place, position in model.positions.items() if kind in ("Topology", "GroupConfig") else ():
             if position == NOBODY:
                 self.set_at.setdefault((group, *place), []).append(offset)
         if kind == "SeekingPartition":
-            left = self.tenures.get((group, record.fields["epoch"]))
+            left = self.claims.get((group, record.fields["epoch"]))
             if left is not None and left.end == offset:
                 self._claim(left.key, left.session, offset, sent_ms)
         if model.paused and group not in self._paused_at:
@@ -336,9 +342,9 @@ class History:
 
     def _claim(self, key: Key, session: int, offset: int, sent_ms: float) -> None:
         group = self.oracle.groups[key[0]]
-        part, life = group.partitions[key[1], key[2]], self.lives.get((key[0], session))
-        client_id = life.client_id if life is not None else ""
-        tenure = Tenure(
+        part, facts = group.partitions[key[1], key[2]], self.sessions.get((key[0], session))
+        client_id = facts.client_id if facts is not None else ""
+        claim = ClaimSpan(
             key,
             offset,
             session,
@@ -349,17 +355,17 @@ class History:
             part.generation,
             group.mode,
         )
-        if tenure.mode != AT_MOST_ONCE:
-            tenure.finished = finished_spans(part.position, part.progress)
-        self._open.setdefault(key[0], {})[key] = self.tenures[key[0], offset] = tenure
-        self.by_key.setdefault(key, []).append(tenure)
+        if claim.mode != AT_MOST_ONCE:
+            claim.finished = finished_spans(part.position, part.progress)
+        self._open.setdefault(key[0], {})[key] = self.claims[key[0], offset] = claim
+        self.by_key.setdefault(key, []).append(claim)
 
-    def _advance(self, tenure: Tenure, offset: int, sent_ms: float) -> None:
+    def _advance(self, claim: ClaimSpan, offset: int, sent_ms: float) -> None:
         """The position of a claim by a record of its owner."""
-        group, topic, number = tenure.key
+        group, topic, number = claim.key
         position = self.oracle.groups[group].partitions[topic, number].position
         before = self._models[group].positions.get((topic, number), -1)
-        if position < before and tenure.mode == AT_MOST_ONCE:
-            tenure.given_back = position
+        if position < before and claim.mode == AT_MOST_ONCE:
+            claim.given_back = position
         elif position > before and offset >= self.evidence.inherited:
-            self.advances.append(Advance(tenure.key, tenure.generation, before, position, offset, sent_ms))
+            self.advances.append(Advance(claim.key, claim.generation, before, position, offset, sent_ms))

@@ -1,9 +1,10 @@
-"""The judge of progress: V1 to V9, one function each, over the facts of one log. V1 to V6 are those of invariants.md.
+"""The judge of liveness: V1 to V9, one function each, over the facts of one log.
 
-V7: in a pause that an admin begins, who reads lets go of everything within one of its intervals (PROTOCOL.md T12).
-V8: who hands over waits no longer for its handlers than it says (A3). V9: beyond the end a partition is parked (D6).
+V7: when an admin pauses a group, every member that is reading releases its partitions within one interval (T12).
+V8: an owner that hands over waits for its handlers no longer than its limit (A3). V9: a partition whose position lies
+beyond its end is parked (D6).
 
-What may be asked for depends on the course of the run, and the run says it in `Demands`: the simulator after its heal,
+What a run must achieve depends on its course, which it describes in `Demands`: the simulator after its heal,
 with exact times; a run of real processes at the point at which all was owned and done, and with excuses for processes
 that were stopped or got no time. Like auditor.py it knows the oracle only.
 """
@@ -16,10 +17,10 @@ from typing import Final, NamedTuple
 
 from marshal_py.simulator.auditor_checkpoints import CHECKPOINT_OFFSETS
 from marshal_py.simulator.auditor_evidence import Client, Key, Violation
-from marshal_py.simulator.auditor_facts import Life, Settled, Tenure
+from marshal_py.simulator.auditor_facts import ClaimSpan, FinalPosition, SessionFacts
 from marshal_py.simulator.auditor_history import History
 
-QUIET_INTERVALS = 4  # a client that revived twice in vain keeps silent that long (PROTOCOL.md T10)
+QUIET_INTERVALS = 4  # a client whose second revival failed stays silent this long (PROTOCOL.md T10)
 CLAIMS_MAX = 3  # per partition and interval (V4)
 GONE, STARVED = "gone", "starved"
 
@@ -36,7 +37,7 @@ class Departure(NamedTuple):
 
 
 class Absence(NamedTuple):
-    """A process that nothing can be asked of for a while: gone for good, stopped, or without a turn on its machine."""
+    """A time in which nothing is demanded of a process: it was gone, stopped, or got no turn on its machine."""
 
     client_id: str
     since_ms: float
@@ -45,7 +46,7 @@ class Absence(NamedTuple):
 
 
 class Demands(NamedTuple):
-    """What the run says about its own course."""
+    """The course of a run, from which follows what it must achieve."""
 
     interval_ms: int
     healed_ms: float
@@ -53,7 +54,7 @@ class Demands(NamedTuple):
     departures: tuple[Departure, ...]
     places: tuple[tuple[str, int], ...]
     topics: dict[str, tuple[str, ...]]  # of each group
-    no_evictions: bool  # V6: nobody may lose a claim before the first departure
+    no_evictions: bool  # V6: no client may lose a claim before the first departure
     settled_ms: float | None = None  # when the run saw that everything was owned, if it did
     pauses: tuple[tuple[str, float], ...] = ()  # groups that an admin would pause, and since when (V7)
     absences: tuple[Absence, ...] = ()
@@ -62,7 +63,7 @@ class Demands(NamedTuple):
     herds_since_ms: float | None = None  # V4; None: from an interval after the heal on
 
 
-def judge_progress(demands: Demands, history: History) -> list[Violation]:
+def judge_liveness(demands: Demands, history: History) -> list[Violation]:
     """Every missed demand."""
     found: list[Violation] = []
     for check in CHECKS:
@@ -70,24 +71,24 @@ def judge_progress(demands: Demands, history: History) -> list[Violation]:
     return found
 
 
-def _at(history: History, key: Key, ms: float) -> Tenure | None:
+def _at(history: History, key: Key, ms: float) -> ClaimSpan | None:
     """The claim that holds `key` at `ms`."""
-    tenures = history.by_key.get(key, ())
-    index = bisect_right(tenures, ms, key=lambda tenure: tenure.ms) - 1
-    return tenures[index] if index >= 0 and _ended_ms(history, tenures[index], ms + 1) > ms else None
+    claims = history.by_key.get(key, ())
+    index = bisect_right(claims, ms, key=lambda claim: claim.ms) - 1
+    return claims[index] if index >= 0 and _ended_ms(history, claims[index], ms + 1) > ms else None
 
 
-def _ended_ms(history: History, tenure: Tenure, otherwise: float) -> float:
+def _ended_ms(history: History, claim: ClaimSpan, otherwise: float) -> float:
     read_ms = history.evidence.read_ms
-    return read_ms[tenure.end] if tenure.end < len(read_ms) else otherwise
+    return read_ms[claim.end] if claim.end < len(read_ms) else otherwise
 
 
 def _keys(demands: Demands, history: History) -> list[Key]:
-    """What must be consumed: the partitions of each group's topics, but those that are parked (F6.4)."""
+    """The partitions that must be consumed: those of each group's topics, except parked ones (F6.4)."""
     keys = [
         (group, *place) for group, topics in demands.topics.items() for place in demands.places if place[0] in topics
     ]
-    return [key for key in keys if key not in history.settled or not history.settled[key].parked]
+    return [key for key in keys if key not in history.final_positions or not history.final_positions[key].parked]
 
 
 def _pause_over_ms(demands: Demands, history: History, group: str) -> float:
@@ -112,31 +113,31 @@ def _unowned(demands: Demands, history: History, invariant: str) -> Iterator[Vio
         dead = {absence.client_id for absence in demands.absences if absence.why == GONE and absence.since_ms <= due_ms}
         if due_ms >= demands.end_ms or (owner is not None and owner.client_id not in dead):
             continue
-        before = [tenure for tenure in history.by_key.get(key, ()) if tenure.ms <= due_ms]
+        before = [claim for claim in history.by_key.get(key, ()) if claim.ms <= due_ms]
         last = before[-1] if before else None
-        let_go = last is not None and owner is None and last.ended_by in ("ReleasingPartition", "Leave")
-        if invariant == ("V3" if last is None else "V2" if let_go else "V1"):
+        released_by = last is not None and owner is None and last.ended_by in ("ReleasingPartition", "Leave")
+        if invariant == ("V3" if last is None else "V2" if released_by else "V1"):
             whose = last.client_id if last is not None else "nobody"
             yield Violation(invariant, due_ms, -1, f"{key} has no live owner; the last was {whose}")
 
 
-def _waits(demands: Demands, history: History) -> Iterator[tuple[Departure, Tenure, float]]:
-    """The claims of whoever departed, and when somebody else had them."""
+def _waits(demands: Demands, history: History) -> Iterator[tuple[Departure, ClaimSpan, float]]:
+    """The claims of each departed client, and when another client had them."""
     for gone in demands.departures:
         for key in _keys(demands, history):
             held = _at(history, key, gone.ms) if key[0] == gone.group else None
             if held is not None and held.session == gone.session:
-                heirs = [tenure for tenure in history.by_key[key] if tenure.epoch > held.epoch]
-                yield gone, held, heirs[0].ms if heirs else demands.end_ms + 1
+                successors = [claim for claim in history.by_key[key] if claim.epoch > held.epoch]
+                yield gone, held, successors[0].ms if successors else demands.end_ms + 1
 
 
 def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
     """A dead owner's partition is claimed two intervals and a second after its last sign of life."""
     yield from _unowned(demands, history, "V1")
     for gone, held, claimed_ms in _waits(demands, history):
-        # Records of the dead may still be on their way: its last sign of life counts. Who is not quite dead must fall
-        # silent by the rules in time.
-        extended = history.lives[gone.group, gone.session].extensions[-1].offset
+        # Records of the dead may still be on their way: its last sign of life counts. A client that still runs must
+        # fall silent in time.
+        extended = history.sessions[gone.group, gone.session].extensions[-1].offset
         silent_ms = max(gone.ms, history.evidence.read_ms[extended])
         silent_ms = silent_ms if gone.how == "killed" else min(silent_ms, gone.silent_ms)
         due_ms = silent_ms + 2 * gone.interval_ms + 1_000 + history.slack.progress_ms
@@ -161,7 +162,7 @@ def v3_all_done(demands: Demands, history: History) -> Iterator[Violation]:
     yield from _unowned(demands, history, "V3")
     for key in _keys(demands, history):
         offsets = history.evidence.topics[key[1], key[2]]
-        position = history.settled.get(key, Settled(-1, False)).position
+        position = history.final_positions.get(key, FinalPosition(-1, False)).position
         if offsets and position <= offsets[-1]:
             yield Violation("V3", demands.end_ms, -1, f"{key} stands at {position}, its last message is {offsets[-1]}")
 
@@ -187,9 +188,9 @@ def v4_no_herd(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v5_noticed(demands: Demands, history: History) -> Iterator[Violation]:
-    """A divergence is noticed one checkpoint and one heartbeat later: somebody says so in the log, or ends.
+    """A divergence is noticed one checkpoint and one heartbeat later: a client says so in the log, or ends.
 
-    It begins where the simulator falsified a memory, or where a heartbeat tells of another world.
+    It begins where the simulator falsified a memory, or where a heartbeat reports another state.
     """
     read_ms = history.evidence.read_ms
     senders: dict[tuple[str, int], Client] = {}
@@ -210,13 +211,13 @@ def v5_noticed(demands: Demands, history: History) -> Iterator[Violation]:
             yield Violation("V5", due_ms, offset, f"nobody in {group} says that session {session} differs")
 
 
-def _absent(demands: Demands, life: Life, since_ms: float, until_ms: float) -> set[str]:
-    """Why nothing can be asked of a client between two moments; without a turn it was if for half an interval."""
+def _absent(demands: Demands, facts: SessionFacts, since_ms: float, until_ms: float) -> set[str]:
+    """Why nothing can be asked of a client between two times; it starved if it had no turn for half an interval."""
     found = set()
     for absence in demands.absences:
         shared_ms = min(until_ms, absence.until_ms) - max(since_ms, absence.since_ms)
-        enough_ms = life.interval_ms // 2 if absence.why == STARVED else 0
-        if absence.client_id == life.client_id and shared_ms > enough_ms:
+        enough_ms = facts.interval_ms // 2 if absence.why == STARVED else 0
+        if absence.client_id == facts.client_id and shared_ms > enough_ms:
             found.add(absence.why)
     return found
 
@@ -226,16 +227,16 @@ def _is_watched(demands: Demands, client_id: str) -> bool:
 
 
 def v6_no_spurious(demands: Demands, history: History) -> Iterator[Violation]:
-    """Nobody who lives, is connected and holds a claim is evicted, whatever happens to brokers."""
+    """No client that lives, is connected and holds a claim is evicted, whatever happens to brokers."""
     read_ms = history.evidence.read_ms
     first_ms = min((gone.ms for gone in demands.departures), default=demands.end_ms)
     for eviction in history.evictions if demands.no_evictions else ():
-        life, ms = history.lives[eviction.group, eviction.session], read_ms[eviction.offset]
-        if not eviction.held or ms >= first_ms or not _is_watched(demands, life.client_id):
+        facts, ms = history.sessions[eviction.group, eviction.session], read_ms[eviction.offset]
+        if not eviction.held or ms >= first_ms or not _is_watched(demands, facts.client_id):
             continue
         if eviction.session < history.evidence.inherited:
             continue  # a client of a dump: dead when the run began
-        away = _absent(demands, life, read_ms[eviction.observed], ms)
+        away = _absent(demands, facts, read_ms[eviction.observed], ms)
         if away:
             history.counted["V6"] += away == {STARVED}
             continue
@@ -243,23 +244,23 @@ def v6_no_spurious(demands: Demands, history: History) -> Iterator[Violation]:
             "V6",
             ms,
             eviction.offset,
-            f"session {eviction.session} of {eviction.group} ({life.client_id}) "
+            f"session {eviction.session} of {eviction.group} ({facts.client_id}) "
             f"was evicted by {eviction.by} with {eviction.held} partitions",
         )
 
 
 def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
-    """An owner that reads lets go of everything in a pause (T12)."""
+    """An owner that reads releases everything in a pause (T12)."""
     read_ms = history.evidence.read_ms
     for name, asked_ms in demands.pauses:
         for start, end in history.pauses.get(name, ()) if name in demands.topics else ():
             over_ms = read_ms[end] if end < len(read_ms) else demands.end_ms
-            for key, tenures in history.by_key.items():
-                for held in tenures if key[0] == name and read_ms[start] >= asked_ms else ():
-                    life = history.lives[name, held.session]
-                    due_ms = read_ms[start] + life.interval_ms + 1_000 + history.slack.progress_ms
+            for key, claims in history.by_key.items():
+                for held in claims if key[0] == name and read_ms[start] >= asked_ms else ():
+                    facts = history.sessions[name, held.session]
+                    due_ms = read_ms[start] + facts.interval_ms + 1_000 + history.slack.progress_ms
                     ended_ms = _ended_ms(history, held, demands.end_ms)
-                    away = _absent(demands, life, read_ms[start] - life.interval_ms, due_ms)
+                    away = _absent(demands, facts, read_ms[start] - facts.interval_ms, due_ms)
                     if not _is_watched(demands, held.client_id) or away:
                         continue
                     if held.epoch < start < held.end and ended_ms > due_ms < over_ms:
@@ -272,13 +273,13 @@ def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
-    """The claim is over, or its owner delivers again, because the other one has gone."""
+    """A hand-over ends in time: the claim is over, or its owner delivers again because the successor has gone."""
     evidence, gone = history.evidence, {(one.group, one.session): one.ms for one in demands.departures}
     for begun_ms, group, epoch in evidence.handovers:
-        held = history.tenures.get((group, epoch))
+        held = history.claims.get((group, epoch))
         if held is None or begun_ms < demands.healed_ms or group not in demands.topics:
             continue
-        interval_ms, slack_ms = history.lives[group, held.session].interval_ms, history.slack.progress_ms
+        interval_ms, slack_ms = history.sessions[group, held.session].interval_ms, history.slack.progress_ms
         due_ms = begun_ms + (evidence.hand_over_intervals + 1) * interval_ms + 1_000 + slack_ms
         ended_ms = _ended_ms(history, held, demands.end_ms)
         again = any(
@@ -294,14 +295,14 @@ def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v9_parked(demands: Demands, history: History) -> Iterator[Violation]:
-    """Who owns a partition whose position lies beyond its end for an interval and a second lets go of it."""
+    """An owner releases a partition whose position has been beyond its end for an interval and a second."""
     for key in _keys(demands, history):
         offsets = history.evidence.topics[key[1], key[2]]
-        position = history.settled.get(key, Settled(-1, False)).position
+        position = history.final_positions.get(key, FinalPosition(-1, False)).position
         held = _at(history, key, demands.end_ms)
         if held is None or position <= (offsets[-1] + 1 if offsets else 0):
             continue
-        due_ms = max(held.ms, demands.healed_ms) + history.lives[key[0], held.session].interval_ms + 1_000
+        due_ms = max(held.ms, demands.healed_ms) + history.sessions[key[0], held.session].interval_ms + 1_000
         due_ms += history.slack.progress_ms
         if due_ms < demands.end_ms and not any(one.session == held.session for one in demands.departures):
             yield Violation("V9", due_ms, held.epoch, f"{key} stands at {position}, its end is lower")

@@ -1,8 +1,8 @@
-"""The judge of losses at most once, reported as S6: every message of a grant is delivered, given back or noted.
+"""The judge of losses in at-most-once mode, reported as S6: each granted message is delivered, given back or noted.
 
-A grant is an accepted ClaimingMessages. Whoever got it delivers each existing offset of [start, to) under that claim,
-gives it back by its Release, or names it in a Note. It is excused from what it could not do: its process died, or the
-run ended, before it had read the end of the claim. What lies in [from, start) and exists must stand in a Note too.
+A grant is an accepted ClaimingMessages. Its owner delivers each existing offset of [start, to) under that claim, gives
+it back by its Release, or names it in a Note. The owner is excused if its process died, or the run ended, before it had
+read the end of the claim. A Note must also name every existing offset of [from, start).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from marshal_py.simulator.auditor_evidence import Client, Key, Violation
-from marshal_py.simulator.auditor_facts import NOBODY, Grant, Tenure
+from marshal_py.simulator.auditor_facts import NOBODY, ClaimSpan, Grant
 from marshal_py.simulator.auditor_history import LOST, History
 from marshal_py.simulator.oracle_wire import crc_fits, decode_record, parse_envelope
 
@@ -21,7 +21,7 @@ DROPPED = "amo_dropped"  # D3
 
 
 class Noted(NamedTuple):
-    """A Note that names messages which nobody will get."""
+    """A Note that names messages which no client will get."""
 
     kind: str
     start: int
@@ -30,7 +30,7 @@ class Noted(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Messages of one grant that nobody got."""
+    """Messages of one grant that no client got."""
 
     grant: Grant
     client: Client
@@ -40,11 +40,11 @@ class Suspect(NamedTuple):
 
 
 def s6_losses(history: History) -> Iterator[Violation]:
-    """S6, one grant at a time. What a dump holds was granted by processes that nobody has watched."""
+    """S6, one grant at a time. Grants of a dump are left out: their processes were not observed."""
     suspects = list(_suspects(history))
     noted = _notes(history) if suspects else {}
     for grant, client, offsets, kinds, fate in suspects:
-        session = history.tenures[grant.key[0], grant.epoch].session
+        session = history.claims[grant.key[0], grant.epoch].session
         notes = [
             note for note in noted.get((session, grant.key), ()) if note.kind in kinds and note.sent_ms >= grant.sent_ms
         ]
@@ -60,14 +60,14 @@ def s6_losses(history: History) -> Iterator[Violation]:
 
 
 def _suspects(history: History) -> Iterator[Suspect]:
-    """What was neither delivered nor given back, by clients that could have said so."""
+    """Messages that were neither delivered nor given back, by clients that could have noted them."""
     delivered: dict[tuple[str, int], dict[Client, set[int]]] = {}  # claim -> client -> offsets
     for d in history.deliveries:
         delivered.setdefault((d.group, d.epoch), {}).setdefault(d.client, set()).add(d.offset)
-    for claim, grants in history.grants.items():
-        tenure, by_client = history.tenures[claim], delivered.get(claim, {})
+    for place, grants in history.grants.items():
+        claim, by_client = history.claims[place], delivered.get(place, {})
         anybody: set[int] = set().union(*by_client.values())
-        returned = 2**63 if tenure.given_back is None else tenure.given_back
+        returned = 2**63 if claim.given_back is None else claim.given_back
         for grant in grants:
             if grant.offset < history.evidence.inherited:
                 continue
@@ -80,7 +80,7 @@ def _suspects(history: History) -> Iterator[Suspect]:
                 for offset in _existing(history, grant.key, grant.start, min(grant.to, returned))
                 if offset not in anybody
             ]
-            if missing and _excused(history, grant, tenure, client):  # but from what it passed over
+            if missing and _excused(history, grant, claim, client):  # but from what it passed over
                 newest = max(by_client.get(client, ()), default=-1)
                 missing = [offset for offset in missing if offset < newest]
             if missing:
@@ -96,18 +96,18 @@ def _existing(history: History, key: Key, first: int, end: int) -> list[int]:
 def _sender(history: History, grant: Grant) -> Client:
     value = history.evidence.log[grant.offset]
     sender = history.evidence.sent[value][2] if value in history.evidence.sent else NOBODY
-    return history.tenures[grant.key[0], grant.epoch].client_id if sender is None else sender
+    return history.claims[grant.key[0], grant.epoch].client_id if sender is None else sender
 
 
-def _excused(history: History, grant: Grant, tenure: Tenure, client: Client) -> bool:
-    """Whether the client never learned that it must let go of this grant, or could do nothing when it learned it."""
+def _excused(history: History, grant: Grant, claim: ClaimSpan, client: Client) -> bool:
+    """Whether the client never learned that this grant was over, or could do nothing when it learned it."""
     acted_to = history.evidence.acted_to.get(client, len(history.evidence.log))
     restarts = history.evidence.restarts.get(client, ())
-    return tenure.end >= acted_to or any(grant.sent_ms <= ms and grant.offset >= read_to for ms, read_to in restarts)
+    return claim.end >= acted_to or any(grant.sent_ms <= ms and grant.offset >= read_to for ms, read_to in restarts)
 
 
 def _notes(history: History) -> dict[tuple[int, Key], list[Noted]]:
-    """What clients wrote about lost messages, by session and partition, also where the record never reached the log."""
+    """The Notes about lost messages, by session and partition, including those that never reached the log."""
     found: dict[tuple[int, Key], list[Noted]] = {}
     incarnation = history.oracle.incarnation or b""
     for value, (_, sent_ms, _) in history.evidence.sent.items():

@@ -1,6 +1,6 @@
-"""What became of each message: S5, S6, S7, S8, S9 and S10 of invariants.md, one function each.
+"""The judge of what became of each message: S5, S6, S7, S8, S9 and S10, one function each.
 
-What was granted and never delivered is auditor_losses.py's.
+auditor_losses.py judges messages that were granted and never delivered.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 
-from marshal_py.simulator.auditor_claims import tenure_of
+from marshal_py.simulator.auditor_claims import claim_of
 from marshal_py.simulator.auditor_evidence import Client, Delivery, Key, Violation
-from marshal_py.simulator.auditor_facts import FOREVER, NOBODY, Tenure
+from marshal_py.simulator.auditor_facts import FOREVER, NOBODY, ClaimSpan
 from marshal_py.simulator.auditor_history import History
 from marshal_py.simulator.auditor_model import AT_LEAST_ONCE, AT_MOST_ONCE
 
 
-def _at_most_once(history: History) -> Iterator[tuple[Delivery, Tenure]]:
+def _at_most_once(history: History) -> Iterator[tuple[Delivery, ClaimSpan]]:
     for d in history.deliveries:
-        tenure = tenure_of(history, d)
-        if tenure is not None and tenure.mode == AT_MOST_ONCE:
-            yield d, tenure
+        claim = claim_of(history, d)
+        if claim is not None and claim.mode == AT_MOST_ONCE:
+            yield d, claim
 
 
 def _by_epoch(deliveries: list[Delivery]) -> dict[tuple[str, int], list[Delivery]]:
@@ -31,16 +31,16 @@ def _by_epoch(deliveries: list[Delivery]) -> dict[tuple[str, int], list[Delivery
 
 
 def s5_once(history: History) -> Iterator[Violation]:
-    """At most once: no offset twice in one generation of its position.
+    """S5: in at-most-once mode, no offset is delivered twice in one generation of its position.
 
-    A cloned machine holds the grants that the original asked for before the cloning: counted, nobody can mend that.
+    A cloned machine holds the grants that the original asked for before the cloning. That is only counted.
     """
     seen: dict[tuple[Key, int, int], Delivery] = {}
-    for d, tenure in _at_most_once(history):
-        known = seen.setdefault((d.key, tenure.generation, d.offset), d)
+    for d, claim in _at_most_once(history):
+        known = seen.setdefault((d.key, claim.generation, d.offset), d)
         if known is d:
             continue
-        before = history.tenures[known.group, known.epoch]
+        before = history.claims[known.group, known.epoch]
         one_ms = _separated_ms(history, known.client, d.client) if d.client != known.client else -1
         inside = [grant for grant in history.grants.get((d.group, d.epoch), ()) if grant.start <= d.offset < grant.to]
         if (_given_back(known, before) and _cloned_owner(history, known, before)) or (
@@ -54,8 +54,8 @@ def s5_once(history: History) -> Iterator[Violation]:
 
 
 def s6_granted(history: History) -> Iterator[Violation]:
-    """At most once: each delivery lies in one grant of its claim, which was asked for before it and after any fence."""
-    for d, tenure in _at_most_once(history):
+    """S6: in at-most-once mode, each delivery lies in one grant of its claim, obtained before it and after a fence."""
+    for d, claim in _at_most_once(history):
         what = f"{d.key} {d.offset}"
         inside = [grant for grant in history.grants.get((d.group, d.epoch), ()) if grant.start <= d.offset < grant.to]
         if len(inside) != 1:
@@ -69,27 +69,27 @@ def s6_granted(history: History) -> Iterator[Violation]:
             yield Violation(
                 "S6", d.begin_ms, d.epoch, f"client {d.client} delivers {what} by a grant of before its fence (D3)"
             )
-        if _given_back(d, tenure) and not _cloned_owner(history, d, tenure):
-            yield Violation("S6", d.begin_ms, tenure.end, f"{what} was handed over, and given back")
+        if _given_back(d, claim) and not _cloned_owner(history, d, claim):
+            yield Violation("S6", d.begin_ms, claim.end, f"{what} was handed over, and given back")
 
 
-def _given_back(d: Delivery, tenure: Tenure) -> bool:
-    return tenure.given_back is not None and d.offset >= tenure.given_back
+def _given_back(d: Delivery, claim: ClaimSpan) -> bool:
+    return claim.given_back is not None and d.offset >= claim.given_back
 
 
-def _cloned_owner(history: History, d: Delivery, tenure: Tenure) -> bool:
+def _cloned_owner(history: History, d: Delivery, claim: ClaimSpan) -> bool:
     """Whether a copy of the machine gave back what the other copy delivers by a grant of before the cloning.
 
     Neither of the two can know it.
     """
     grants = history.grants.get((d.group, d.epoch), ())
     sent_ms = next((g.sent_ms for g in grants if g.start <= d.offset < g.to), FOREVER)
-    return d.client != tenure.let_go[0] and sent_ms <= _separated_ms(history, d.client, tenure.let_go[0])
+    return d.client != claim.released_by[0] and sent_ms <= _separated_ms(history, d.client, claim.released_by[0])
 
 
 def _separated_ms(history: History, a: Client, b: Client) -> float:
     """When the memories of two clients parted (ms), -1 if they never were one."""
-    parents = {twin: (original, ms) for ms, original, twin in history.evidence.forks}
+    parents = {clone: (original, ms) for ms, original, clone in history.evidence.forks}
 
     def line(client: Client) -> dict[Client, float]:
         since: dict[Client, float] = {client: FOREVER}
@@ -103,26 +103,26 @@ def _separated_ms(history: History, a: Client, b: Client) -> float:
 
 
 def _is_lost(history: History, key: Key, offset: int) -> bool:
-    """Whether somebody wrote that Kafka had deleted it before the group read it (D6)."""
+    """Whether a Note says that Kafka had deleted it before the group read it (D6)."""
     return any(start <= offset < to for start, to in history.lost_ranges.get(key, ()))
 
 
 def _ended(history: History) -> dict[tuple[Key, int, int], float]:
     """When the first handler of each message was done with it.
 
-    Also those of clients that have not noticed yet that the topic was made anew: their records count too.
+    Includes clients that have not noticed yet that the topic was recreated: their records count too.
     """
     ended: dict[tuple[Key, int, int], float] = {}
-    for d in history.evidence.deliveries + history.evidence.strays:
-        tenure = tenure_of(history, d)
-        if tenure is not None and d.end_ms >= 0:
-            place = (d.key, tenure.generation, d.offset)
+    for d in history.evidence.deliveries + history.evidence.other_deliveries:
+        claim = claim_of(history, d)
+        if claim is not None and d.end_ms >= 0:
+            place = (d.key, claim.generation, d.offset)
             ended[place] = min(d.end_ms, ended.get(place, d.end_ms))
     return ended
 
 
 def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | None]]:
-    """What each record passed over: record, its send, partition, offset, when a handler was done with it."""
+    """The messages that each record passed: record, its send, partition, offset, when the message was finished."""
     ended = _ended(history)
     for step in history.advances:
         offsets = history.evidence.topics.get((step.key[1], step.key[2]), [])
@@ -131,37 +131,37 @@ def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | No
 
 
 def s7_never_lost(history: History) -> Iterator[Violation]:
-    """At least once: every position that the log accepted lies behind finished messages only."""
+    """S7: in at-least-once mode, every accepted position has passed finished messages only."""
     for record, sent_ms, key, offset, end_ms in _passed(history):
         if end_ms is None and not _is_lost(history, key, offset):
             yield Violation("S7", sent_ms, record, f"{key} {offset} is skipped")
 
 
 def s8_heartbeat_honest(history: History) -> Iterator[Violation]:
-    """And they were finished when the record was sent that passed them."""
+    """S8: a message was finished before the record was sent that passed it."""
     for record, sent_ms, key, offset, end_ms in _passed(history):
         if end_ms is not None and end_ms > sent_ms + history.slack.stamp_ms:
             yield Violation("S8", sent_ms, record, f"{key} {offset} was unfinished when reported")
 
 
 def s9_redelivery(history: History) -> Iterator[Violation]:
-    """At least once: what the old owner told to be finished does not come again.
+    """S9: in at-least-once mode, a message that the old owner reported as finished is not delivered again.
 
-    A hand-over repeats what was unfinished for too long, and nothing else.
+    A hand-over repeats only messages that handlers held for too long.
     """
     by_epoch = _by_epoch(history.deliveries)
     inherited = _by_epoch([d for d in history.evidence.deliveries if d.inherited])
-    for key, tenures in history.by_key.items():
-        for tenure in tenures:
-            for d in by_epoch.get((key[0], tenure.epoch), ()) if tenure.finished else ():
-                if any(start <= d.offset < to for start, to in tenure.finished):
+    for key, claims in history.by_key.items():
+        for claim in claims:
+            for d in by_epoch.get((key[0], claim.epoch), ()) if claim.finished else ():
+                if any(start <= d.offset < to for start, to in claim.finished):
                     yield Violation(
                         "S9",
                         d.begin_ms,
-                        tenure.epoch,
-                        f"{key} {d.offset} comes again, and its claim was told that it is finished",
+                        claim.epoch,
+                        f"{key} {d.offset} comes again, and its owner was told that it is finished",
                     )
-        for old, new in pairwise(tenures):
+        for old, new in pairwise(claims):
             if old.mode == AT_LEAST_ONCE and old.generation == new.generation:
                 begun, again = by_epoch.get((key[0], old.epoch), []), by_epoch.get((key[0], new.epoch), [])
                 if old.handed_over:
@@ -170,26 +170,26 @@ def s9_redelivery(history: History) -> Iterator[Violation]:
                     yield from _told(history, old, begun + inherited.get((key[0], old.epoch), []), again)
 
 
-def _in_time(history: History, begun: list[Delivery], old: Tenure) -> list[Delivery]:
+def _in_time(history: History, begun: list[Delivery], old: ClaimSpan) -> list[Delivery]:
     """Without what a handler still held when the time that a hand-over gives it was over (A3)."""
-    wait_ms = history.evidence.hand_over_intervals * history.lives[old.key[0], old.session].interval_ms
-    over_ms = old.let_go[1] - wait_ms + wait_ms * history.slack.drift_ppm // 1_000_000 + history.slack.wait_ms
-    return [d for d in begun if 0 <= d.end_ms <= old.let_go[1] or d.gate_ms > over_ms]
+    wait_ms = history.evidence.hand_over_intervals * history.sessions[old.key[0], old.session].interval_ms
+    over_ms = old.released_by[1] - wait_ms + wait_ms * history.slack.drift_ppm // 1_000_000 + history.slack.wait_ms
+    return [d for d in begun if 0 <= d.end_ms <= old.released_by[1] or d.gate_ms > over_ms]
 
 
-def _repeated(begun: list[Delivery], again: list[Delivery], old: Tenure) -> Iterator[Violation]:
-    """What whoever handed over had begun was finished by then (A3), so its successor gets none of it."""
-    handled = {d.offset for d in begun if d.client == old.let_go[0]}
+def _repeated(begun: list[Delivery], again: list[Delivery], old: ClaimSpan) -> Iterator[Violation]:
+    """An owner that hands over has finished what it began (A3), so its successor gets none of it."""
+    handled = {d.offset for d in begun if d.client == old.released_by[0]}
     for d in again:
         if d.offset in handled:
             yield Violation("S9", d.begin_ms, old.end, f"{d.key} {d.offset} comes again after a hand-over")
 
 
-def _told(history: History, old: Tenure, begun: list[Delivery], again: list[Delivery]) -> Iterator[Violation]:
-    """What was acknowledged when the old owner sent its last accepted heartbeat."""
-    for client, sent_ms in history.lives[old.key[0], old.session].heartbeats.items():
+def _told(history: History, old: ClaimSpan, begun: list[Delivery], again: list[Delivery]) -> Iterator[Violation]:
+    """Messages that come again although they were acknowledged before the old owner's last accepted heartbeat."""
+    for client, sent_ms in history.sessions[old.key[0], old.session].heartbeats.items():
         before = {d.offset: d for d in begun if d.client == client and d.begin_ms <= sent_ms}
-        # A clone may have let go of the claim for a handler that hung in the original, and not in itself.
+        # A clone may have released the claim because a handler hung in the original, though not in the clone.
         still_open = {
             offset
             for offset, d in before.items()
@@ -210,31 +210,31 @@ def _told_later(history: History, begun: Delivery, offset: int) -> bool:
 
 
 def s10_position(history: History) -> Iterator[Violation]:
-    """A claim is delivered forwards; at least once from its position on, without a hole.
+    """S10: a claim delivers in order; in at-least-once mode from its position on, without a gap.
 
-    The half of S10 that the journal shows; auditor_model.py has the other one.
+    This is the half of S10 that the journal shows; auditor_model.py has the other half.
     """
-    twins = {twin for _, _, twin in history.evidence.forks}
+    clones = {clone for _, _, clone in history.evidence.forks}
     for (group, epoch), given in _by_epoch(history.deliveries).items():
-        tenure = history.tenures.get((group, epoch))
+        claim = history.claims.get((group, epoch))
         newest: dict[Client, int] = {}
         for d in given:
-            if tenure is None or tenure.key != d.key:
+            if claim is None or claim.key != d.key:
                 continue
             key, before = d.key, newest.get(d.client, NOBODY)
-            if d.offset <= max(before, tenure.position - 1):
+            if d.offset <= max(before, claim.position - 1):
                 yield Violation(
                     "S10",
                     d.begin_ms,
                     epoch,
-                    f"{key} {d.offset} is delivered by claim {epoch}, which began at {tenure.position}, after {before}",
+                    f"{key} {d.offset} is delivered by claim {epoch}, which began at {claim.position}, after {before}",
                 )
-            elif before == NOBODY and d.client not in twins and tenure.mode == AT_LEAST_ONCE:
+            elif before == NOBODY and d.client not in clones and claim.mode == AT_LEAST_ONCE:
                 offsets = history.evidence.topics.get((d.topic, d.partition), [])
-                skipped = offsets[bisect_left(offsets, tenure.position) : bisect_left(offsets, d.offset)]
+                skipped = offsets[bisect_left(offsets, claim.position) : bisect_left(offsets, d.offset)]
                 if not all(
                     _is_lost(history, key, offset)
-                    or any(a <= offset < b for a, b in tenure.finished)
+                    or any(a <= offset < b for a, b in claim.finished)
                     or _told_later(history, d, offset)
                     for offset in skipped
                 ):
@@ -242,6 +242,6 @@ def s10_position(history: History) -> Iterator[Violation]:
                         "S10",
                         d.begin_ms,
                         epoch,
-                        f"client {d.client} begins {key} at {d.offset}, its claim at {tenure.position}",
+                        f"client {d.client} begins {key} at {d.offset}, its claim at {claim.position}",
                     )
             newest[d.client] = max(before, d.offset)

@@ -1,8 +1,8 @@
 """The auditor's own model of one group: live sessions and their extensions, claims, positions, the pause.
 
-It takes from the oracle what a record says and whether it was accepted, and nothing else. From these it follows the few
-rules on which the invariants stand, and names each record that should not have been accepted and each difference to the
-state that the oracle came to. So a bug that both folds share is found here.
+It takes from the oracle what a record says and whether it was accepted, and nothing else. It applies the few rules on
+which the invariants rest, and names each record that should not have been accepted and each difference from the
+oracle's state. So it finds a bug that both folds share.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OF_A_SESSION: Final = frozenset(
 )
 
 Place = tuple[str, int]  # topic, partition
-Said = tuple[str, str]  # the invariant that is broken, and how
+Finding = tuple[str, str]  # the invariant that is broken, and how
 
 
-class Model:
+class GroupModel:
     """One group, record by record."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Model:
         return self.pause_ms > 0
 
     def adopt(self, state: Group) -> None:
-        """Goes on from what the oracle holds: where reading begins, and after a difference that was named."""
+        """Takes over the oracle's state: where reading begins, and after a difference that was reported."""
         self.mode, self.pause_change, self.pause_ms = state.mode, state.pause_change, state.pause_duration_ms
         self.extended = {session.id: session.extended for session in state.sessions.values()}
         self.positions = {place: part.position for place, part in state.partitions.items()}
@@ -60,7 +60,7 @@ class Model:
         self.parked = {place for place, part in state.partitions.items() if part.parked}
         self.ids = {name: topic.id for name, topic in state.topics.items() if topic.id}
 
-    def read(self, offset: int, kind: str, fields: dict[str, Any], accepted: bool, state: Group) -> Iterator[Said]:
+    def read(self, offset: int, kind: str, fields: dict[str, Any], accepted: bool, state: Group) -> Iterator[Finding]:
         """What is wrong about one record. `state`: of the oracle, which has folded the record."""
         if accepted:
             yield from self._forbidden(kind, fields)
@@ -74,7 +74,7 @@ class Model:
 
     # --- may this record have been accepted?
 
-    def _forbidden(self, kind: str, fields: dict[str, Any]) -> Iterator[Said]:
+    def _forbidden(self, kind: str, fields: dict[str, Any]) -> Iterator[Finding]:
         if kind in OF_A_SESSION and fields["session"] not in self.extended:
             yield "S2", f"a {kind} of session {fields['session']} counts, which is not live"
         match kind:
@@ -99,7 +99,7 @@ class Model:
             case "ReleasingPartition" | "SeekingPartition":
                 released = self._place(fields)
                 if released is None:
-                    yield "S2", f"session {fields['session']} lets go of claim {fields['epoch']}, which is not its own"
+                    yield "S2", f"session {fields['session']} releases claim {fields['epoch']}, which is not its own"
                 elif kind == "ReleasingPartition":
                     yield from self._forbidden_return(released, fields)
             case "ClaimingMessages":
@@ -107,7 +107,7 @@ class Model:
             case "ReleaseGroup":
                 waited_out = fields["duration_ms"] == 0 and fields["waited_ms"] >= self.pause_ms
                 if fields["observed"] != self.pause_change:
-                    yield "S11", f"the pause changes by who saw {fields['observed']} and not {self.pause_change}"
+                    yield "S11", f"a change of the pause saw {fields['observed']} and not {self.pause_change}"
                 elif self.paused and fields["token"] != self.pause_change and not waited_out:
                     yield "S11", "the pause of somebody else changes before it was waited out"
             case "SetPosition":
@@ -119,17 +119,17 @@ class Model:
             case _:
                 pass
 
-    def _forbidden_return(self, place: Place, fields: dict[str, Any]) -> Iterator[Said]:
-        """F6.3: who gives back has read all that was granted to the claim, and gives back no more than that."""
+    def _forbidden_return(self, place: Place, fields: dict[str, Any]) -> Iterator[Finding]:
+        """F6.3: an owner that gives messages back has read all its grants, and gives back no more than those."""
         if self.mode != AT_MOST_ONCE or place[1] < 0 or fields["observed"] == NONE:
             return
         position, first = self.positions.get(place, NONE), self.claimed_at.get(place, NONE)
         if fields["observed"] != position:
-            yield "S6", f"{place} is given back by who saw {fields['observed']} and not {position}"
+            yield "S6", f"{place} is given back by a session that saw {fields['observed']} and not {position}"
         if not first <= fields["give"] <= position:
             yield "S6", f"{place} is given back to {fields['give']}, its claim was granted {first} to {position}"
 
-    def _forbidden_grants(self, fields: dict[str, Any]) -> Iterator[Said]:
+    def _forbidden_grants(self, fields: dict[str, Any]) -> Iterator[Finding]:
         positions = dict(self.positions)
         for wanted in fields["ranges"]:
             place = self._place({"session": fields["session"], "epoch": wanted["epoch"]})
@@ -147,7 +147,7 @@ class Model:
             yield "S11", "messages are granted in a pause"
 
     def _place(self, fields: dict[str, Any]) -> Place | None:
-        """What this session holds by this epoch."""
+        """The partition that this session holds by this epoch."""
         wanted = (fields["session"], fields["epoch"])
         return next((place for place, claim in self.held.items() if claim == wanted), None)
 
@@ -201,7 +201,7 @@ class Model:
         self.held = {place: claim for place, claim in self.held.items() if claim[0] != session}
 
     def _heartbeat(self, offset: int, fields: dict[str, Any]) -> None:
-        """F2.2: in a pause who keeps a claim on a partition does not extend its session. F2.3: positions."""
+        """F2.2: in a pause, the heartbeat of a session that keeps a partition does not extend it. F2.3: positions."""
         session = fields["session"]
         mine = {epoch: place for place, (owner, epoch) in self.held.items() if owner == session and place[1] >= 0}
         if session in self.extended and not (self.paused and mine):
@@ -212,7 +212,7 @@ class Model:
                 self.positions[place] = max(entry["position"], self.positions.get(place, NONE))
 
     def _release(self, fields: dict[str, Any]) -> None:
-        """F6.2 to F6.4. At most once a Release may give back what was granted to its claim: the position falls."""
+        """F6.2 to F6.4. In at-most-once mode a Release may give back what was granted: the position falls."""
         place = self._place(fields)
         if place is None:
             return
@@ -226,7 +226,7 @@ class Model:
             self.parked.add(place)
 
     def _topology(self, topic: str, count: int, topic_id: str) -> None:
-        """F9.2, F9.10: from partition `count` on, or of a topic that was made anew all, positions are forgotten."""
+        """Positions from partition `count` on, or all of a recreated topic, are forgotten (F9.2, F9.10)."""
         known = self.ids.get(topic, "")
         least = 0 if "" not in (known, topic_id) and known != topic_id else count
         self.ids[topic] = topic_id or known
@@ -250,7 +250,7 @@ class Model:
 
     # --- does the oracle hold the same?
 
-    def _differences(self, state: Group) -> Iterator[Said]:
+    def _differences(self, state: Group) -> Iterator[Finding]:
         live = {session.id: session.extended for session in state.sessions.values()}
         if live.keys() != self.extended.keys():
             yield "S2", f"the sessions {sorted(live)} are live, and must be {sorted(self.extended)}"

@@ -1,7 +1,7 @@
-"""The judge of clean stops: V11. In a group at rest each partition of a consumer that stops is claimed once.
+"""The judge of clean stops: V11. In a group at rest, each partition of a consumer that stops is claimed once.
 
-Like auditor.py it knows the oracle only, and what the run says of its own course. A group is at rest when nobody joins,
-ends or claims for an interval before, and nobody but the leaver ends until the next departure.
+Like auditor.py it knows only the oracle and the run's own account of its course. A group is at rest when no session
+joins, ends or claims in the interval before, and none but the leaver ends until the next departure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from marshal_py.simulator.auditor_liveness import Demands, Departure
 
 
 def judge_stops(demands: Demands, history: History) -> list[Violation]:
-    """Every partition that moved twice because somebody stopped."""
+    """Every partition that moved twice because a member stopped."""
     found: list[Violation] = []
     for at, gone in enumerate(demands.departures, 1):
         end_ms = demands.departures[at].ms if at < len(demands.departures) else demands.end_ms
@@ -23,22 +23,22 @@ def judge_stops(demands: Demands, history: History) -> list[Violation]:
 
 def _at_rest(history: History, gone: Departure, end_ms: float) -> bool:
     appended_ms, since_ms = history.evidence.appended_ms, gone.ms - gone.interval_ms
-    for key, tenures in history.by_key.items():
-        for tenure in tenures if key[0] == gone.group else ():
-            if appended_ms[tenure.session] >= since_ms or since_ms <= tenure.ms < gone.ms:
+    for key, claims in history.by_key.items():
+        for claim in claims if key[0] == gone.group else ():
+            if appended_ms[claim.session] >= since_ms or since_ms <= claim.ms < gone.ms:
                 return False
-            ended_ms = appended_ms[tenure.end] if tenure.end < len(appended_ms) else end_ms + 1
-            moved = tenure.ended_by == "ReleasingPartition" and ended_ms >= gone.ms
-            if since_ms <= ended_ms <= end_ms and tenure.session != gone.session and not moved:
+            ended_ms = appended_ms[claim.end] if claim.end < len(appended_ms) else end_ms + 1
+            moved = claim.ended_by == "ReleasingPartition" and ended_ms >= gone.ms
+            if since_ms <= ended_ms <= end_ms and claim.session != gone.session and not moved:
                 return False
     return True
 
 
 def _moved_twice(history: History, gone: Departure, end_ms: float) -> list[Violation]:
     found = []
-    for key, tenures in history.by_key.items():
-        had = [t for t in tenures if t.session == gone.session and t.ms < gone.ms] if key[0] == gone.group else []
-        after = [t for t in tenures if had and t.epoch > had[-1].epoch and t.ms < end_ms]
+    for key, claims in history.by_key.items():
+        had = [t for t in claims if t.session == gone.session and t.ms < gone.ms] if key[0] == gone.group else []
+        after = [t for t in claims if had and t.epoch > had[-1].epoch and t.ms < end_ms]
         if len(after) > 1 and history.evidence.appended_ms[had[-1].end] >= gone.ms:
             found.append(
                 Violation(

@@ -1,6 +1,6 @@
 """One simulated cluster of brokers: the coordination logs as raw bytes, the target topics as offsets, its clocks.
 
-Stores what arrives in the order of arrival and tells who waits. Judges nothing, draws nothing, knows no record.
+Stores values in the order of arrival and wakes the clients that wait. Judges nothing, draws nothing, knows no record.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, MutableSequence
 from copy import deepcopy
 from typing import Final
 
-from marshal_py.simulator.auditor_evidence import Tape
+from marshal_py.simulator.auditor_evidence import OffsetList
 
 Place = tuple[str, int]  # topic, partition
 LEADERS = 3
-MISSING: Final = b"nothing"  # stands where an offset holds no record; compared by identity
+MISSING: Final = b"nothing"  # marks an offset that holds no record; compared by identity
 MILLION = 1_000_000
 
 
@@ -27,18 +27,18 @@ class CoordinationLog:
         self.first = 0  # offsets below were deleted
         self.began, self.inherited = 0, 0  # offsets from the one on and below the other came from a dump
         self.appended_ms: MutableSequence[int] = []  # true time
-        self.stamps_ms: MutableSequence[int] = []  # what the leader of that moment wrote beside it: no shipped code
+        self.stamps_ms: MutableSequence[int] = []  # what the leader of that time wrote beside it: no shipped code
         # reads it
 
     def inherit(self, first: int, values: Iterable[bytes | None]) -> None:
-        """The log begins as a dump's, with this first offset; all of it was there before the run."""
+        """Begins the log with the values of a dump, from this first offset on; all of it was there before the run."""
         kept = list(values)
         self.first, self.began, self.inherited = first, first, first + len(kept)
-        self.values, self.recorded = Tape(first, kept, MISSING), Tape(first, kept, MISSING)
-        self.appended_ms, self.stamps_ms = Tape(first, [0] * len(kept), 0), Tape(first, [0] * len(kept), 0)
+        self.values, self.recorded = OffsetList(first, kept, MISSING), OffsetList(first, kept, MISSING)
+        self.appended_ms, self.stamps_ms = OffsetList(first, [0] * len(kept), 0), OffsetList(first, [0] * len(kept), 0)
 
     def branch(self, end: int) -> CoordinationLog:
-        """This log as a replica had it that knew the offsets below `end` only."""
+        """This log as a replica holds it that has only the offsets below `end`."""
         other = deepcopy(self)
         for tape in (other.values, other.recorded, other.appended_ms, other.stamps_ms):
             while len(tape) > end:
@@ -58,7 +58,7 @@ class LeaderClock:
 
 
 class Broker:
-    """What every client reads and writes. `*_down_until_ms`: no answer before that; who asks is held."""
+    """What every client reads and writes. `*_down_until_ms`: no answer before that; requests are held until then."""
 
     def __init__(self, logs: int) -> None:
         self.logs = [CoordinationLog() for _ in range(logs)]
@@ -70,7 +70,7 @@ class Broker:
         self.counts: dict[str, int] = {}
         self.reads_down_until_ms = 0
         self.writes_down_until_ms = 0
-        self.fails_until_ms: dict[Place, int] = {}  # fetches of a partition are answered with an error that passes
+        self.fails_until_ms: dict[Place, int] = {}  # until then, fetches of a partition fail
         self.on_append: Callable[[int, int], None] = lambda number, now_ms: None
         self.held: list[Callable[[], None]] = []
         self._waiting: dict[Place, list[Callable[[], None]]] = {}
@@ -84,20 +84,20 @@ class Broker:
         self.on_append(number, now_ms)
 
     def recreate(self, logs: int) -> None:
-        """The coordination topic is deleted, and made anew."""
+        """Deletes the coordination topic and creates it again."""
         self.logs = [CoordinationLog() for _ in range(logs)]
         self.topic_id += 1
 
     def add_logs(self, count: int) -> None:
-        """The coordination topic grows: what L3 calls surplus partitions."""
+        """The coordination topic grows by surplus partitions (L3)."""
         self.logs += [CoordinationLog() for _ in range(count)]
 
     def recover(self) -> None:
-        """An outage may be over: everybody who was held asks again."""
+        """An outage may be over: every held request is sent again."""
         if self.held:
             held, self.held = self.held, []
-            for again in held:
-                again()
+            for retry in held:
+                retry()
 
     # --- target topics
 

@@ -1,7 +1,7 @@
-"""V10, nobody spins: a client that asks to be woken again and again is named, and the run ends there.
+"""V10, no busy loop: ends a run in which a client asks to be woken again and again, and names the client.
 
-Otherwise such a run crawls, one tick per ms of virtual time, and passes. Counted are the wakes that a member asked for
-by its deadline; what it reads, fetches and handles wakes it as well, and is bounded by what there is to do.
+Without it such a run would crawl, one tick per ms of virtual time, and pass. Only the wakes that a member's deadline
+asks for count; reading, fetching and handlers wake it as well, but the work to do bounds those.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ WAKES_PER_INTERVAL_MAX: Final = 100
 
 
 class BusyLoop(Exception):
-    """A client asked to be woken more often than anything that it waits for can need."""
+    """A client asked to be woken more often than any wait can need."""
 
 
-class Wakes:
-    """Of one client, by true time."""
+class WakeCounter:
+    """Counts the wakes of one client, by true time."""
 
     def __init__(self, number: int, interval_ms: int) -> None:
         self._number, self._interval_ms = number, interval_ms
         self._since_ms, self._count = 0, 0
 
     def count(self, now_ms: int) -> None:
-        """One wake. Raises BusyLoop behind the limit."""
+        """Counts one wake. Raises BusyLoop beyond the limit."""
         if now_ms - self._since_ms >= self._interval_ms:
             self._since_ms, self._count = now_ms, 0
         self._count += 1

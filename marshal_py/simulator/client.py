@@ -1,7 +1,8 @@
 """The second driver of the shipped Member: one simulated consumer process, with its fetches and its handlers.
 
-It executes what Member.tick returns and makes no protocol decision. `Member.may_deliver` is the only gate before a
-handler, here as in client/loop.py. Everything a handler sees is written into the journal, which the auditor reads.
+It carries out what Member.tick returns and decides nothing about the protocol. As in client/loop.py,
+`Member.may_deliver` is the only gate before a handler. It writes all that a handler sees into the journal, which the
+auditor reads.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from marshal_py.protocol.records import AT_LEAST_ONCE
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
 from marshal_py.simulator.auditor_evidence import Delivery
-from marshal_py.simulator.busy_loops import Wakes
+from marshal_py.simulator.busy_loops import WakeCounter
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.data import DataClient
-from marshal_py.simulator.feed import Feed, Flight
+from marshal_py.simulator.feed import Feed, HandlerCall
 from marshal_py.simulator.process import Environment, Process
-from marshal_py.simulator.snapshots import Upkeep, fold_again
+from marshal_py.simulator.snapshots import SnapshotMaintenance, fold_again
 from marshal_py.transport.ports import Broken
 
 BUFFERED_MIN = 4  # fetch again when fewer wait
 
 
 class ClientEnvironment(Environment, Protocol):
-    """What a client asks of the cluster beyond what any process does."""
+    """What a client needs of the cluster beyond what every process needs."""
 
     def handler_ms(self, place: TopicPartition) -> int: ...
     def delivered(self, delivery: Delivery) -> None: ...
@@ -50,6 +51,8 @@ class ClientEnvironment(Environment, Protocol):
 class Client(Process):
     """A consumer process: one Member, one group."""
 
+    environment: ClientEnvironment
+
     def __init__(
         self,
         environment: ClientEnvironment,
@@ -60,70 +63,71 @@ class Client(Process):
         concurrency: int,
     ) -> None:
         super().__init__(environment, number, options.client_id, group, clock)
-        self.context = environment
         self.options = options
-        # At most once a handler that asks for more is done with what it had (AtMostOnce.returned): one at a time.
+        # In at-most-once mode a call for more means that the last one is finished (AtMostOnce.returned): one at a time.
         self.concurrency = concurrency if options.mode == AT_LEAST_ONCE else 1
         self.member: Member | None = None
         self.feeds: dict[int, Feed] = {}
         self.data = DataClient(environment, self, self)
         self.counts: dict[str, int] = dict(environment.broker.counts)
-        self.maintenance: Upkeep | None = None  # of snapshots, in a run that has them
-        self.away = False  # while the log's history is read anew (N11)
-        self.twin_of = NONE
+        self.maintenance: SnapshotMaintenance | None = None  # in a run that has snapshots
+        self.detached = False  # while the log's history is read again (N11)
+        self.clone_of = NONE
         self._ended_at = NONE  # the record at which its member ended
-        self._flights = 0
+        self._calls = 0
         self._armed_ms = NONE  # true time of the pending timer
         self._timer = 0
-        self._wakes = Wakes(number, options.interval_ms)
+        self._wakes = WakeCounter(number, options.interval_ms)
 
     # --- reading and acting
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         if self.maintenance is not None:
             self.maintenance.folded(verdict, now.mono_ms)
-        if self.member is not None and not self.away:
+        if self.member is not None and not self.detached:
             self.member.receive(verdict, now)
             if self.member.ended and self._ended_at == NONE:
                 self._ended_at = verdict.offset
 
     def begin(self, world: World) -> None:
-        """N9, and N11 for who has read further than the log now goes back."""
+        """Starts from this world (N9); a member that has lost its place in the log detaches first (N11)."""
         read_to = self.world.next_offset
         super().begin(world)
-        if self.member is not None and not self.away:
-            self.away = True
-            self.context.restarted(self, read_to)
+        if self.member is not None and not self.detached:
+            self.detached = True
+            self.environment.restarted(self, read_to)
             ready = self.member.detach()
-            self._let_go(ready)
+            self._drop_lost(ready)
             self._execute((ready, 0))
 
     def acted_to(self) -> int:
-        """Up to where this client has read and done what follows from it; NONE if it is stopped just now."""
+        """The offset up to which this client has read and acted; NONE while it is stopped."""
         if self.frozen:
             return NONE
         return self.world.next_offset if self._ended_at == NONE else self._ended_at
 
-    def read_to(self, upto: int) -> None:
+    def fold_to(self, upto: int) -> None:
         world = self.world
-        if self.context.keeps_snapshots and (
+        if self.environment.keeps_snapshots and (
             self.maintenance is None or self.maintenance.snapshotter.world is not world
         ):
-            self.maintenance = Upkeep(self)  # before the first record of this world
+            self.maintenance = SnapshotMaintenance(
+                self, self.environment.advised
+            )  # before the first record of this world
             if world.began_at:
-                self.environment.at(self.options.interval_ms, self, self.maintenance.check_start, world)
-        super().read_to(upto)
+                self.environment.schedule(self.options.interval_ms, self, self.maintenance.check_start, world)
+        super().fold_to(upto)
 
-    def refuse(self, error: CoordinationError) -> None:
+    def end_with(self, error: CoordinationError) -> None:
         if self.member is None:
             self.dead = True
-            self.context.client_ended(self, error)
+            self.environment.client_ended(self, error)
             return
         self.member.fail(error)
         self.act(None)
 
     def look(self, _: None) -> None:
-        """As the loop does: a tick only if what was read asks for one; what waits for a grant asks for the next."""
+        """Ticks only if a record that was read asks for it, as client/loop.py does; otherwise asks for grants."""
         member = self.member
         now = self.clock.read(self.environment.now_ms)
         if member is None or member.tick_due(now):
@@ -138,7 +142,7 @@ class Client(Process):
                 self._execute((ready, 0))
 
     def act(self, _: None) -> None:
-        """A tick, and what it asks for."""
+        """Ticks the member and carries out what it returns."""
         if self.dead:
             return
         if self.member is None:
@@ -147,26 +151,26 @@ class Client(Process):
             self.member = Member(self.world, self.group, self.options, self.environment.rng.randbytes)
             for topic, count in self.counts.items():
                 self.member.learn_topic(topic, count)
-        if self.away:
+        if self.detached:
             if not self.opened():
                 return
             self.member.attach(self.world)
-            self.away = False
+            self.detached = False
         self.environment.events += 1
         now = self.clock.read(self.environment.now_ms)
         ready = self.member.tick(now)
         if not self.options.deliver_late and any(advisory.kind == "fenced" for advisory in ready.advisories):
-            self.context.fenced(self)
+            self.environment.fenced(self)
         if self.maintenance is not None:
-            self.maintenance.tick(now)
-        self._let_go(ready)
+            self.maintenance.tick(self.member, now)
+        self._drop_lost(ready)
         if ready.send or ready.ended:
             if not self.stall(self._execute, (ready, 0)):
                 self._execute((ready, 0))
         else:
             self._after_sends(ready)
 
-    def _let_go(self, ready: Ready) -> None:
+    def _drop_lost(self, ready: Ready) -> None:
         for claim, _reason in ready.lost:
             if self.feeds.pop(claim.epoch, None) is not None:
                 self.data.drop(claim.tp)
@@ -182,7 +186,7 @@ class Client(Process):
         self._after_sends(ready)
 
     def _after_sends(self, ready: Ready) -> None:
-        environment, member = self.context, self.member
+        environment, member = self.environment, self.member
         assert member is not None
         for advisory in ready.advisories:
             environment.advised(advisory.kind)
@@ -197,11 +201,11 @@ class Client(Process):
             if claim.phase is not ClaimPhase.GONE:
                 self._open(claim)
         for tp, _position in ready.start_prefetch:
-            environment.at(2 + environment.network_faults.read_ms(environment.rng), self, self._warmed, tp)
+            environment.schedule(2 + environment.network_faults.read_ms(), self, self._prefetched, tp)
         if ready.refold != NONE:
-            environment.at(environment.network_faults.read_ms(environment.rng), self, self._fold_again, ready.refold)
+            environment.schedule(environment.network_faults.read_ms(), self, self._fold_again, ready.refold)
         for wanted in ready.resolve:
-            environment.at(1 + environment.network_faults.read_ms(environment.rng), self, self._resolved, wanted)
+            environment.schedule(1 + environment.network_faults.read_ms(), self, self._resolved, wanted)
         self._pump_blocked()
         self._arm()
 
@@ -210,15 +214,15 @@ class Client(Process):
             self._pump(feed)
 
     def _arm(self) -> None:
-        """One timer, moved lazily: it fires early at worst."""
+        """Sets the one timer; it may fire too early, never too late."""
         assert self.member is not None
         due_ms = max(self.clock.true_ms(self.member.deadline_ms), self.environment.now_ms + 1)
         if self._armed_ms == NONE or due_ms < self._armed_ms:
             self._armed_ms = due_ms
             self._timer += 1
-            self.environment.at(due_ms - self.environment.now_ms, self, self._rang, self._timer)
+            self.environment.schedule(due_ms - self.environment.now_ms, self, self._timer_fired, self._timer)
 
-    def _rang(self, timer: int) -> None:
+    def _timer_fired(self, timer: int) -> None:
         if timer != self._timer or self.member is None:
             return
         self._armed_ms = NONE
@@ -248,25 +252,25 @@ class Client(Process):
         self.act(None)
 
     def topic_grew(self, topic: str) -> None:
-        """Metadata says so."""
+        """The client learns from metadata that a topic has grown."""
         self.counts[topic] = self.environment.broker.counts[topic]
         if self.member is not None:
             self.member.learn_topic(topic, self.counts[topic])
             self.act(None)
 
-    def _warmed(self, tp: TopicPartition) -> None:
+    def _prefetched(self, tp: TopicPartition) -> None:
         if self.member is not None:
             self.member.prefetched(tp)
             self.act(None)
 
     def _resolved(self, wanted: Wanted) -> None:
         if self.member is not None:
-            start = self.context.start_of(wanted.tp, wanted.earliest)
+            start = self.environment.start_of(wanted.tp, wanted.earliest)
             self.member.start_resolved(wanted.tp, start, self.now())
             self.act(None)
 
     def _fold_again(self, at: int) -> None:
-        """G6: from the log's beginning; the bytes are as good as re-read."""
+        """Folds the log again to check the own state (G6)."""
         if self.member is None:
             return
         again = fold_again(self, at, self.group)
@@ -277,12 +281,12 @@ class Client(Process):
     # --- fetching and delivering
 
     def _open(self, claim: Claim) -> None:
-        """A claim was read accepted."""
+        """Starts fetching for a claim that was accepted."""
         self.feeds[claim.epoch] = feed = Feed(claim)
         self.data.assign(claim.tp, feed.begins_at())
 
     def fetched(self, tp: TopicPartition, round_: int, offsets: Sequence[int]) -> None:
-        """As Flow.add: what an older assignment fetched is not taken."""
+        """Takes what a fetch brought, unless an older assignment asked for it."""
         feed = next((feed for feed in self.feeds.values() if feed.claim.tp == tp), None)
         if feed is None or not self.data.assignments.current(tp, round_):
             return
@@ -300,12 +304,12 @@ class Client(Process):
             self.act(None)
 
     def restart(self, tp: TopicPartition, position: int) -> None:
-        """As Flow.restart."""
+        """Fetches again from `position`."""
         if any(feed.claim.tp == tp for feed in self.feeds.values()):
             self.data.assign(tp, position)
 
     def beyond(self, tp: TopicPartition, position: int, end: int) -> None:
-        """D6: the broker does not have the position."""
+        """Parks the partition: its position lies beyond its end (D6)."""
         for feed in self.feeds.values():
             if feed.claim.tp == tp and self.member is not None:
                 detail = parking.beyond_end(position, end)
@@ -313,26 +317,26 @@ class Client(Process):
         self.act(None)
 
     def unreadable(self, broken: Broken) -> None:
-        """As Station does with a partition that could not be read."""
+        """Gives up a partition that could not be read, as ConsumerDriver does."""
         if self.member is not None:
             self.member.give_up(broken.tp, broken.reason, self.now())
             self.act(None)
 
     def _pump(self, feed: Feed) -> None:
-        """Hands over what may be handed over."""
-        claim, environment, member = feed.claim, self.context, self.member
+        """Hands messages to handlers while the gate and the concurrency allow it."""
+        claim, environment, member = feed.claim, self.environment, self.member
         assert member is not None
         feed.blocked = False
-        while len(feed.flying) < self.concurrency:
+        while len(feed.running) < self.concurrency:
             offset = self._next_offset(feed)
             if offset == NONE:
                 break
             if not member.may_deliver(claim.epoch, self.clock.read(environment.now_ms)):
                 feed.blocked = True
                 return
-            held_ms = environment.network_faults.gate_ms(environment.rng)
+            held_ms = environment.network_faults.gate_ms()
             if held_ms:
-                self.backlog.appendleft((self._call_late, (feed, offset, environment.now_ms)))
+                self.held_steps.appendleft((self._call_late, (feed, offset, environment.now_ms)))
                 self.freeze(held_ms)
                 return
             self._call(feed, offset, environment.now_ms)
@@ -361,7 +365,7 @@ class Client(Process):
 
     def _call(self, feed: Feed, offset: int, gate_ms: int) -> None:
         """The handler begins: from here on it is the user's."""
-        claim, environment, member = feed.claim, self.context, self.member
+        claim, environment, member = feed.claim, self.environment, self.member
         assert member is not None
         mono_ms = self.now().mono_ms
         run, index = None, 0
@@ -384,27 +388,27 @@ class Client(Process):
             environment.now_ms,
         )
         environment.delivered(delivery)
-        self._fly(feed, Flight(delivery, run, index), environment.handler_ms(claim.tp))
+        self._run_handler(feed, HandlerCall(delivery, run, index), environment.handler_ms(claim.tp))
 
-    def _fly(self, feed: Feed, flight: Flight, duration_ms: int) -> None:
-        self._flights += 1
-        feed.flying[self._flights] = flight
-        self.environment.at(duration_ms, self, self._finished, (feed, self._flights))
+    def _run_handler(self, feed: Feed, call: HandlerCall, duration_ms: int) -> None:
+        self._calls += 1
+        feed.running[self._calls] = call
+        self.environment.schedule(duration_ms, self, self._finished, (feed, self._calls))
 
     def _finished(self, state: tuple[Feed, int]) -> None:
         """The handler is done, and acknowledges."""
         feed, number = state
-        flight = feed.flying.pop(number)
+        call = feed.running.pop(number)
         claim, member, now_ms = feed.claim, self.member, self.environment.now_ms
         assert member is not None
-        flight.delivery.finish(now_ms)
+        call.delivery.finish(now_ms)
         self.environment.events += 1
-        if flight.run is None:
+        if call.run is None:
             assert isinstance(claim.tracker, AtMostOnce)
-            if not feed.flying:
+            if not feed.running:
                 claim.tracker.returned()
         elif not member.ack_is_late(claim):
-            flight.run.finish(flight.place)
+            call.run.finish(call.place)
         if claim.phase is not ClaimPhase.GONE:
             self._pump(feed)  # the gate alone decides
         if claim.phase is ClaimPhase.DRAINING and not self.frozen:
@@ -413,22 +417,24 @@ class Client(Process):
     # --- a cloned machine
 
     def clone(self, number: int, clock: MachineClock) -> Client:
-        """The twin of this process: the same memory, other random bits (T18)."""
-        twin = Client(self.context, number, self.group, self.options, clock, self.concurrency)
+        """A copy of this process: the same memory, other random bits (T18)."""
+        clone = Client(self.environment, number, self.group, self.options, clock, self.concurrency)
         memo: dict[int, Any] = {id(self.environment.rng): self.environment.rng}
-        twin.away, twin.forked = self.away, self.forked
-        twin.world, twin.log, twin.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
-        twin.member = deepcopy(self.member, memo)
-        twin.data = self.data.copy(twin, twin, memo)
-        twin.maintenance = self.maintenance.copy(twin, memo) if self.maintenance is not None else None
-        twin.counts, twin.twin_of = dict(self.counts), self.number
+        clone.detached, clone.forked = self.detached, self.forked
+        clone.world, clone.log, clone.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
+        clone.member = deepcopy(self.member, memo)
+        clone.data = self.data.copy(clone, clone, memo)
+        clone.maintenance = self.maintenance.copy(clone, memo) if self.maintenance is not None else None
+        clone.counts, clone.clone_of = dict(self.counts), self.number
         for epoch, feed in self.feeds.items():
             copied = feed.copy(memo)
-            twin.feeds[epoch] = copied
-            for flight in feed.flying.values():
-                born = flight.delivery.inherited_by(number)
-                self.context.delivered(born)
-                run = deepcopy(flight.run, memo)
-                twin._fly(copied, Flight(born, run, flight.place), self.context.handler_ms(feed.claim.tp))
-            self.environment.at(0, twin, twin._pump, copied)
-        return twin
+            clone.feeds[epoch] = copied
+            for call in feed.running.values():
+                born = call.delivery.inherited_by(number)
+                self.environment.delivered(born)
+                run = deepcopy(call.run, memo)
+                clone._run_handler(
+                    copied, HandlerCall(born, run, call.place), self.environment.handler_ms(feed.claim.tp)
+                )
+            self.environment.schedule(0, clone, clone._pump, copied)
+        return clone

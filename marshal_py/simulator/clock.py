@@ -1,7 +1,7 @@
 """The three clocks of one simulated machine, in whole ms. True time comes in; nothing here draws or schedules.
 
-The monotonic clock runs at its own rate and stands still while the machine sleeps; the boot clock sleeps not; the wall
-clock jumps when somebody sets it (PROTOCOL.md T7).
+The monotonic clock runs at its own rate and stops while the machine sleeps; the boot clock does not stop; the
+wall clock jumps when it is set (PROTOCOL.md T7).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ new = tuple.__new__  # half the time of Instant(...), several times per event
 
 
 class MachineClock:
-    """Clocks of one machine. Every machine starts at its own zeros, so that nobody can compare them across machines."""
+    """Clocks of one machine. Every machine starts at its own zeros, so that comparing them across machines fails."""
 
     __slots__ = ("_asleep_ms", "_newest", "_newest_ms", "_rate", "_start_ms", "_wall_shift_ms", "_zero_ms")
 
@@ -23,7 +23,7 @@ class MachineClock:
         self._zero_ms = zero_ms
         self._asleep_ms = 0
         self._wall_shift_ms = 7 * zero_ms
-        self._newest_ms, self._newest = -1, Instant(0, 0, 0)  # much happens at one moment
+        self._newest_ms, self._newest = -1, Instant(0, 0, 0)  # many events share one time
 
     def read(self, now_ms: int) -> Instant:
         if now_ms == self._newest_ms:

@@ -1,8 +1,8 @@
-"""The stage of a run: virtual time, one broker, the processes on it, and the journal of what happened.
+"""The environment of a run: virtual time, one broker, the processes on it, and the journal of what happened.
 
 One heap of events, ordered by (time, number); all chance comes from one random.Random(seed), all times are whole ms,
-and no order depends on a set or on hash(). So the same seed gives the same run on every machine. What goes wrong when
-is decided in fault_injector.py; here is only what happens then.
+and no order depends on a set or on hash(). So the same seed gives the same run on every machine. fault_injector.py
+decides what goes wrong and when; this file carries it out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import Group
 from marshal_py.simulator import dump_state
 from marshal_py.simulator.auditor_evidence import Client as AnyClient
-from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
+from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Stop, ToolReport
 from marshal_py.simulator.auditor_history import root_of
 from marshal_py.simulator.broker import MISSING, Broker
 from marshal_py.simulator.client import Client
@@ -38,9 +38,9 @@ from marshal_py.simulator.process import Process, Step
 from marshal_py.simulator.query import Checkpoint, Query
 from marshal_py.simulator.scenario import GroupPlan, Scenario
 
-EVENTS_MAX = 5_000_000  # a run that needs more has gone round in a circle
+EVENTS_MAX = 5_000_000  # a run that needs more is in an endless loop
 HANDLER_TIMEOUT_INTERVALS = 5  # short enough that a run sees it happen
-HAND_OVER_INTERVALS = 2  # and of these two another one than the first
+HAND_OVER_INTERVALS = 2  # another number than the handler timeout, so that the two cannot be confused
 METADATA_MS = 10_000  # METADATA_S of client/loop.py
 TRACE_BYTES_KEPT = 65_536
 LOST_RECORDS_MAX = 40  # by an unclean election: more than two checkpoints
@@ -49,7 +49,7 @@ _TRACE = Pack("<qqqq").pack
 
 
 class Runaway(Exception):
-    """The run does not come to its end: something sends or wakes without pause."""
+    """The run does not end: something sends or wakes without pause."""
 
 
 class Cluster:
@@ -73,19 +73,19 @@ class Cluster:
         self.healed = False  # every fault is over
         self.checkpoints: dict[str, Checkpoint] = {}  # of the clients that are streaming queries, by client id
         self.keeps_snapshots = "snapshots" in scenario.kinds
-        self.past: list[Evidence] = []  # of coordination topics that are gone
+        self.closed: list[Evidence] = []  # of coordination topics that are gone
         self.stops: list[tuple[int, Stop]] = []  # with the log
-        self.poisoned: dict[int, dict[int, str]] = {}  # by log and offset
+        self.foreign_records: dict[int, dict[int, str]] = {}  # by log and offset
         self.branched: set[int] = set()  # logs that lost their tail
-        self.acted_to: dict[AnyClient, int] = {}  # by client that is gone, as Evidence says it
-        self.damaged: set[str] = set()  # groups whose log, or whose share of it, nobody can read any more
+        self.acted_to: dict[AnyClient, int] = {}  # by client that is gone; see Evidence.acted_to
+        self.damaged: set[str] = set()  # groups whose log, or whose records in it, no client can read any more
         self.modes = {group.name: group.mode for group in scenario.groups}  # as operators know them
         self._heap: list[tuple[int, int, Process | None, Step, Any]] = []
         self._number = 0
         self._trace = sha256()
         self._traced = bytearray()
         self.broker.on_append = self._appended
-        self._root: tuple[bytes, int] | None = None  # of a dump: its log 0 may begin behind it
+        self._root: tuple[bytes, int] | None = None  # of a dump, whose log 0 may begin after it
         if scenario.dump:
             self._inherit(dump_state.read(scenario.dump, scenario.group))
         for topic in sorted({topic for group in scenario.groups for topic in group.topics} - self.broker.counts.keys()):
@@ -93,10 +93,10 @@ class Cluster:
         if "broker_clock" in scenario.kinds:
             for clock in self.broker.clocks:
                 clock.rate_ppm = int((rng.random() * 2 - 1) * BROKER_RATE_PPM_MAX)
-        self.at(scenario.produce_gap_ms, None, self._produce)
+        self.schedule(scenario.produce_gap_ms, None, self._produce)
 
     def _inherit(self, past: DumpState) -> None:
-        """The world goes on where a dump ends."""
+        """Starts where a dump ends."""
         broker, self._root = self.broker, (past.root, past.partitions)
         for each in past.logs:
             broker.logs[each.number].inherit(each.first, each.values)
@@ -107,8 +107,8 @@ class Cluster:
 
     # --- time
 
-    def at(self, delay_ms: int, who: Process | None, step: Step, argument: Any = None) -> None:
-        """`step(argument)` in `delay_ms`; held back while `who` is stopped, dropped when it is dead."""
+    def schedule(self, delay_ms: int, who: Process | None, step: Step, argument: Any = None) -> None:
+        """Calls `step(argument)` after `delay_ms`; held back while `who` is stopped, dropped if it is dead."""
         self._number += 1
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._number, who, step, argument))
 
@@ -120,7 +120,7 @@ class Cluster:
                 if who.dead:
                     continue
                 if who.frozen:
-                    who.backlog.append((step, argument))
+                    who.held_steps.append((step, argument))
                     continue
             self.events += 1
             step(argument)
@@ -152,7 +152,7 @@ class Cluster:
         self.trace(who.number, first, count)
 
     def digest(self, who: Process) -> None:
-        """A checkpoint of `who`: what it holds there is compared with the oracle's."""
+        """Notes the digest that a process holds at a checkpoint; the auditor compares it with the oracle's."""
         point = who.world.checkpoints.get(who.group)
         if point is not None and point.at == who.world.next_offset:
             self.evidence.digests.setdefault((who.group, point.at, point.state, point.chain), who.number)
@@ -175,18 +175,18 @@ class Cluster:
         self.evidence.restarts.setdefault(client.number, []).append((self.now_ms, read_to))
 
     def falsify(self, client: Client) -> None:
-        """Something in the memory of a client changes that no record changed: a bug, or worse (V5)."""
+        """Changes something in the memory of a client that no record changed (V5)."""
         group = client.world.groups[client.group]
         partition = list(group.partitions.values())[int(self.rng.random() * len(group.partitions))]
         partition.generation += 1
         group.dirty.add(partition)
         self.evidence.corrupted.add(client.number)
 
-    def reported(self, report: Report) -> None:
+    def reported(self, report: ToolReport) -> None:
         self.evidence.reports.append(report)
 
     def stopped(self, who: Process, error: CoordinationError) -> None:
-        # Who looks for a snapshot to begin with meets a gap elsewhere than where it stands.
+        # A reader that looks for a snapshot to start from may meet a gap elsewhere than at its own offset.
         read_to = error.expected_offset if isinstance(error, LogGap) else who.world.next_offset
         stop = Stop(who.group, who.number, self.now_ms, read_to, type(error).__name__)
         self.stops.append((who.log, stop))
@@ -200,10 +200,10 @@ class Cluster:
         return Genesis(b"genesi" + self.rng.randbytes(10), len(self.broker.logs), HASH_NAME, PROTOCOL_VERSION)
 
     def client_ended(self, client: Client, reason: MarshalError | None) -> None:
-        """A client that ended with an error is started anew by its operator; one that was stopped is not."""
+        """The operator restarts a client that ended with an error, but not one that was stopped."""
         error = "stopped" if reason is None else type(reason).__name__
         if isinstance(client, Query) and (reason is not None or not client.overdue):
-            client.killed = True  # its source failed, and Spark ends it: it does not go on with a new member as well
+            client.killed = True  # its source failed, and Spark ends it: it does not continue with a new member as well
         self.acted_to[client.number] = client.acted_to()
         if isinstance(reason, Diverged):
             self.stopped(client, reason)
@@ -212,16 +212,16 @@ class Cluster:
         if error == "ModeMismatch" and group is not None and group.mode:
             self.modes[client.group] = group.mode  # the error names it
         if error in ("SessionCloned", "ModeMismatch", "TopicRecreated", "DuplicateClientId"):
-            # Nobody misses a clone, or who was displaced by a namesake, unless the other one has gone as well.
-            doubled = client.twin_of >= 0 or error == "DuplicateClientId"
-            self.at(self.scenario.interval_ms, None, self._start_missed if doubled else self._start_anew, client)
+            # A clone, or a client displaced by its namesake, is restarted only if the other one is gone as well.
+            doubled = client.clone_of >= 0 or error == "DuplicateClientId"
+            self.schedule(self.scenario.interval_ms, None, self._start_missed if doubled else self._start_again, client)
 
     def _start_missed(self, old: Client) -> None:
         if not any(client.group == old.group for client in self.living()):
-            self._start_anew(old)
+            self._start_again(old)
 
-    def _start_anew(self, old: Client) -> None:
-        # Two processes that both claim the other to be dead would displace each other for ever: the operator's fault.
+    def _start_again(self, old: Client) -> None:
+        # Two processes that each declare the other dead would displace each other without end: an operator's mistake.
         options = replace(old.options, fast_reclaim=False, mode=self.modes[old.group])
         self.add_client(old.group, options, old.clock)
 
@@ -240,7 +240,7 @@ class Cluster:
         rng, places = self.rng, list(self.broker.topics)
         place = places[int(rng.random() * len(places))]
         self.broker.produce(place, 1 + int(rng.random() * 4), int(rng.random() * 5) if rng.random() < 0.1 else 0)
-        self.at(1 + int(rng.random() * 2 * self.scenario.produce_gap_ms), None, self._produce)
+        self.schedule(1 + int(rng.random() * 2 * self.scenario.produce_gap_ms), None, self._produce)
 
     def handler_ms(self, place: TopicPartition) -> int:
         """How long the handler takes for one message."""
@@ -251,7 +251,7 @@ class Cluster:
         return int(self.rng.random() * self.scenario.handler_ms) * slow
 
     def start_of(self, place: TopicPartition, earliest: bool) -> int:
-        """What Kafka answers to the question where to begin (D5)."""
+        """The offset that Kafka returns as the start of a partition (D5)."""
         return self.broker.ends[place] if self.scenario.start_latest and not earliest else 0
 
     # --- processes
@@ -291,7 +291,7 @@ class Cluster:
         return self._started(Query(self, len(self.processes), group, options, clock, checkpoint))
 
     def revive(self, query: Query) -> None:
-        """The query goes on with a new member."""
+        """The query continues with a new member."""
         before = query.batches if query.overdue else None
         self._started(
             Query(self, len(self.processes), query.group, query.options, query.clock, query.checkpoint, before)
@@ -303,16 +303,16 @@ class Cluster:
         client.start()
         return client
 
-    def add_twin(self, client: Client) -> Client:
-        """A cloned machine: both go on from here."""
-        twin = client.clone(len(self.processes), copy(client.clock))
-        self.processes.append(twin)
-        self.clients.append(twin)
-        self.evidence.forks.append((self.now_ms, client.number, twin.number))
-        twin.wake_reader()
-        self.at(METADATA_MS, twin, twin.check_topic)
-        self.at(0, twin, twin.act)
-        return twin
+    def add_clone(self, client: Client) -> Client:
+        """Clones a machine: both copies continue from here."""
+        clone = client.clone(len(self.processes), copy(client.clock))
+        self.processes.append(clone)
+        self.clients.append(clone)
+        self.evidence.forks.append((self.now_ms, client.number, clone.number))
+        clone.wake_reader()
+        self.schedule(METADATA_MS, clone, clone.check_topic)
+        self.schedule(0, clone, clone.act)
+        return clone
 
     def kill(self, client: Process) -> None:
         client.dead = True
@@ -325,7 +325,7 @@ class Cluster:
         return [client for client in self.clients if not client.dead]
 
     def staying(self) -> list[Client]:
-        """The living, without those that are on their way out or as good as dead."""
+        """The living clients, except those that are leaving or as good as dead."""
         return [
             client
             for client in self.living()
@@ -335,28 +335,30 @@ class Cluster:
         ]
 
     def recreate(self) -> None:
-        """Somebody deletes the coordination topic, which is made anew. Processes find out at their next look at it."""
-        self.past += self._close_early()
+        """Deletes and recreates the coordination topic. Processes notice when they next look at it."""
+        self.closed += self._close_early()
         topics, sent, forks = self.evidence.topics, self.evidence.sent, self.evidence.forks
         self.evidence = Evidence(
             sent=sent, topics=topics, forks=forks, queries=self.evidence.queries, excused={"TopicRecreated"}
         )
-        self.stops, self.poisoned, self.branched = [], {}, set()
+        self.stops, self.foreign_records, self.branched = [], {}, set()
         # Never fewer logs: a Genesis that was under way to the old topic may become the root of the new one.
         self.broker.recreate(len(self.broker.logs) + int(self.rng.random() * 2))
         for process in self.processes:
             process.wake_reader()
-            self.at(int(self.rng.random() * METADATA_MS), process, process.check_topic)
+            self.schedule(int(self.rng.random() * METADATA_MS), process, process.check_topic)
 
     def elect_uncleanly(self, number: int) -> None:
-        """A replica that had not everything leads a log: its newest records are gone, and it grows on without them."""
+        """An incomplete replica becomes the leader of a log: its newest records are gone, and it grows without them."""
         log = self.broker.logs[number]
         newest = len(log.values) - max(log.first, log.inherited, len(log.values) // 2)
         end = len(log.values) - 1 - int(self.rng.random() * min(newest, LOST_RECORDS_MAX))
-        self.past += [evidence for evidence in self._close_early() if evidence.number == number]
+        self.closed += [evidence for evidence in self._close_early() if evidence.number == number]
         self.broker.logs[number] = log.branch(end)
         self.branched.add(number)
-        self.poisoned[number] = {at: shape for at, shape in self.poisoned.get(number, {}).items() if at < end}
+        self.foreign_records[number] = {
+            at: shape for at, shape in self.foreign_records.get(number, {}).items() if at < end
+        }
         self.stops = [(at, stop) for at, stop in self.stops if at != number]
         self.evidence.excused.update(("TopicRecreated", "SnapshotRefused"))
         for process in self.processes:
@@ -364,10 +366,10 @@ class Cluster:
                 process.forked = True
                 process.wake_reader()
 
-    # --- may a run go on? The judges ask the log whether this was so.
+    # --- may a run continue? The judges check the same in the log.
 
     def settled(self) -> bool:
-        """Every client that stays is well and takes what it gets, owns all with the others, and no admin is at work."""
+        """Every remaining client is healthy and refuses nothing, everything is owned, and no admin is at work."""
         if any(not process.dead and not isinstance(process, Client) for process in self.processes):
             return False
         staying = [client for client in self.staying() if client.group not in self.damaged]
@@ -397,7 +399,7 @@ class Cluster:
         )
 
     def _newest_group(self, name: str) -> Group | None:
-        """As somebody knows it who has read its log to the end; None if nobody has."""
+        """The group as a client holds it that has read its log to the end; None if no client has."""
         worlds = (client.world for client in self.living() if client.group == name)
         newest = max(worlds, key=lambda world: world.next_offset, default=None)
         whole = newest is not None and newest.next_offset == len(self.broker.logs[newest.log].values)
@@ -422,11 +424,11 @@ class Cluster:
         )
 
     def _close_early(self) -> list[Evidence]:
-        """Of a log that ends before the run does: who has not noticed an earlier loss yet still may."""
-        return [replaced(evidence, astray=[]) for evidence in self.close()]
+        """The evidence of logs that end before the run does: clients may still notice an earlier loss."""
+        return [replaced(evidence, stale_clients=[]) for evidence in self.close()]
 
     def close(self) -> list[Evidence]:
-        """The evidence of the coordination topic as it is now, complete, log by log."""
+        """The complete evidence of the coordination topic as it is now, log by log."""
         root, count = self._root or root_of(self.broker.logs[0].recorded)
         return [self._close(number, root, count) for number in range(count)]
 
@@ -460,7 +462,7 @@ class Cluster:
             journal.forks,
             [report for report in journal.reports if report.by in names],
             [stop for log_number, stop in self.stops if log_number == number],
-            self.poisoned.get(number, {}),
+            self.foreign_records.get(number, {}),
             {at for at in range(log.began, len(log.recorded)) if log.recorded[at] is MISSING},
             {at for at in range(log.began, len(log.values)) if log.values[at] is MISSING},
             [delivery for delivery in deliveries if delivery.client not in here or branched],

@@ -1,7 +1,7 @@
-"""The data client of one simulated consumer: what KafkaSource, librdkafka and Station make of fetches and refusals.
+"""The data client of one simulated consumer: how fetches succeed, fail and are refused.
 
-The bookkeeping is the shipped one (transport/assignments.py). Here is only what lies below it, a client that fetches
-what it was told to, whose fetches fail and whose refusals come late, and the question that follows a refusal.
+The bookkeeping is the shipped one (transport/assignments.py). This file holds what librdkafka, KafkaSource and
+ConsumerDriver do around it: fetches that may fail, refusals that may come late, and the look-up after a refusal.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from marshal_py.transport.ports import Broken, OutOfRange
 BATCH: Final = 8  # messages per fetch: small, so that claims end in mid-batch often
 
 
-class Asked:
+class Fetch:
     """A fetch that is under way, or the refusal of one; one at a time per partition."""
 
     __slots__ = ("position", "refused", "tp")
 
     def __init__(self, tp: TopicPartition, position: int) -> None:
         self.tp, self.position = tp, position
-        self.refused = False  # and that was told
+        self.refused = False  # and this was reported
 
 
-class Reader(Protocol):
-    """Who gets the messages."""
+class FetchReceiver(Protocol):
+    """Gets the messages of a partition, and what became of its failed fetches."""
 
     def fetched(self, tp: TopicPartition, round_: int, offsets: Sequence[int]) -> None: ...
     def restart(self, tp: TopicPartition, position: int) -> None: ...
@@ -38,16 +38,16 @@ class Reader(Protocol):
 
 
 class DataClient:
-    """Fetches for one consumer process. Everything happens through `Stage.at`, so that nothing does while it stops."""
+    """The fetches of one consumer process. None of its steps runs while the process is stopped."""
 
-    def __init__(self, environment: Environment, who: Process, reader: Reader) -> None:
-        self.environment, self.who, self.reader = environment, who, reader
+    def __init__(self, environment: Environment, process: Process, receiver: FetchReceiver) -> None:
+        self.environment, self.process, self.receiver = environment, process, receiver
         self.assignments = Assignments()
-        self._asked: dict[TopicPartition, Asked] = {}
+        self._fetches: dict[TopicPartition, Fetch] = {}
 
-    def copy(self, twin: Process, reader: Reader, memo: dict[int, Any]) -> DataClient:
-        """For a cloned machine: the same memory; the requests that were under way are the other's."""
-        other = DataClient(self.environment, twin, reader)
+    def copy(self, clone: Process, receiver: FetchReceiver, memo: dict[int, Any]) -> DataClient:
+        """For a cloned machine: the same memory; requests under way stay with the original."""
+        other = DataClient(self.environment, clone, receiver)
         other.assignments = deepcopy(self.assignments, memo)
         return other
 
@@ -57,87 +57,87 @@ class DataClient:
 
     def drop(self, tp: TopicPartition) -> None:
         self.assignments.unassign([tp])
-        self._tell()
+        self._apply_changes()
 
     def poll(self, tp: TopicPartition) -> None:
         """Fetches the next messages, unless that is under way."""
-        self._tell()
+        self._apply_changes()
         assignment = self.assignments.fetched.get(tp)
-        if assignment is None or tp in self._asked:
+        if assignment is None or tp in self._fetches:
             return
         environment = self.environment
-        asked = self._asked[tp] = Asked(tp, assignment.reached)
-        if environment.broker.ends[tp] != asked.position:
-            environment.at(environment.network_faults.read_ms(environment.rng), self.who, self._came, asked)
+        fetch = self._fetches[tp] = Fetch(tp, assignment.reached)
+        if environment.broker.ends[tp] != fetch.position:
+            environment.schedule(environment.network_faults.read_ms(), self.process, self._fetched, fetch)
         else:
             environment.broker.wait(
                 tp,
-                lambda: environment.at(
-                    environment.network_faults.read_ms(environment.rng), self.who, self._came, asked
-                ),
+                lambda: environment.schedule(environment.network_faults.read_ms(), self.process, self._fetched, fetch),
             )
 
-    def _tell(self) -> None:
-        """As KafkaSource does before it polls."""
+    def _apply_changes(self) -> None:
+        """Applies changed assignments, as KafkaSource does before it polls."""
         changes = self.assignments.take(self.environment.now_ms)
         for tp in changes.unassign:
-            self._asked.pop(tp, None)
+            self._fetches.pop(tp, None)
 
-    def _came(self, asked: Asked) -> None:
-        environment, tp = self.environment, asked.tp
-        if self._asked.get(tp) is not asked:
-            return  # it was told otherwise meanwhile
+    def _fetched(self, fetch: Fetch) -> None:
+        environment, tp = self.environment, fetch.tp
+        if self._fetches.get(tp) is not fetch:
+            return  # the assignment has changed meanwhile
         if environment.broker.reads_down_until_ms > environment.now_ms:
             environment.broker.held.append(
-                lambda: environment.at(environment.network_faults.read_ms(environment.rng), self.who, self._came, asked)
+                lambda: environment.schedule(environment.network_faults.read_ms(), self.process, self._fetched, fetch)
             )
             return
         if environment.broker.fails_until_ms.get(tp, 0) > environment.now_ms:
             self.assignments.fail(tp, "injected", environment.now_ms)
-            self._judged(tp)
+            self._handle_failures(tp)
             return
-        if environment.broker.ends[tp] < asked.position:
-            self._refused(asked)
+        if environment.broker.ends[tp] < fetch.position:
+            self._refused(fetch)
             return
-        late_ms = environment.network_faults.refusal_ms(environment.rng)
+        late_ms = environment.network_faults.refusal_ms()
         if late_ms:  # fetches no more, and says so later
-            environment.network_faults.flying.append(lambda: environment.at(0, self.who, self._refused, asked))
-            environment.at(late_ms, self.who, self._refused, asked)
+            environment.network_faults.in_flight.append(
+                lambda: environment.schedule(0, self.process, self._refused, fetch)
+            )
+            environment.schedule(late_ms, self.process, self._refused, fetch)
             return
-        del self._asked[tp]
-        offsets = environment.broker.fetch(tp, asked.position, BATCH)
+        del self._fetches[tp]
+        offsets = environment.broker.fetch(tp, fetch.position, BATCH)
         if offsets:
-            self.reader.fetched(tp, self.assignments.received(tp, offsets[-1] + 1), offsets)
+            self.receiver.fetched(tp, self.assignments.received(tp, offsets[-1] + 1), offsets)
         else:
             self.assignments.drained(environment.now_ms)
             self.poll(tp)
 
-    def _refused(self, asked: Asked) -> None:
-        """The client tells of a refusal, whatever is assigned by now: it does not know whose it is."""
-        if asked.refused:
-            return  # it was told when everything healed
-        asked.refused = True
-        self.assignments.refuse(asked.tp, asked.position, "", self.environment.now_ms)
-        self._judged(asked.tp)
+    def _refused(self, fetch: Fetch) -> None:
+        """Reports a refusal whatever is assigned by now: librdkafka does not say which assignment it belongs to."""
+        if fetch.refused:
+            return  # it was reported when everything healed
+        fetch.refused = True
+        self.assignments.refuse(fetch.tp, fetch.position, "", self.environment.now_ms)
+        self._handle_failures(fetch.tp)
 
-    def _judged(self, tp: TopicPartition) -> None:
-        """As Station does with what the source could not fetch."""
+    def _handle_failures(self, tp: TopicPartition) -> None:
+        """Handles what could not be fetched, as ConsumerDriver does."""
         environment = self.environment
         for refused in self.assignments.out_of_range():
-            environment.at(environment.network_faults.question_ms(environment.rng), self.who, self._placed, refused)
+            environment.schedule(environment.network_faults.question_ms(), self.process, self._located, refused)
         for broken in self.assignments.broken():
-            self.reader.unreadable(broken)
-        self._tell()
+            self.receiver.unreadable(broken)
+        self._apply_changes()
         due_ms = self.assignments.due_ms(tp)
         if due_ms is not None:
-            environment.at(max(1, due_ms - environment.now_ms), self.who, self.poll, tp)
+            environment.schedule(max(1, due_ms - environment.now_ms), self.process, self.poll, tp)
 
-    def _placed(self, refused: OutOfRange) -> None:
-        """D6, D12: what the cluster says of the partition by now."""
+    def _located(self, refused: OutOfRange) -> None:
+        """Compares a refused position with the partition as it is now (D6, D12)."""
         if not self.assignments.current(refused.tp, refused.round):
             return
         end = self.environment.broker.ends[refused.tp]
         if refused.position > end:
-            self.reader.beyond(refused.tp, refused.position, end)
+            self.receiver.beyond(refused.tp, refused.position, end)
         else:
-            self.reader.restart(refused.tp, refused.position)
+            self.receiver.restart(refused.tp, refused.position)

@@ -1,6 +1,6 @@
-"""A dump, judged: every record folded by the heart and by the oracle, and the invariants that a log alone can show.
+"""The audit of a dump: folds every record twice and checks the invariants that a log alone can show.
 
-Strategy: `verify` compares both folds at every offset and all digests that the log carries (S1, S13); the auditor's own
+`verify` compares both folds at every offset and all digests that the log carries (S1, S13); the auditor's own
 pass over the log (auditor_history.py) judges owners, grants, positions, pauses and moves (S2, S6, S10, S11, S12). What
 needs a journal of deliveries, or clocks that can be trusted, is not judged. The first violation becomes a story.
 """
@@ -18,17 +18,17 @@ from marshal_py.errors import DumpUnusable
 from marshal_py.protocol.records import Join
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.simulator.auditor import s15_honest_wait
-from marshal_py.simulator.auditor_evidence import Evidence, Slack, Tape, Violation
+from marshal_py.simulator.auditor_evidence import Evidence, OffsetList, Slack, Violation
 from marshal_py.simulator.auditor_history import History, oracle_of
 from marshal_py.simulator.broker import MISSING
 from marshal_py.simulator.run import moves_between
 from marshal_py.simulator.story import ending_in
-from marshal_py.simulator.sweep import NOBODY, Moment, records_of
-from marshal_py.simulator.verify import Difference, Report, verify
+from marshal_py.simulator.sweep import NOBODY, TraceEvent, records_of
+from marshal_py.simulator.verify import Comparison, Difference, verify
 from marshal_py.transport.dump import Reader, memory_transport
 from marshal_py.transport.ports import LogRecord
 
-# Which section of PROTOCOL.md says what becomes of a record, by its type; and which rule an invariant rests on.
+# By type of record, the section of PROTOCOL.md that decides about it; by invariant, the rule on which it rests.
 SECTIONS: Final = {
     "Genesis": "L3",
     "Join": "F1",
@@ -48,7 +48,7 @@ SECTIONS: Final = {
     "SeekingPartition": "F6",
 }
 RULES: Final = {"S2": "F4.2", "S6": "F5.1", "S10": "F2.3", "S11": "F4.1", "S12": "F8.2", "S14": "N10"}
-# What a difference says, by how it begins.
+# By the first words of a difference, the rule that it breaks.
 UNTOUCHED: Final = "a record that is not accepted"
 DIFFERENCES: Final = (
     ("chain digest of a heartbeat", "G4"),
@@ -64,8 +64,8 @@ DIFFERENCES: Final = (
 )
 
 
-class First(Struct, frozen=True):
-    """The first violation: which record, of whom, when, and which rule says otherwise."""
+class FirstViolation(Struct, frozen=True):
+    """The first violation: the record, its sender, its time, and the rule that it breaks."""
 
     invariant: str
     log: int
@@ -77,7 +77,7 @@ class First(Struct, frozen=True):
 
 
 class Audit(Struct, kw_only=True):
-    """What a dump holds, and what was found in it."""
+    """The contents of a dump, and what the audit found."""
 
     file: str = ""
     topic: str = ""
@@ -85,7 +85,7 @@ class Audit(Struct, kw_only=True):
     by: str = ""  # the library that took it
     verdict: str = "ok"  # or violation
     violations: int = 0
-    first: First | None = None
+    first: FirstViolation | None = None
     logs: int = 0
     records: int = 0
     groups: int = 0
@@ -141,23 +141,23 @@ def audit(path: Path) -> Audit:
     if broken:
         found.verdict, found.violations = "violation", len(broken)
         log, violation = min(broken, key=lambda pair: (pair[0], pair[1].offset))
-        _tell(found, logs[log], violation)
+        _add_story(found, logs[log], violation)
     return found
 
 
 def _evidence(records: list[LogRecord], number: int, root: bytes, begins: int) -> Evidence:
-    """One log of the dump, up to the first gap: nobody reads on behind one (L8)."""
+    """One log of the dump, up to the first gap: no reader continues after one (L8)."""
     mine = [record for record in records if record.log == number]
     first = max(begins, mine[0].offset)
     mine = [record for record in mine if record.offset >= first]
     whole = [record for at, record in enumerate(mine, first) if record.offset == at]
-    values: Tape[bytes | None] = Tape(first, [record.value for record in whole], MISSING)
-    times_ms = Tape(first, [record.timestamp_ms for record in whole], 0)
+    values: OffsetList[bytes | None] = OffsetList(first, [record.value for record in whole], MISSING)
+    times_ms = OffsetList(first, [record.timestamp_ms for record in whole], 0)
     return Evidence(number, root=root if number else b"", log=values, appended_ms=times_ms, first=first)
 
 
-def _counts(report: Report, histories: list[History]) -> Audit:
-    """What the dump holds."""
+def _counts(report: Comparison, histories: list[History]) -> Audit:
+    """The counts of what the dump holds."""
     groups = [state for history in histories for state in history.oracle.groups.values()]
     takeovers, handovers = moves_between(histories)
     found = Audit(
@@ -170,8 +170,8 @@ def _counts(report: Report, histories: list[History]) -> Audit:
         carried_digests=report.heartbeat_digests + report.snapshot_digests,
     )
     for history in histories:
-        found.sessions += len(history.lives)
-        found.claims += len(history.tenures)
+        found.sessions += len(history.sessions)
+        found.claims += len(history.claims)
         found.evictions += len(history.evictions)
         found.grants += sum(map(len, history.grants.values()))
         found.pauses += sum(map(len, history.pauses.values()))
@@ -182,7 +182,7 @@ def _counts(report: Report, histories: list[History]) -> Audit:
 
 
 def _violation(difference: Difference, evidence: Evidence) -> Violation:
-    """S1, as the comparison of the two folds tells it; S13 where a record changed something that must not."""
+    """The difference as a violation of S1, or of S13 where a record changed something that it must not."""
     untouched = difference.what.startswith(UNTOUCHED)
     whose = f" of group {difference.group!r}" if difference.group else ""
     values = f" is {difference.found}, must be {difference.expected}" if difference.found or difference.expected else ""
@@ -191,7 +191,7 @@ def _violation(difference: Difference, evidence: Evidence) -> Violation:
     return Violation("S13" if untouched else "S1", ms, at, f"{difference.what}{whose}{values}")
 
 
-def _tell(found: Audit, evidence: Evidence, violation: Violation) -> None:
+def _add_story(found: Audit, evidence: Evidence, violation: Violation) -> None:
     """The records up to the violation, and what is wrong about the last one."""
     names: dict[tuple[str, int], str] = {}
     types: dict[int, str] = {}
@@ -211,15 +211,15 @@ def _tell(found: Audit, evidence: Evidence, violation: Violation) -> None:
         session = getattr(record, "session", None)
         return by or (NOBODY if session is None else names.get((verdict.group, session), f"session {session}"))
 
-    moments = [moment for moment in records_of(evidence, sender) if (moment.offset or 0) <= violation.offset]
-    guilty = next((moment for moment in reversed(moments) if moment.offset == violation.offset), None)
+    trace = [event for event in records_of(evidence, sender) if (event.offset or 0) <= violation.offset]
+    guilty = next((event for event in reversed(trace) if event.offset == violation.offset), None)
     who = guilty.who if guilty is not None else NOBODY
     rule = _rule(violation, types.get(violation.offset, ""))
-    found.first = First(
+    found.first = FirstViolation(
         violation.invariant, evidence.number, violation.offset, _iso(violation.ms), who, rule, violation.text
     )
     found.story = [
-        *ending_in(violation, moments, _line),
+        *ending_in(violation, trace, _line),
         f"  log {evidence.number}, written by {who} at {_iso(violation.ms)}; PROTOCOL.md {rule}",
     ]
 
@@ -231,8 +231,8 @@ def _rule(violation: Violation, kind: str) -> str:
     return named or SECTIONS.get(kind, "5")
 
 
-def _line(moment: Moment) -> str:
-    return f"{_iso(moment.ms)}  {moment.who:<20} @{moment.offset:<6} {moment.verdict:<9} {moment.text}"
+def _line(event: TraceEvent) -> str:
+    return f"{_iso(event.ms)}  {event.who:<20} @{event.offset:<6} {event.verdict:<9} {event.text}"
 
 
 def _iso(time_ms: float) -> str:

@@ -1,9 +1,9 @@
-"""What a simulated world inherits from a dump: its logs, groups, topics and positions, as they stood when it was taken.
+"""The initial state of a run that starts from a dump: its logs, groups, topics and positions when it was taken.
 
-The records of the dump are the history of the simulated coordination topic. Its clients are dead: nothing of theirs
-comes any more. A history of many records is cut at its newest confirmed snapshot, as a consumer that starts cuts it
-(PROTOCOL.md N9). Of the target topics a dump tells the positions alone, so a few messages are made up behind each.
-Reads a file; runs nothing.
+The records of the dump are the history of the simulated coordination topic. Its clients are dead and
+write nothing more. A long history starts at its newest confirmed snapshot, as a starting consumer reads it (PROTOCOL.md
+N9). A dump holds only positions of the target topics, so a few messages are made up after each. Reads a file; runs
+nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from marshal_py.transport.dump import Header, memory_transport
 from marshal_py.transport.ports import CoordinationLog
 
 READ_S: Final = 30.0  # a dump in memory answers at once
-BACKLOG_MESSAGES: Final = 32  # made up behind a position, at most as many as the owner's last lag
+BACKLOG_MESSAGES: Final = 32  # made up after a position, at most as many as the owner's last lag
 GROUPS_MAX: Final = 8  # each needs a client, and every client of a log folds all that the others write
 PLACES_MAX: Final = 256  # partitions of all groups: each is claimed, fetched and judged in every run
 PAUSE_MS_MAX: Final = 3_600_000  # a pause that lasts longer is not waited out in a run
 
 
-class Past(NamedTuple):
-    """One log: what a reader that starts still needs of it."""
+class InitialLog(NamedTuple):
+    """The part of one log that a starting reader needs."""
 
     number: int
     first: int  # 0, or the checkpoint of a confirmed snapshot
@@ -38,14 +38,14 @@ class Past(NamedTuple):
 
 
 class InitialGroup(NamedTuple):
-    """One group as the dump leaves it."""
+    """One group at the end of the dump."""
 
     name: str
     mode: int
     topics: tuple[str, ...]
 
 
-class Target(NamedTuple):
+class InitialPartition(NamedTuple):
     """A partition of a topic: which messages exist, and where it ends."""
 
     offsets: tuple[int, ...]
@@ -53,33 +53,33 @@ class Target(NamedTuple):
 
 
 class DumpState(NamedTuple):
-    """All that a run begins with."""
+    """Everything that a run begins with."""
 
-    root: bytes  # the root Genesis as it stands in log 0
+    root: bytes  # the root Genesis, as bytes in log 0
     partitions: int  # logs
-    logs: tuple[Past, ...]
+    logs: tuple[InitialLog, ...]
     groups: tuple[InitialGroup, ...]
     counts: dict[str, int]  # partitions by topic
-    targets: dict[tuple[str, int], Target]
+    targets: dict[tuple[str, int], InitialPartition]
     interval_ms: int  # the longest of a session that lived
     pause_ms: int  # the longest pause that was running
 
 
-@lru_cache(maxsize=2)  # every run of a sweep begins with the same
+@lru_cache(maxsize=2)  # every run of a sweep starts from the same dump
 def read(file: str, group: str = "") -> DumpState:
-    """The heritage of a dump; with `group` of that group alone.
+    """The initial state of a dump; with `group`, of that group alone.
 
-    Raises DumpDamaged; DumpUnusable if nothing can go on from there.
+    Raises DumpDamaged, and DumpUnusable if no run can start from it.
     """
     header, transport = memory_transport(Path(file))
-    log = transport.log(header.topic, "heritage", writes=False)
+    log = transport.log(header.topic, "dump", writes=False)
     try:
         root = _root(log, file, header)
-        pasts, worlds = [], []
+        logs, worlds = [], []
         for span in header.logs:
             if span.log < root.partitions:
-                past, world = _past(log, span.log, None if span.log == 0 else root)
-                pasts.append(past)
+                log_start, world = _initial_log(log, span.log, None if span.log == 0 else root)
+                logs.append(log_start)
                 worlds.append(world)
     except CoordinationError as error:
         raise DumpUnusable(file, f"its history cannot be folded: {error}") from error
@@ -88,7 +88,7 @@ def read(file: str, group: str = "") -> DumpState:
     return DumpState(
         root=codec.encode(root, "", root.incarnation),
         partitions=root.partitions,
-        logs=tuple(pasts),
+        logs=tuple(logs),
         groups=tuple(
             InitialGroup(each.name, each.mode or AT_LEAST_ONCE, tuple(sorted(each.topics))) for each in groups
         ),
@@ -110,7 +110,7 @@ def _root(log: CoordinationLog, file: str, header: Header) -> Genesis:
     return root
 
 
-def _past(log: CoordinationLog, number: int, root: Genesis | None) -> tuple[Past, World]:
+def _initial_log(log: CoordinationLog, number: int, root: Genesis | None) -> tuple[InitialLog, World]:
     bounds = log.bounds(number, READ_S)
     world = replay_start.open_world(log, number, root, bounds)
     first = world.next_offset
@@ -120,11 +120,11 @@ def _past(log: CoordinationLog, number: int, root: Genesis | None) -> tuple[Past
         for record in records
         if record.offset < bounds.end
     )
-    return Past(number, first, values), replay_start.refold(log, world, bounds.end)
+    return InitialLog(number, first, values), replay_start.refold(log, world, bounds.end)
 
 
 def _groups(file: str, worlds: list[World], wanted: str) -> list[Group]:
-    """Those that can be raced on, in the order of their names."""
+    """The groups that a run can start from, in the order of their names."""
     known = {name: state for world in worlds for name, state in world.groups.items()}
     found = sorted(known.items())
     if wanted:
@@ -150,7 +150,7 @@ def _groups(file: str, worlds: list[World], wanted: str) -> list[Group]:
 
 
 def _why_not(state: Group) -> str | None:
-    """Why nobody can go on with a group; None if somebody can."""
+    """Why no run can start from a group; None if one can."""
     if state.opaque_at != NONE:
         return f"holds records of a newer library (offset {state.opaque_at})"
     if state.deleted:
@@ -173,15 +173,15 @@ def _counts(groups: list[Group]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _targets(groups: list[Group]) -> dict[tuple[str, int], Target]:
-    """Messages from each group's position on, so that nobody has to read what a topic held years ago."""
-    found: dict[tuple[str, int], Target] = {}
+def _targets(groups: list[Group]) -> dict[tuple[str, int], InitialPartition]:
+    """Messages from each group's position on, so that old messages of a topic need not be read."""
+    found: dict[tuple[str, int], InitialPartition] = {}
     for topic, count in _counts(groups).items():
         for number in range(count):
             offsets = sorted({offset for state in groups for offset in _backlog(state, topic, number)})
             positions = [part.position for state in groups for part in _parts(state, topic, number)]
             end = max([*positions, *(offset + 1 for offset in offsets), 0])
-            found[topic, number] = Target(tuple(offsets), end)
+            found[topic, number] = InitialPartition(tuple(offsets), end)
     return found
 
 

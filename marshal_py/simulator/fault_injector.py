@@ -1,7 +1,7 @@
-"""Which fault strikes whom and when, drawn from the seed; and how everything heals.
+"""The faults of a run: which fault happens to which process and when, drawn from the seed, and how everything heals.
 
-A strike changes the stage, the broker or the machine of one process. It never reaches into a Member: what a fault does
-to the protocol's mind must come through clocks, bytes and silence.
+A fault changes the environment, the broker or the machine of one process. It never reaches into a Member: a member
+notices faults only through clocks, bytes and silence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from marshal_py.simulator.malformed_records import damaged_envelope, harmless, n
 from marshal_py.simulator.query import Checkpoint, Query
 from marshal_py.simulator.scenario import GroupPlan
 
-STRIKE_GAP_INTERVALS: Final = 3  # at most, between two strikes
+STRIKE_GAP_INTERVALS: Final = 3  # at most, between two faults
 QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
 LONG_KINDS: Final = frozenset(
     {"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink", "recreate", "beyond", "fetch_error"}
@@ -37,7 +37,7 @@ PATIENCE_INTERVALS: Final = 12  # of people's tools: short enough that most of t
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
 FLAP_MS: Final = 1_000  # invariants.md: leaders change up to once per second
-HAND_OVER_MS: Final = 1_000  # how long the client room lets a stop wait for hand-overs (A6)
+HAND_OVER_MS: Final = 1_000  # how long the client lets a stop wait for hand-overs (A6)
 FLAPS_MAX: Final = 5
 CHECKPOINT_LOST: Final = 0.2  # of the restarts of a streaming query
 
@@ -52,13 +52,13 @@ class FaultInjector:
         self.kinds = [kind for kind in STRIKE_KINDS if kind in cluster.scenario.kinds]
         self.strikes: dict[str, int] = {}
         self.names = 0
-        self._struck = 0  # how many strikes, skipped ones too
+        self._struck = 0  # the number of faults, including skipped ones
         self.healed = False
         self._actions: dict[str, Callable[[], object]] = {
             "stop": lambda: self._freeze(False),
             "suspend": lambda: self._freeze(True),
             "crash": self._crash,
-            "twin": self._twin,
+            "twin": self._clone,
             "wall_jump": self._wall_jump,
             "lag": self._lag,
             "outage": lambda: self._outage(True, True),
@@ -71,10 +71,10 @@ class FaultInjector:
             "leave": self._leave,
             "arrive": self._arrive,
             "step_down": self._step_down,
-            "poison": self._poison,
+            "poison": self._write_malformed,
             "stuck_handler": self.hang_one,
             "broker_clock": self._broker_clock,
-            "onlooker": self._onlooker,
+            "onlooker": self._evict_sessions,
             "false_reclaim": self._false_reclaim,
             "mode_change": self._mode_change,
             "shrink": self._shrink,
@@ -87,22 +87,22 @@ class FaultInjector:
     # --- the run
 
     def begin(self) -> None:
-        """The first clients come within half an interval, some later; then strikes."""
+        """The first clients come within half an interval, some later; then the faults begin."""
         scenario, rng = self.cluster.scenario, self.rng
         for number in range(scenario.clients):
             group = scenario.groups[number % len(scenario.groups)]
             late = number >= len(scenario.groups) and rng.random() < 0.2 and not scenario.calm
             within_ms = 1 if "genesis_race" in scenario.kinds else self.interval_ms // 2
             delay_ms = int(rng.random() * (8 * self.interval_ms if late else within_ms))
-            self.cluster.at(delay_ms, None, self._join, group)
+            self.cluster.schedule(delay_ms, None, self._join, group)
         if self.kinds:
             self._schedule()
         for kind in DAMAGE_KINDS:
             if kind in scenario.kinds:
-                self.cluster.at(int((0.2 + 0.6 * rng.random()) * scenario.safety_ms), None, self._damage, kind)
+                self.cluster.schedule(int((0.2 + 0.6 * rng.random()) * scenario.safety_ms), None, self._damage, kind)
 
     def _schedule(self) -> None:
-        self.cluster.at(1 + int(self.rng.random() * STRIKE_GAP_INTERVALS * self.interval_ms), None, self._strike)
+        self.cluster.schedule(1 + int(self.rng.random() * STRIKE_GAP_INTERVALS * self.interval_ms), None, self._strike)
 
     def _strike(self, _: None) -> None:
         if self.healed:
@@ -120,7 +120,7 @@ class FaultInjector:
         self._schedule()
 
     def heal(self) -> None:
-        """Every fault ends now; each group has somebody."""
+        """Ends every fault, and sees to it that each group has a client."""
         cluster, now_ms = self.cluster, self.cluster.now_ms
         self.healed = cluster.healed = True
         cluster.broker.reads_down_until_ms = cluster.broker.writes_down_until_ms = now_ms
@@ -165,7 +165,7 @@ class FaultInjector:
             return
         self.cluster.kill(client)
         if self.rng.random() < 0.8 or len(self.cluster.living()) < 1:
-            self.cluster.at(self._duration_ms(4), None, self._restart, client)
+            self.cluster.schedule(self._duration_ms(4), None, self._restart, client)
 
     def _restart(self, old: Client) -> None:
         options = old.options
@@ -175,32 +175,32 @@ class FaultInjector:
         elif self.rng.random() < 0.3:
             self.names += 1
             options = replace(options, client_id=f"c{self.names}")
-        elif "fast_reclaim" in self.cluster.scenario.kinds and old.twin_of == NONE:
-            options = replace(options, fast_reclaim=not self._twins_of(old))
+        elif "fast_reclaim" in self.cluster.scenario.kinds and old.clone_of == NONE:
+            options = replace(options, fast_reclaim=not self._clones_of(old))
         self.cluster.add_client(old.group, options)
 
     def _false_reclaim(self) -> None:
-        """Somebody vouches that a client is dead, and it is not (X12)."""
+        """A user vouches that a client is dead although it lives (X12)."""
         client = self._some()
         if isinstance(client, Query):
             return  # Spark sees to it that a checkpoint has one query
-        if client is not None and client.twin_of == NONE and not self._twins_of(client):
+        if client is not None and client.clone_of == NONE and not self._clones_of(client):
             self.cluster.add_client(client.group, replace(client.options, fast_reclaim=True))
 
-    def _twins_of(self, client: Client) -> bool:
-        return any(other.twin_of == client.number and not other.dead for other in self.cluster.clients)
+    def _clones_of(self, client: Client) -> bool:
+        return any(other.clone_of == client.number and not other.dead for other in self.cluster.clients)
 
-    def _twin(self) -> None:
+    def _clone(self) -> None:
         client = self._some()
         if client is not None and client.member is not None and not client.frozen and not isinstance(client, Query):
-            self.cluster.add_twin(client)
+            self.cluster.add_clone(client)
 
     def _leave(self) -> None:
         client = self._some()
         if client is not None and not client.frozen and len(self.cluster.staying()) > 1:
             if self.rng.random() < 0.5:
                 client.prepare_stop()
-                self.cluster.at(HAND_OVER_MS, client, self._left, client)
+                self.cluster.schedule(HAND_OVER_MS, client, self._left, client)
             else:
                 self._left(client)
 
@@ -223,7 +223,7 @@ class FaultInjector:
         client = self._some()
         if client is not None:
             client.lagging = True
-            self.cluster.at(self._duration_ms(6), None, self._caught_up, client)
+            self.cluster.schedule(self._duration_ms(6), None, self._caught_up, client)
 
     def _caught_up(self, client: Client) -> None:
         client.lagging = False
@@ -242,12 +242,12 @@ class FaultInjector:
             broker.reads_down_until_ms = max(until_ms, broker.reads_down_until_ms)
         if writes:
             broker.writes_down_until_ms = max(until_ms, broker.writes_down_until_ms)
-        self.cluster.at(until_ms - self.cluster.now_ms, None, self._recover)
+        self.cluster.schedule(until_ms - self.cluster.now_ms, None, self._recover)
 
     def _fetch_error(self) -> None:
         """One partition cannot be read for a while, for a reason that passes.
 
-        Once in a run, and not for so long that somebody gives it up twice: an admin would have to look at it (D13).
+        Once in a run, and not so long that a client gives it up twice: then an admin would have to act (D13).
         """
         places, failing = list(self.cluster.broker.topics), self.cluster.broker.fails_until_ms
         place = places[int(self.rng.random() * len(places))]
@@ -261,7 +261,7 @@ class FaultInjector:
             clock = broker.clocks[int(rng.random() * len(broker.clocks))]
             clock.shift_ms += int((rng.random() * 2 - 1) * WALL_JUMP_MS)
         for number in range(1 + int(rng.random() * FLAPS_MAX)):
-            self.cluster.at(number * FLAP_MS, None, self._flap)
+            self.cluster.schedule(number * FLAP_MS, None, self._flap)
 
     def _flap(self, _: None) -> None:
         self.cluster.broker.leader = int(self.rng.random() * len(self.cluster.broker.clocks))
@@ -274,15 +274,15 @@ class FaultInjector:
 
     def _spread_count(self, topic: str) -> None:
         for client in self.cluster.living():
-            self.cluster.at(1 + int(self.rng.random() * self.interval_ms), client, client.topic_grew, topic)
+            self.cluster.schedule(1 + int(self.rng.random() * self.interval_ms), client, client.topic_grew, topic)
 
     def _slow(self) -> None:
         self.cluster.slow_until_ms = self.cluster.now_ms + self._duration_ms(6)
 
     def hang_one(self) -> None:
-        """The next handler that is called within an interval does not return."""
+        """Makes the next handler that is called within an interval hang."""
         self.cluster.stuck = 1
-        self.cluster.at(self.interval_ms, None, self._unstuck)
+        self.cluster.schedule(self.interval_ms, None, self._unstuck)
 
     def _unstuck(self, _: None) -> None:
         """If no handler was called meanwhile, none hangs: it would hang too late."""
@@ -297,20 +297,22 @@ class FaultInjector:
     def pause_all(self, duration_ms: int) -> None:
         """After the heal: an admin pauses each group, until its members have waited that out."""
         for group in self.cluster.scenario.groups:
-            self._desk(group, lambda context: PausePlan(context, duration_ms=duration_ms), {}, CrashPoint(NEVER, NEVER))
+            self._run_tool(
+                group, lambda context: PausePlan(context, duration_ms=duration_ms), {}, CrashPoint(NEVER, NEVER)
+            )
 
-    def _desk(
+    def _run_tool(
         self,
         group: GroupPlan,
         operation: Callable[[GroupContext], Operation],
         moves: dict[TopicPartition, int],
-        fate: CrashPoint | None = None,
+        crash_point: CrashPoint | None = None,
     ) -> None:
-        """Somebody runs the tool, which crashes at one of its steps now and then."""
+        """An admin runs the tool, which now and then crashes at one of its steps."""
         cluster, rng = self.cluster, self.rng
         way, after = rng.random(), 1 + int(rng.random() * 4)
-        fate = fate or CrashPoint(after if way < 0.4 else NEVER, after if 0.4 <= way < 0.6 else NEVER)
-        desk = AdminProcess(
+        crash_point = crash_point or CrashPoint(after if way < 0.4 else NEVER, after if 0.4 <= way < 0.6 else NEVER)
+        tool = AdminProcess(
             cluster,
             len(cluster.processes),
             f"admin{len(cluster.processes)}",
@@ -318,10 +320,10 @@ class FaultInjector:
             cluster.new_clock(),
             operation,
             moves,
-            fate,
+            crash_point,
         )
-        cluster.processes.append(desk)
-        cluster.at(int(rng.random() * self.interval_ms), desk, lambda _: desk.wake_reader())
+        cluster.processes.append(tool)
+        cluster.schedule(int(rng.random() * self.interval_ms), tool, lambda _: tool.wake_reader())
 
     def _pause_ms(self) -> int:
         return int((1 + self.rng.random() * 3) * self.interval_ms)
@@ -332,25 +334,25 @@ class FaultInjector:
         moves = {TopicPartition(*place): int(rng.random() * (cluster.broker.ends[place] + 1)) for place in places}
         duration_ms, patience_ms = self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
         if moves:
-            self._desk(
+            self._run_tool(
                 group,
                 lambda context: PositionPlan(context, moves, duration_ms=duration_ms, patience_ms=patience_ms),
                 moves,
             )
 
     def join_all(self) -> None:
-        """After the heal: somebody joins each group."""
+        """After the heal: a client joins each group."""
         for group in self.cluster.scenario.groups:
             self._join(group)
 
     def _beyond(self) -> None:
-        """Somebody sets a position that the partition does not have; the tool, which would refuse it, is not asked."""
+        """An admin sets a position beyond the end; the tool, which would refuse it, is bypassed."""
         cluster, rng, group = self.cluster, self.rng, self._group()
         places = [place for place in cluster.broker.topics if place[0] in group.topics]
         place = TopicPartition(*places[int(rng.random() * len(places))])
         moves = {place: cluster.broker.ends[place] + 50 + int(rng.random() * 50)}
         duration_ms, patience_ms = self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
-        self._desk(
+        self._run_tool(
             group, lambda context: PositionPlan(context, moves, duration_ms=duration_ms, patience_ms=patience_ms), moves
         )
 
@@ -362,7 +364,7 @@ class FaultInjector:
         group, duration_ms = self._group(), self._pause_ms()
         wanted = {"delivery": MODE_NAMES[AT_LEAST_ONCE if self.rng.random() < 0.5 else AT_MOST_ONCE]}
         patience_ms = PATIENCE_INTERVALS * self.interval_ms
-        self._desk(
+        self._run_tool(
             group, lambda context: ConfigPlan(context, wanted, duration_ms=duration_ms, patience_ms=patience_ms), {}
         )
 
@@ -370,7 +372,7 @@ class FaultInjector:
         """An admin says that a topic has become smaller; the consumers see that it has not, and say so."""
         group, duration_ms, patience_ms = self._group(), self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
         count = self.cluster.broker.counts[group.topics[0]] - 1
-        self._desk(
+        self._run_tool(
             group,
             lambda context: ShrinkPlan(
                 context, group.topics[0], count, duration_ms=duration_ms, patience_ms=patience_ms
@@ -382,14 +384,14 @@ class FaultInjector:
         if self.strikes["recreate"] == 1:  # once: nothing settles between two
             self.cluster.recreate()
 
-    def _onlooker(self) -> None:
-        """Somebody without a session would end all sessions that are silent, and gives up at a sign of life."""
+    def _evict_sessions(self) -> None:
+        """An admin evicts all sessions that are silent, and gives up at a sign of life."""
 
         def operation(context: GroupContext) -> Operation:
             sessions = set(context.group.sessions) if context.group is not None else set()
             return EvictPlan(context, sessions, patience_ms=PATIENCE_INTERVALS * self.interval_ms)
 
-        self._desk(self._group(), operation, {})
+        self._run_tool(self._group(), operation, {})
 
     def _step_down(self) -> None:
         """An admin marks a session; some client's connection carries the record."""
@@ -402,21 +404,21 @@ class FaultInjector:
             session = sessions[int(self.rng.random() * len(sessions))]
             client.send(StepDown(session.id, session.mark, "asked to"))
 
-    def _number(self) -> int:
-        """Some log that is in use."""
+    def _used_log(self) -> int:
+        """The number of a log that is in use."""
         used = sorted({process.log for process in self.cluster.processes})
         return used[int(self.rng.random() * len(used))] if used else 0
 
-    def _poison(self) -> None:
-        """Bytes that nobody of ours wrote, which must change nothing (S13)."""
-        number = self._number()
+    def _write_malformed(self) -> None:
+        """Writes bytes that no client wrote; they must change nothing (S13)."""
+        number = self._used_log()
         genesis = self._genesis(number)
         if genesis is not None:
             value, shape = harmless(self.rng, self.cluster.broker.logs[number].recorded, genesis, self._group().name)
             self._write(number, value, shape)
 
     def _genesis(self, number: int) -> Genesis | None:
-        """The one that counts there; None before there is one: a stranger's would become it."""
+        """The Genesis that counts in a log; None before there is one, when a foreign Genesis would become it."""
         worlds = [
             process.world
             for process in self.cluster.processes
@@ -426,14 +428,14 @@ class FaultInjector:
 
     def _write(self, number: int, value: bytes, shape: str) -> None:
         offset = len(self.cluster.broker.logs[number].recorded)
-        self.cluster.poisoned.setdefault(number, {})[offset] = shape
+        self.cluster.foreign_records.setdefault(number, {})[offset] = shape
         self.cluster.broker.append(number, value, self.cluster.now_ms)
 
     # --- what does not heal
 
     def _damage(self, kind: str) -> None:
-        """Something after which a log, or a group in it, cannot be trusted any more (S14)."""
-        cluster, rng, number = self.cluster, self.rng, self._number()
+        """Damages a log, or a group in it, so that it cannot be trusted any more (S14)."""
+        cluster, rng, number = self.cluster, self.rng, self._used_log()
         genesis, log = self._genesis(number), cluster.broker.logs[number]
         here = [client.group for client in cluster.clients if client.log == number]
         if genesis is None or self.healed or len(log.values) < 8 or not here:
@@ -442,7 +444,7 @@ class FaultInjector:
         self.cluster.trace(NONE, len(STRIKE_KINDS) + DAMAGE_KINDS.index(kind), 0)
         group = here[int(rng.random() * len(here))]
         everybody = [plan.name for plan in cluster.scenario.groups]
-        # Who starts reads log 0 to its end before it knows where its group lives (L2, L3).
+        # A client that starts reads log 0 to its end before it knows the log of its group (L2, L3).
         cluster.damaged.update([group] if kind == "newer" else everybody if number == 0 else here)
         if kind == "newer":
             self._write(number, newer_record(rng, genesis, group), kind)

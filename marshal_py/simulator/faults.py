@@ -1,7 +1,7 @@
-"""What goes wrong, drawn from the seed: the weather on the network, and the plan of faults that strike processes.
+"""The kinds of faults, and those that the network has, drawn from the seed.
 
 Swarm testing: each seed switches a random subset of the kinds on, so that rare combinations occur without the rest
-drowning them. Nothing here touches a client; cluster.py executes what is drawn here.
+drowning them. Nothing here touches a client; fault_injector.py and cluster.py carry out what is drawn here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 
 # Kinds that change every message, by probability.
 NETWORK_KINDS: Final = ("delay", "reorder", "duplicate", "drop", "retry", "partial_read")
-# Kinds that strike the fetches of messages.
+# Kinds that affect the fetches of messages.
 FETCH_KINDS: Final = ("late_refusal",)
-# Kinds that strike one process between or inside its steps.
+# Kinds that stop one process between or inside its steps.
 STALL_KINDS: Final = ("step_stop", "gate_stop")
-# Kinds that strike at a moment.
+# Kinds that happen at one time.
 STRIKE_KINDS: Final = (
     "stop",
     "crash",
@@ -48,7 +48,7 @@ STRIKE_KINDS: Final = (
 )
 # Kinds that are a property of the whole run, or happen after the heal: `stuck_reader` and `slow_uplink` never end;
 # `divergence` falsifies one client's memory; `drain` is a pause by an admin while a handler hangs, `busy_join` is
-# somebody who joins while a handler hangs.
+# a client that joins while a handler hangs.
 RUN_KINDS: Final = (
     "clock_rate",
     "fast_reclaim",
@@ -78,7 +78,7 @@ def draw_kinds(rng: Random) -> frozenset[str]:
     shape = rng.random()
     if shape < 0.06:
         return frozenset()
-    if shape < 0.14:  # outages alone: nobody may lose a claim (V6)
+    if shape < 0.14:  # outages alone: no client may lose a claim (V6)
         return frozenset(kind for kind in ("outage", "outage_writes", "clock_rate") if rng.random() < 0.7)
     chance = (0.15, 0.3, 0.6)[int(rng.random() * 3)]
     usual = NETWORK_KINDS + FETCH_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS
@@ -101,6 +101,7 @@ class NetworkFaults:
     """Delays and losses on the way to the broker and back, and stops inside a process's steps."""
 
     def __init__(self, rng: Random, kinds: frozenset[str], interval_ms: int) -> None:
+        self._rng = rng
         self.late_ms_max = min(LATE_MS_MAX, 12 * interval_ms)
         self.stop_ms_max = min(STOP_MS_MAX, 8 * interval_ms)
         self.delay = self._chance(rng, kinds, "delay", 0.3)
@@ -116,7 +117,7 @@ class NetworkFaults:
         self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
         self.stormy = bool(self.delay or self.reorder or self.duplicate or self.drop or self.retry)
         self.faults = 0
-        self.flying: list[Callable[[], None]] = []  # lands what left in a storm, if it has not yet
+        self.in_flight: list[Callable[[], None]] = []  # each lands a record that is still on its way
         self.survival = 0.5  # of records that meet a broker outage; each outage draws its own
 
     @staticmethod
@@ -127,65 +128,65 @@ class NetworkFaults:
         self.delay = self.reorder = self.duplicate = self.drop = self.retry = self.partial = 0.0
         self.stop_step = self.stop_gate = self.late_refusal = 0.0
         self.stormy = False
-        for land in self.flying:  # what the network still holds comes now: late records are faults too
+        for land in self.in_flight:  # what the network still holds arrives now: late records are faults too
             land()
-        self.flying.clear()
+        self.in_flight.clear()
 
-    def read_ms(self, rng: Random) -> int:
+    def read_ms(self) -> int:
         """How long a fetch takes."""
-        return 1 + int(rng.random() * self.latency_ms)
+        return 1 + int(self._rng.random() * self.latency_ms)
 
-    def refusal_ms(self, rng: Random) -> int:
-        """After how long a client tells that this fetch was refused; mostly 0: it was not."""
-        if not self.late_refusal or rng.random() >= self.late_refusal:
+    def refusal_ms(self) -> int:
+        """After how long a client reports that this fetch was refused; mostly 0: it was not."""
+        if not self.late_refusal or self._rng.random() >= self.late_refusal:
             return 0
         self.faults += 1
-        return spread(rng, 1, self.refusal_ms_max)
+        return spread(self._rng, 1, self.refusal_ms_max)
 
-    def question_ms(self, rng: Random) -> int:
-        """How long the question takes where a partition begins and ends."""
-        return spread(rng, 1, self.refusal_ms_max) if self.late_refusal else self.read_ms(rng)
+    def question_ms(self) -> int:
+        """How long it takes to look up where a partition begins and ends."""
+        return spread(self._rng, 1, self.refusal_ms_max) if self.late_refusal else self.read_ms()
 
-    def write_ms(self, rng: Random) -> list[tuple[int, bool]]:
-        """Per copy that reaches the log: after how long, and whether the producer keeps its order."""
-        usual_ms = 1 + int(rng.random() * self.latency_ms)
+    def write_ms(self) -> list[tuple[int, bool]]:
+        """For each copy that reaches the log: its delay, and whether the producer keeps its order."""
+        usual_ms = 1 + int(self._rng.random() * self.latency_ms)
         if not self.stormy:
             return [(usual_ms, True)]
-        if rng.random() < self.drop:
+        if self._rng.random() < self.drop:
             self.faults += 1
             return []
-        late = rng.random() < self.delay
+        late = self._rng.random() < self.delay
         if late:
-            usual_ms = spread(rng, 1, self.late_ms_max)
-        in_order = rng.random() >= self.reorder
+            usual_ms = spread(self._rng, 1, self.late_ms_max)
+        in_order = self._rng.random() >= self.reorder
         copies = [(usual_ms, in_order)]
-        if rng.random() < self.retry:  # an error was reported, the record was written, the producer tries again
-            copies.append((usual_ms + spread(rng, 1, self.late_ms_max // 10), True))
-        while len(copies) < 4 and rng.random() < self.duplicate:
-            copies.append((spread(rng, 1, self.late_ms_max), False))
+        if self._rng.random() < self.retry:  # an error was reported, the record was written, the producer tries again
+            copies.append((usual_ms + spread(self._rng, 1, self.late_ms_max // 10), True))
+        while len(copies) < 4 and self._rng.random() < self.duplicate:
+            copies.append((spread(self._rng, 1, self.late_ms_max), False))
         self.faults += late + (not in_order) + len(copies) - 1
         return copies
 
-    def survives_outage(self, rng: Random) -> bool:
+    def survives_outage(self) -> bool:
         """Whether a record that met a broker outage is written after it, or given up."""
-        return rng.random() < self.survival
+        return self._rng.random() < self.survival
 
-    def cut(self, rng: Random, at: int, end: int) -> int:
-        """Up to where one fetch brings records."""
-        if self.partial and end > at and rng.random() < self.partial:
-            return at + int(rng.random() * (end - at + 1))
+    def cut(self, at: int, end: int) -> int:
+        """The offset up to which one fetch brings records."""
+        if self.partial and end > at and self._rng.random() < self.partial:
+            return at + int(self._rng.random() * (end - at + 1))
         return end
 
-    def stall_ms(self, rng: Random) -> int:
+    def stall_ms(self) -> int:
         """How long a process stops here, between two of its steps; mostly 0."""
-        if not self.stop_step or rng.random() >= self.stop_step:
+        if not self.stop_step or self._rng.random() >= self.stop_step:
             return 0
         self.faults += 1
-        return spread(rng, 1, self.stop_ms_max)
+        return spread(self._rng, 1, self.stop_ms_max)
 
-    def gate_ms(self, rng: Random) -> int:
+    def gate_ms(self) -> int:
         """How long a process stops between the gate and the call of the handler; mostly 0 (X3)."""
-        if not self.stop_gate or rng.random() >= self.stop_gate:
+        if not self.stop_gate or self._rng.random() >= self.stop_gate:
             return 0
         self.faults += 1
-        return spread(rng, 1, self.stop_ms_max)
+        return spread(self._rng, 1, self.stop_ms_max)

@@ -1,4 +1,4 @@
-"""What a simulated consumer has fetched of one claim, and what of it is in handlers."""
+"""The messages that a simulated consumer has fetched for one claim, and those that are in handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
 from marshal_py.simulator.auditor_evidence import Delivery
 
 
-class Flight(NamedTuple):
+class HandlerCall(NamedTuple):
     """One message in a handler."""
 
     delivery: Delivery
@@ -20,23 +20,23 @@ class Flight(NamedTuple):
 
 
 class Feed:
-    """What one claim has fetched and handed over."""
+    """The messages of one claim: fetched, and handed over."""
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.runs: deque[OffsetRun] = deque()  # at least once
-        self.buffer: deque[int] = deque()  # at most once
-        self.flying: dict[int, Flight] = {}
+        self.runs: deque[OffsetRun] = deque()  # in at-least-once mode
+        self.buffer: deque[int] = deque()  # in at-most-once mode
+        self.running: dict[int, HandlerCall] = {}
         self.blocked = False
 
     def copy(self, memo: dict[int, Any]) -> Feed:
-        """For a twin: what was fetched, without what is in handlers."""
-        twin = Feed.__new__(Feed)
-        twin.claim = deepcopy(self.claim, memo)
-        twin.runs = deepcopy(self.runs, memo)
-        twin.buffer, twin.flying = deque(self.buffer), {}
-        twin.blocked = self.blocked
-        return twin
+        """For a clone: the fetched messages, without those in handlers."""
+        clone = Feed.__new__(Feed)
+        clone.claim = deepcopy(self.claim, memo)
+        clone.runs = deepcopy(self.runs, memo)
+        clone.buffer, clone.running = deque(self.buffer), {}
+        clone.blocked = self.blocked
+        return clone
 
     def begins_at(self) -> int:
         """Where fetching begins."""

@@ -1,6 +1,7 @@
-"""Values that nobody of ours wrote, drawn from the seed: noise, cuts, flips, strangers, extremes; and two that hurt.
+"""Values that no client wrote, drawn from the seed: noise, cuts, flips, foreign and extreme records; two do harm.
 
-All that is harmless must leave every world as it was (S13). What hurts ends a group (E5) or a log (E3), and no more.
+The harmless ones must leave every world as it was (S13). A newer record ends a group (E5), a damaged envelope ends a
+log (E3), and neither does more.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _sealed(value: bytes, incarnation: bytes) -> bytes:
 
 
 def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: str) -> tuple[bytes, str]:
-    """A value, and what it is. A replayed record may count once more: that is a duplicate, not poison."""
+    """A value and its shape. A replayed record may count again: then it is a duplicate and not harmless noise."""
     value = log[int(rng.random() * len(log))]
     if value is MISSING or value is None:
         return rng.randbytes(20), "noise"
@@ -78,7 +79,7 @@ def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: 
         return value[: int(rng.random() * len(value))], shape
     if shape == "replay":
         return value, shape
-    # Only of a sound record: a damaged one, sealed anew, may be a newer library's, of a group that nobody knew (E5).
+    # Only of a sound record: a damaged one with a new checksum may read as a newer library's, of an unknown group (E5).
     sound = _sealed(value, genesis.incarnation) == value
     if shape == "body" and sound and 0 < head < len(value) and value[11]:
         return _sealed(value[:head] + rng.randbytes(1 + int(rng.random() * 30)), genesis.incarnation), shape
@@ -95,7 +96,7 @@ def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: 
 
 
 def _unsound(rng: Random, end: int, genesis: Genesis) -> Snapshot:
-    """A snapshot that is none, or a stranger's witness of it (N4, N5): of one checkpoint both name the same digests.
+    """An unsound snapshot, or a foreign witness of it (N4, N5): both name the same digests of one checkpoint.
 
     The bytes are noise, or a state without groups, which has not the digest that is named.
     """
@@ -116,6 +117,6 @@ def newer_record(rng: Random, genesis: Genesis, group: str) -> bytes:
 
 
 def damaged_envelope(genesis: Genesis, group: str) -> bytes:
-    """A record of this incarnation under an envelope that nobody knows (E3)."""
+    """A record of this incarnation under an envelope of an unknown version (E3)."""
     value = codec.encode(Note(NONE, "newer"), group, genesis.incarnation)
     return _sealed(value[:2] + b"\x02" + value[3:], genesis.incarnation)

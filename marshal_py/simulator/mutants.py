@@ -44,12 +44,12 @@ class Mutant(NamedTuple):
 
     name: str
     says: str
-    patches: Callable[[], list[Patch]]  # made anew for each run: some remember things
+    patches: Callable[[], list[Patch]]  # called for each run: some patches remember things
     bias: Options
 
 
 class Hunt(NamedTuple):
-    """What a search for a mutant gave."""
+    """The result of a search for one mutant."""
 
     mutant: str
     found: bool
@@ -188,7 +188,7 @@ def _x36() -> list[Patch]:
     act = PositionPlan.act
 
     def hasty(self: PositionPlan, group: Group, now: Instant) -> None:
-        """Goes home with `not moved` as soon as its attempt is under way."""
+        """Ends with `not moved` as soon as its attempt is under way."""
         act(self, group, now)
         if self.moved is None and any(self.sent(SetPosition)):
             self.end()
@@ -245,7 +245,7 @@ def _a6() -> list[Patch]:
     successors = Candidacy.successors
 
     def to_one(self: Candidacy, group: Group) -> dict[TopicPartition, int]:
-        """Who has least gets all: what was named in the same round does not count."""
+        """The session with the least gets all: what the same round has already named does not count."""
         target = successors(self, group)
         least = min(set(target.values()), key=lambda sid: (group.sessions[sid].held, sid), default=NONE)
         return dict.fromkeys(target, least)
@@ -302,10 +302,10 @@ _MEMBER: Final = (
     Mutant("X23", "a Leave stops nothing first", _x23, _bias("leave", "lag", "partial_read", "arrive", rate=99)),
     Mutant("X24", "evicted after one interval, fenced after two", _x24, _bias("lag", "delay", "stop")),
     Mutant("X25", "a second Join has the same instance id", _x25, _bias("drop", "duplicate", "delay", "lag")),
-    Mutant("X26", "who loses the race for the Genesis refuses", mutants_log.x26, _bias("genesis_race")),
+    Mutant("X26", "a client that loses the race for the Genesis refuses", mutants_log.x26, _bias("genesis_race")),
     Mutant("X27", "entries against what was last sent", _x27, _bias("drop", "crash", mode=AT_LEAST_ONCE)),
     Mutant("X31", "heartbeats of a stuck reader", _x31, _bias("stuck_reader", clients=4)),
-    Mutant("X34", "waits go on through an outage", _x34, _bias("outage", "outage_writes")),
+    Mutant("X34", "waits continue through an outage", _x34, _bias("outage", "outage_writes")),
     Mutant(
         "X35",
         "a pause ends by a broker's timestamp",
@@ -316,11 +316,11 @@ _MEMBER: Final = (
     Mutant("X37", "a stuck handler holds a pause open", _x37, _bias("admin", "stuck_handler", "slow_handler")),
     Mutant(
         "X39",
-        "who has no session evicts everybody after an outage",
+        "an admin without a session evicts everybody after an outage",
         mutants_log.x39,
         _bias("onlooker", "outage_writes"),
     ),
-    Mutant("X40", "a session too slow to deliver revives itself for ever", _x40, _bias("slow_uplink", clients=4)),
+    Mutant("X40", "a session too slow to deliver revives itself without end", _x40, _bias("slow_uplink", clients=4)),
     Mutant("X41", "the Genesis is judged misrouted", mutants_log.x41, _bias("logs")),
     Mutant("X42", "the tool exits while its own renewal follows", mutants_log.x42, _bias("admin", "delay", "reorder")),
     Mutant("G1", "max(committed, own) undoes a rewind", _g1, _bias("admin", "two_admins", mode=AT_LEAST_ONCE)),
@@ -328,12 +328,12 @@ _MEMBER: Final = (
     Mutant("A3", "hands over while handlers still run", _a3, _bias("arrive", "slow_handler", mode=AT_LEAST_ONCE)),
     Mutant(
         "A6",
-        "who stops names one successor for all",
+        "a member that stops names one successor for all",
         _a6,
         Options(clients=5, partitions=12, interval_ms=2_000, kinds=frozenset({"arrive"})),
     ),
     Mutant("D3", "what was granted outlives the fence", _d3, _bias("lag", "delay", "suspend", mode=AT_MOST_ONCE)),
-    Mutant("D6", "who owns what lies beyond the end keeps it", _d6, _bias("beyond")),
+    Mutant("D6", "an owner keeps a partition whose position lies beyond its end", _d6, _bias("beyond")),
     Mutant("H1", "a hand-over waits for its handlers without end", _h1, _bias("busy_join", clients=1)),
     Mutant(
         "D12A",
@@ -376,7 +376,7 @@ _MEMBER: Final = (
     Mutant("P2", "finished ranges are made one", mutants_claims.p2, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
     Mutant(
         "P5",
-        "nothing is told of what is finished above the position",
+        "nothing is reported of what is finished above the position",
         mutants_claims.p5,
         _bias("crash", "slow_handler", mode=AT_LEAST_ONCE),
     ),
@@ -389,7 +389,7 @@ _MEMBER: Final = (
     ),
     Mutant(
         "Q4",
-        "late news of a commit acks the batch that is with the query now",
+        "late news of a commit acks the batch that the query has now",
         mutants_query.q4,
         _bias("crash", "lag", queries=3),
     ),
@@ -425,7 +425,7 @@ _FOLD_BIAS: Final = {
     "P3": _bias("admin", "two_admins", "stuck_handler", "slow_handler", mode=AT_LEAST_ONCE),
 }
 
-VAGUE: Final = ("S1", "crash")  # they do not show that the promise which a bug breaks is watched
+VAGUE: Final = ("S1", "crash")  # they do not show that a check watches the promise which a bug breaks
 # Where no simulated run can show it yet: why. X3 and X12 are honest limits, counted by the auditor, not failed.
 NOT_YET: Final = {"X3": "counted", "X12": "counted", "X30": "needs the pinned policy, which comes later"}
 
@@ -463,8 +463,8 @@ def switched_on(mutant: Mutant) -> Iterator[None]:
 
 def in_both_folds(name: str) -> Mutant:
     """The bug of the fold in the oracle too: S1 cannot see it. Any other bug as it is."""
-    mutant, twin = MUTANTS[name], mutants_oracle.TWINS.get(name)
-    return mutant if twin is None else mutant._replace(patches=lambda: mutant.patches() + twin())
+    mutant, counterpart = MUTANTS[name], mutants_oracle.COUNTERPARTS.get(name)
+    return mutant if counterpart is None else mutant._replace(patches=lambda: mutant.patches() + counterpart())
 
 
 def find(name: str, schedules: int, base: int = SEEDS_BASE) -> Hunt:

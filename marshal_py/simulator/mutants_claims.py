@@ -1,4 +1,4 @@
-"""Planted bugs of what an owner gives back (PROTOCOL.md F6.3, T16) and of what it tells above its position (D1).
+"""Planted bugs of what an owner gives back (PROTOCOL.md F6.3, T16) and of what it reports above its position (D1).
 
 R stands for grants that a Release gives back, P for progress. Called by mutants.py alone.
 """

@@ -1,6 +1,6 @@
 """Planted bugs that trust a clock which is not the waiter's own: a broker's timestamp, a clamped one, the wall clock.
 
-The shipped fold reads no time. Here a time reaches it from behind: while a process reads, `_Times` knows what stands
+The shipped fold reads no time. Here a time reaches it all the same: while a process reads, `_Times` knows what stands
 beside the record. Called by mutants.py alone.
 """
 
@@ -37,13 +37,13 @@ class _Times:
         self.reader: list[Process] = []
 
     def reading(self) -> Patch:
-        read_to = Process.read_to
+        fold_to = Process.fold_to
 
         def watched(process: Process, upto: int) -> None:
             self.reader[:] = [process]
-            read_to(process, upto)
+            fold_to(process, upto)
 
-        return Process, "read_to", watched
+        return Process, "fold_to", watched
 
     def rules(self, before: Callable[[Group, int, Any], Any]) -> Patch:
         return rationalizer, "_RULES", tuple(rule and self._timed(rule, before) for rule in rationalizer._RULES)

@@ -66,7 +66,7 @@ def _x8(rule: Rule) -> Rule:
         verdict: Any = rule(group, offset, record, body)
         for index in verdict if isinstance(verdict, tuple) else ():
             wanted = record.ranges[index]
-            group.claims[wanted.epoch].position = wanted.from_  # the next heartbeat would tell
+            group.claims[wanted.epoch].position = wanted.from_  # the next heartbeat would set it
         return verdict
 
     return grant
@@ -102,7 +102,7 @@ def _x10(rationalizer: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """What a session leaves behind belongs to another process of the same name."""
+    """The claims of an ended session go to another process of the same name."""
     end = transitions.end_session
 
     def end_session(group: Group, session: Any) -> None:

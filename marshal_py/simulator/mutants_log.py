@@ -16,18 +16,18 @@ from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.records import Genesis, ReleaseGroup, Snapshot
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.world import Group, World
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, World
 from marshal_py.simulator.process import Process
 
 Patch = tuple[Any, str, Any]
 
 
 def _skip_to(world: World, offset: int) -> None:
-    """Goes on at `offset` as if nothing had been before it."""
+    """Continues at `offset` as if nothing had been before it."""
     while world.next_offset < offset:
         world.pending.append(None)
         world.next_offset += 1
-        if not world.next_offset & 15:
+        if world.next_offset % CHECKPOINT_OFFSETS == 0:
             world.end_block()
 
 
@@ -42,10 +42,10 @@ def x16() -> list[Patch]:
 
 
 def x17() -> list[Patch]:
-    failed, known = Process.log_failed, Process.read_to
+    failed, known = Process.log_failed, Process.fold_to
     genesis: dict[int, Genesis] = {}
 
-    def read_to(self: Process, upto: int) -> None:
+    def fold_to(self: Process, upto: int) -> None:
         known(self, upto)
         if self.world.genesis is not None:
             genesis.setdefault(self.log, self.world.genesis)
@@ -60,7 +60,7 @@ def x17() -> list[Patch]:
         self.world.began_at = error.first_offset
         self.wake_reader()
 
-    return [(Process, "read_to", read_to), (Process, "log_failed", log_failed)]
+    return [(Process, "fold_to", fold_to), (Process, "log_failed", log_failed)]
 
 
 def x18() -> list[Patch]:
@@ -68,7 +68,7 @@ def x18() -> list[Patch]:
     judge = rationalizer._judge
     current: list[int] = []
 
-    def place(self: Process, root: Genesis) -> int:
+    def log_of(self: Process, root: Genesis) -> int:
         return route(self.group, len(self.environment.broker.logs))
 
     def judged(world: World, offset: int, value: bytes | None) -> Verdict:
@@ -76,7 +76,7 @@ def x18() -> list[Patch]:
         return judge(world, offset, value)
 
     return [
-        (Process, "place", place),
+        (Process, "log_of", log_of),
         (rationalizer, "_judge", judged),
         (rationalizer, "route", lambda group, partitions: current[0]),
     ]
@@ -117,7 +117,7 @@ def x39() -> list[Patch]:
 
 def x42() -> list[Patch]:
     def finish(self: PauseLock, group: Group, now: Instant) -> bool:
-        """Is done as soon as the end is on its way."""
+        """Is done as soon as the end of the pause is on its way."""
         if any(record.duration_ms == 0 for record in self.operation.sent(ReleaseGroup)):
             return True
         token = group.pause_change if group.paused else NONE

@@ -1,7 +1,8 @@
 """The bugs of mutants_fold.py once more, in the oracle. Called by mutants.py alone.
 
 With a bug in both folds their states agree, so S1 is silent, and the bug counts as found only if it breaks another
-invariant. Each twin weakens the oracle as its namesake weakens the shipped fold; `TWINS` gives the replaced attributes.
+invariant. Each weakens the oracle as its namesake weakens the shipped fold; `COUNTERPARTS` gives the replaced
+attributes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Rule = Callable[[Group, dict[str, Any], int, bytes], str]
 NONE: Final = -1
 
 
-class _Past:
+class _EarlierClaims:
     """Which partition each claim of a group was for, as far as a rule has seen it live."""
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ def _x9(rule: Rule) -> Rule:
 
 
 def _x10() -> list[Patch]:
-    past = _Past()
+    past = _EarlierClaims()
 
     def lenient(rule: Rule) -> Rule:
         def any_epoch(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
@@ -257,7 +258,7 @@ def _g2(rule: Rule) -> Rule:
 
 
 def _g4() -> list[Patch]:
-    past = _Past()
+    past = _EarlierClaims()
 
     def taking(rule: Rule) -> Rule:
         def heartbeat(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
@@ -294,7 +295,7 @@ def _rules(**changed: Callable[[Rule], Rule]) -> list[Patch]:
     return [(oracle, "RULES", {**oracle.RULES, **replaced})]
 
 
-TWINS: Final[dict[str, Callable[[], list[Patch]]]] = {
+COUNTERPARTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "X6": lambda: _rules(SetPosition=_x6),
     "X7": lambda: _rules(SetPosition=_x7),
     "X8": lambda: _rules(ClaimingMessages=_x8),

@@ -1,8 +1,8 @@
 """The second fold: PROTOCOL.md's rules once more, slow and plain, to judge the fold that runs in production.
 
-What lives here: the order of all checks, F0, F10 and the Genesis; the rules 1 to 9 stand in `oracle_rules`. It was
-written from PROTOCOL.md alone and may import only the standard library, mmh3 and the oracle's own files: a misreading
-shared with `marshal_py.protocol` would be a misreading that no differential test can find.
+This file has the order of all checks, F0, F10 and the Genesis; `oracle_rules` has the rules 1 to 9. The oracle was
+written from PROTOCOL.md alone and may import only the standard library, mmh3 and its own files: a misreading that it
+shared with `marshal_py.protocol` would be one that no differential test can find.
 """
 
 from typing import Any, NamedTuple
@@ -86,7 +86,7 @@ def route(group: str, partitions: int) -> int:
 
 
 class Oracle:
-    """The world that one log tells, record by record."""
+    """The state of one log, record by record."""
 
     def __init__(self, log: int = 0, root: bytes | None = None, expect_incarnation: bytes | None = None) -> None:
         self.log = log
@@ -127,7 +127,7 @@ class Oracle:
         return sum(word_hash(row) for row in rows) % 2**64
 
     def begin_at(self, snapshot: LogState, chain: int) -> None:
-        """N9: goes on from a snapshot, as if all before it had been read. `snapshot`: by `oracle_snapshot`."""
+        """N9: continues from a snapshot, as if all before it had been read. `snapshot`: by `oracle_snapshot`."""
         self.incarnation, self.partitions = snapshot.incarnation, snapshot.partitions
         self.groups = snapshot.groups
         self.began_at = self.next_offset = snapshot.at

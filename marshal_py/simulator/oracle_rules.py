@@ -231,7 +231,7 @@ def topology(group: Group, fields: dict[str, Any], offset: int, _body: bytes) ->
         return "same"
     of_topic = {place[1]: partition for place, partition in group.partitions.items() if place[0] == name}
     if known.id not in ("", topic_id):
-        # F9.10: made anew. Nobody may own the topic as a whole either; all that has a position is forgotten.
+        # F9.10: recreated. No session may own the topic as a whole either; all that has a position is forgotten.
         fails = group.config is not None and group.config.fields["on_topic_recreated"] == "fail"
         if fails and not group.pause_held_by(fields["token"]):
             return "token"

@@ -34,7 +34,7 @@ class LogState(NamedTuple):
 
 
 class Snapshots:
-    """What a log holds of snapshots: chunks by name (N1), and who vouches for what (N5)."""
+    """The snapshots of a log: chunks by name (N1), and their witnesses (N5)."""
 
     def __init__(self) -> None:
         self.chunks: dict[Name, dict[int, dict[str, Any]]] = {}
@@ -44,7 +44,7 @@ class Snapshots:
         """The Snapshot record at `offset`."""
         fields = record.fields
         if fields["at"] > offset:
-            return  # N1: nobody can have folded so far when it was written
+            return  # N1: no reader can have folded so far when it was written
         if refusal(fields["genesis"]):
             return  # L6: no reader may begin with it
         at, state, chain = fields["at"], fields["state"], fields["chain"]

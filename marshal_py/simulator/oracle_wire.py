@@ -138,7 +138,7 @@ def _map(reader: _Reader, count: int, depth: int) -> object:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Fields: every check returns the value as the fold shall see it, or raises ValueError (E6; nothing is clamped).
+# Fields: every check returns the value as the fold must see it, or raises ValueError (E6; nothing is clamped).
 
 Check = Callable[[object], object]
 
@@ -473,5 +473,5 @@ def parse_envelope(value: bytes | None) -> Envelope | None:
 
 
 def crc_fits(value: bytes, incarnation: bytes) -> bool:
-    """Whether the CRC stands for this value in this incarnation (4.1)."""
+    """Whether the CRC fits this value in this incarnation (4.1)."""
     return zlib.crc32(incarnation + value[:7] + value[11:]) == int.from_bytes(value[7:11], "big")

@@ -1,7 +1,8 @@
 """One simulated operating system process: its machine's clocks, its reader of the log, its producer, how it is stopped.
 
-Client and Admin are such processes. Here lives only what any process on a bad network suffers; no protocol decision.
-Every event of a process goes through `Stage.at`, which holds events back while the process is stopped.
+Client, Query and AdminProcess are such processes. This file has what happens to any process on a bad network, and no
+protocol decision.
+Every event of a process goes through `Environment.schedule`, which holds events back while the process is stopped.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from marshal_py.protocol.identity import Instant
 from marshal_py.protocol.records import Genesis, Record
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import World
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 from marshal_py.simulator.broker import MISSING, Broker
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.faults import NetworkFaults
-from marshal_py.simulator.snapshots import base
+from marshal_py.simulator.log_reader import starting_world
 
 Step = Callable[[Any], None]
 GENESIS_MS = 5_000  # between two attempts to write a Genesis, as in client/loop.py
 
 
 class Environment(Protocol):
-    """What a process knows of the cluster around it."""
+    """The cluster around a process, as far as the process needs it."""
 
     now_ms: int
     events: int
@@ -37,7 +38,7 @@ class Environment(Protocol):
     broker: Broker
     network_faults: NetworkFaults
 
-    def at(self, delay_ms: int, who: Process | None, step: Step, argument: Any = None) -> None: ...
+    def schedule(self, delay_ms: int, who: Process | None, step: Step, argument: Any = None) -> None: ...
     def sent(self, who: Process, value: bytes) -> None: ...
     def folded(self, who: Process, first: int, count: int) -> None: ...
     def digest(self, who: Process) -> None: ...
@@ -46,7 +47,7 @@ class Environment(Protocol):
     def begins_late(self, who: Process) -> bool: ...
 
 
-class Flying:
+class InFlightRecord:
     """A record on its way to the log."""
 
     __slots__ = ("landed", "log", "value")
@@ -72,7 +73,7 @@ class Process:
         self.lagging = False  # the reader alone is cut off
         self.forked = False  # it has read what an unclean election undid; its next fetch says so (KIP-320)
         self.uplink_ms = 0  # what every record of this process takes longer than others
-        self.backlog: deque[tuple[Step, Any]] = deque()
+        self.held_steps: deque[tuple[Step, Any]] = deque()
         self._thaw_number = 0
         self._fetching = False
         self._newest_arrival_ms = 0
@@ -91,26 +92,26 @@ class Process:
         self.frozen = True
         self._thaw_number += 1
         self._sleeping_ms = duration_ms if asleep else 0
-        self.environment.at(duration_ms, None, self._thaw, self._thaw_number)
+        self.environment.schedule(duration_ms, None, self._thaw, self._thaw_number)
 
     def _thaw(self, number: int) -> None:
         if number == self._thaw_number and self.frozen:
             self.thaw(self._sleeping_ms)
 
     def thaw(self, slept_ms: int = 0) -> None:
-        """Runs again, first where it stopped, then what waited."""
+        """Runs again: first the step at which it stopped, then those that waited."""
         self.frozen = False
         self.clock.sleep(slept_ms)
-        while self.backlog and not self.frozen and not self.dead:
-            step, argument = self.backlog.popleft()
+        while self.held_steps and not self.frozen and not self.dead:
+            step, argument = self.held_steps.popleft()
             step(argument)
 
     def stall(self, step: Step, argument: Any) -> bool:
-        """Maybe stops this process here, to go on with `step` later; True if it did."""
-        duration_ms = self.environment.network_faults.stall_ms(self.environment.rng)
+        """May stop this process here; True if it did. `step` follows when it runs again."""
+        duration_ms = self.environment.network_faults.stall_ms()
         if not duration_ms:
             return False
-        self.backlog.appendleft((step, argument))
+        self.held_steps.appendleft((step, argument))
         self.freeze(duration_ms)
         return True
 
@@ -121,14 +122,14 @@ class Process:
         if self._fetching or self.dead:
             return
         self._fetching = True
-        self.environment.at(self.environment.network_faults.read_ms(self.environment.rng), self, self._arrived)
+        self.environment.schedule(self.environment.network_faults.read_ms(), self, self._arrived)
 
     def _arrived(self, _: None) -> None:
         """Records arrive: perhaps not all that the log holds by now."""
         environment = self.environment
         if environment.broker.reads_down_until_ms > environment.now_ms or self.lagging:
             environment.broker.held.append(
-                lambda: environment.at(environment.network_faults.read_ms(environment.rng), self, self._arrived)
+                lambda: environment.schedule(environment.network_faults.read_ms(), self, self._arrived)
             )
             return
         self._fetching = False
@@ -146,7 +147,7 @@ class Process:
         ):
             try:
                 at = end if log.first else int(environment.rng.random() * (end + 1))  # perhaps an older one
-                began = base(environment.broker, self.log, self.world.root, at)
+                began = starting_world(environment.broker, self.log, self.world.root, at)
             except CoordinationError as error:
                 self.log_failed(error)
                 return
@@ -154,15 +155,15 @@ class Process:
         if end < self.world.next_offset:
             self.check_topic(None)  # the log's end lies below what was read (L8)
             return
-        upto = environment.network_faults.cut(environment.rng, self.world.next_offset, end)
+        upto = environment.network_faults.cut(self.world.next_offset, end)
         if upto < end:
             self.wake_reader()
         if self.world.next_offset < upto:
-            self.read_to(upto)
+            self.fold_to(upto)
         elif not end:
-            self.act(None)  # an empty log: somebody has to write the Genesis
+            self.act(None)  # an empty log: a client has to write the Genesis
 
-    def read_to(self, upto: int) -> None:
+    def fold_to(self, upto: int) -> None:
         """Folds the log up to `upto`, record by record, then acts."""
         world, environment = self.world, self.environment
         values = environment.broker.logs[self.log].values
@@ -179,7 +180,7 @@ class Process:
             except CoordinationError as error:
                 self.log_failed(error)
                 return
-            if not world.next_offset & 15:
+            if world.next_offset % CHECKPOINT_OFFSETS == 0:
                 environment.digest(self)
             self.read(verdict, now)
             if self.dead:
@@ -189,7 +190,7 @@ class Process:
             self.look(None)
 
     def look(self, _: None) -> None:
-        """What was there is read."""
+        """Acts on the records that were read."""
         self.act(None)
 
     def read(self, verdict: Verdict, now: Instant) -> None:
@@ -197,7 +198,7 @@ class Process:
         raise NotImplementedError
 
     def begin(self, world: World) -> None:
-        """Reads on from here: a confirmed snapshot, or the log's beginning (N9)."""
+        """Continues from this world: a confirmed snapshot, or the log's beginning (N9)."""
         self.world = world
 
     def act(self, _: None) -> None:
@@ -207,23 +208,23 @@ class Process:
     def log_failed(self, error: CoordinationError) -> None:
         """The log cannot be folded any further."""
         self.environment.stopped(self, error)
-        self.refuse(error)
+        self.end_with(error)
 
     def check_topic(self, _: None) -> None:
-        """What client/loop.py asks Kafka for now and then: is it still the same topic?"""
+        """Checks that the topic is still the same one, as client/loop.py does now and then."""
         if self.topic_id != self.environment.broker.topic_id:
             self.log_failed(
                 TopicRecreated(self.log, f"topic id {self.topic_id}", str(self.environment.broker.topic_id))
             )
 
-    def refuse(self, error: CoordinationError) -> None:
+    def end_with(self, error: CoordinationError) -> None:
         """Ends, naming the error."""
         raise NotImplementedError
 
     # --- opening, as client/loop.py and admin/runner.py do
 
     def opened(self) -> bool:
-        """Whether the group's log is folded to its end, with the Genesis that counts; sees to it that it will be."""
+        """Whether the group's log is folded to its end, with the Genesis that counts; otherwise works towards it."""
         world, broker = self.world, self.environment.broker
         if self.log >= len(broker.logs):
             return False
@@ -231,58 +232,58 @@ class Process:
             self.wake_reader()
         elif world.genesis is None:
             self._write_genesis()
-        elif self.log == 0 and self.place(world.genesis):
-            self.log = self.place(world.genesis)
+        elif self.log == 0 and self.log_of(world.genesis):
+            self.log = self.log_of(world.genesis)
             self.world = World(self.log, world.genesis)
             self.wake_reader()
         else:
             return True
         return False
 
-    def place(self, root: Genesis) -> int:
+    def log_of(self, root: Genesis) -> int:
         """The log that the group lives in (L2)."""
         return route(self.group, root.partitions)
 
     def _write_genesis(self) -> None:
-        """The own one, or in a log k > 0 a copy of the root; until one counts, whoever wrote it (L4, L5)."""
+        """Writes its own Genesis, or a copy of the root in a log k > 0, again and again until one counts (L4, L5)."""
         now_ms = self.environment.now_ms
         if now_ms >= self._genesis_due_ms:
             self._genesis_due_ms = now_ms + GENESIS_MS
             genesis = self.world.root or self.environment.new_genesis()
             self.post(codec.encode(genesis, "", genesis.incarnation))
-            self.environment.at(GENESIS_MS, self, self.act)
+            self.environment.schedule(GENESIS_MS, self, self.act)
 
     # --- writing
 
     def send(self, record: Record) -> None:
         """Writes a record of the group."""
-        assert self.world.genesis is not None  # L7: nobody writes before it has read the Genesis
+        assert self.world.genesis is not None  # L7: no client writes before it has read the Genesis
         version = self.world.writes_version(self.group)
         self.post(codec.encode(record, self.group, self.world.genesis.incarnation, version))
 
     def post(self, value: bytes) -> None:
-        """Hands a value to the producer, which keeps its order unless the weather does not."""
+        """Hands a value to the producer, which keeps its order unless a network fault breaks it."""
         environment, network_faults = self.environment, self.environment.network_faults
         environment.sent(self, value)
-        for delay_ms, in_order in network_faults.write_ms(environment.rng):
+        for delay_ms, in_order in network_faults.write_ms():
             arrival_ms = environment.now_ms + delay_ms + self.uplink_ms
             if in_order:
                 arrival_ms = self._newest_arrival_ms = max(arrival_ms, self._newest_arrival_ms)
-            flying = Flying(self.log, value)
+            in_flight = InFlightRecord(self.log, value)
             if network_faults.stormy:
-                network_faults.flying.append(partial(self._append, flying))
-            environment.at(arrival_ms - environment.now_ms, None, self._append, flying)
+                network_faults.in_flight.append(partial(self._append, in_flight))
+            environment.schedule(arrival_ms - environment.now_ms, None, self._append, in_flight)
 
-    def _append(self, record: Flying) -> None:
+    def _append(self, record: InFlightRecord) -> None:
         environment = self.environment
         if record.landed or record.log >= len(environment.broker.logs):
             return  # healed, and so here already; or of a topic that is gone
         if environment.broker.writes_down_until_ms <= environment.now_ms:
             record.landed = True
             environment.broker.append(record.log, record.value, environment.now_ms)
-        elif environment.network_faults.survives_outage(environment.rng):
+        elif environment.network_faults.survives_outage():
             environment.broker.held.append(
-                lambda: environment.at(environment.network_faults.read_ms(environment.rng), None, self._append, record)
+                lambda: environment.schedule(environment.network_faults.read_ms(), None, self._append, record)
             )
         else:
             record.landed = True

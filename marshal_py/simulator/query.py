@@ -2,11 +2,11 @@
 
 Spark's order of one trigger: `latestOffset`, write-ahead log, `commit` of the batch before, `partitions`, tasks and
 sink, commit log. The checkpoint outlives the process, which may be killed or frozen between any two of these steps; a
-trigger may come so late that the member has left meanwhile (`BatchOverdue`), and then the same query goes on with a new
-member. Half of the drivers have a listener, which tells the process of a commit some time after it, maybe between the
+trigger may come so late that the member has left meanwhile (`BatchOverdue`); then the same query continues with a new
+member. Half of the drivers have a listener, which reports a commit to the process some time later, maybe between the
 calls of a later trigger.
 A message counts as handed over when its batch reaches the tasks, and as finished when the sink has written it and Spark
-has said so: until then nobody could ack it.
+has said so: until then it cannot be acked.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ TRIGGER_INTERVALS = (0.0, 0.0, 0.5, 2.0, 8.0)  # the last is beyond every handle
 
 
 class Checkpoint:
-    """What Spark keeps of a query: the end offsets that it planned, and how many of these batches are committed."""
+    """The checkpoint that Spark keeps of a query: the planned end offsets, and the number of committed batches."""
 
     def __init__(self) -> None:
         self.ends: list[str] = []
         self.commits = 0
-        # For the auditor: by end offset what the sink has, and what of committed batches nobody could ack yet.
+        # For the auditor: what the sink has, by end offset; and messages of committed batches that are not acked yet.
         self.written: dict[str, list[Delivery]] = {}
-        self.untold: list[Delivery] = []
+        self.unacked: list[Delivery] = []
 
     def end(self, batch: int) -> End:
         """The end offset of a batch; before the first one, the first offset."""
@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 class QueryEnvironment(ClientEnvironment, Protocol):
-    """What a query asks of the cluster beyond what any client does."""
+    """What a query needs of the cluster beyond what every client needs."""
 
     healed: bool
     evidence: Evidence
@@ -67,6 +67,8 @@ class QueryEnvironment(ClientEnvironment, Protocol):
 
 class Query(Client):
     """A driver and its source's process, which die together."""
+
+    environment: QueryEnvironment
 
     def __init__(
         self,
@@ -80,7 +82,6 @@ class Query(Client):
     ) -> None:
         """`before`: of the membership before, in the same process."""
         super().__init__(environment, number, group, options, clock, 1)
-        self.query_environment = environment
         self.checkpoint = checkpoint
         self.killed = False  # Spark is gone too
         self.overdue = False
@@ -119,7 +120,7 @@ class Query(Client):
         assert group is not None
         self.ranges.open([claim], {claim.tp: group.partitions[claim.tp].position})
 
-    def _let_go(self, ready: Ready) -> None:
+    def _drop_lost(self, ready: Ready) -> None:
         if ready.lost:
             self.ranges.drop([claim.tp for claim, _ in ready.lost])
 
@@ -142,24 +143,24 @@ class Query(Client):
 
     def start(self, _: None = None) -> None:
         super().start()
-        self.query_environment.evidence.queries.add(self.number)
+        self.environment.evidence.queries.add(self.number)
         replays = len(self.checkpoint.ends) > self.checkpoint.commits
         self._ask(self._partitions if replays else self._latest_offset)
 
     def _ask(self, step: Any, argument: Any = None) -> None:
         """The next of Spark's calls into this process: it waits while the process is stopped."""
         rng = self.environment.rng
-        most_ms = CALL_MS if rng.random() > BUSY or self.query_environment.healed else self.options.interval_ms
+        most_ms = CALL_MS if rng.random() > BUSY or self.environment.healed else self.options.interval_ms
         delay_ms = 1 + int(rng.random() * most_ms)
         self._since_ms = self.environment.now_ms + delay_ms
-        self.environment.at(delay_ms, self, step, argument)
+        self.environment.schedule(delay_ms, self, step, argument)
 
-    def _again(self, step: Any, intervals: int) -> bool:
-        """Asks again in a moment; False when that has gone on for too long."""
+    def _retry(self, step: Any, intervals: int) -> bool:
+        """Asks again soon; False when it has asked for too long."""
         self._called()
         if self.environment.now_ms - self._since_ms >= intervals * self.options.interval_ms:
             return False
-        self.environment.at(self._ask_ms, self, step)
+        self.environment.schedule(self._ask_ms, self, step)
         return True
 
     def _called(self) -> None:
@@ -167,19 +168,19 @@ class Query(Client):
 
     def _joined(self) -> bool:
         member = self.member
-        return member is not None and not self.away and member.session >= 0 and member.group is not None
+        return member is not None and not self.detached and member.session >= 0 and member.group is not None
 
     def _latest_offset(self, _: None) -> None:
         self._called()
         if not self._joined():
-            self.environment.at(self._ask_ms, self, self._latest_offset)
+            self.environment.schedule(self._ask_ms, self, self._latest_offset)
             return
-        if not self.ranges.settled() and self._again(self._latest_offset, SETTLE_INTERVALS):
+        if not self.ranges.settled() and self._retry(self._latest_offset, SETTLE_INTERVALS):
             return
         now, start = self.now(), self.checkpoint.start
         self._committed(start)
         found = self._available()
-        rows_max = 10**9 if self.query_environment.healed else ROWS_MAX  # what has piled up must be read in time (V3)
+        rows_max = 10**9 if self.environment.healed else ROWS_MAX  # what has piled up must be read in time (V3)
         shares = share({tp: end - first for tp, (first, end) in found.items()}, rows_max)
         wanted = [self.ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
         self._pass_gate()
@@ -203,9 +204,9 @@ class Query(Client):
         assert self.member is not None
         self._gate = (self.environment.now_ms, self.world.next_offset, self.member.newest_instance)
 
-    def _told(self, end: str) -> None:
-        """By a listener. What this process does not have is nothing to it."""
-        if self.member is None or self.away:
+    def _commit_heard(self, end: str) -> None:
+        """A listener reports a commit; one that this process does not know is ignored."""
+        if self.member is None or self.detached:
             return
         known = end in self.batches.delivered
         moved = self.batches.commit_reported(digest_of(json.loads(end)), self.now())
@@ -219,15 +220,15 @@ class Query(Client):
     def _settled(self, end: str, moved: bool) -> None:
         member = self.member
         assert member is not None
-        # A message is finished when its ack counts: what came too late for a Release is told later, or comes again.
+        # A message is finished when its ack counts. If it came too late for a Release, ack or message is repeated.
         positions = {claim.tp: claim.position() for claim in member.claims.values() if not claim.sealed}
-        untold = [*self.checkpoint.untold, *self.checkpoint.written.pop(end, ())]
-        self.checkpoint.untold = []
-        for delivery in untold:
+        unacked = [*self.checkpoint.unacked, *self.checkpoint.written.pop(end, ())]
+        self.checkpoint.unacked = []
+        for delivery in unacked:
             if positions.get(TopicPartition(delivery.topic, delivery.partition), 0) > delivery.offset:
                 delivery.end_ms = self.environment.now_ms
             else:
-                self.checkpoint.untold.append(delivery)
+                self.checkpoint.unacked.append(delivery)
         if moved:
             member.urgent = True
             self.act(None)
@@ -240,7 +241,7 @@ class Query(Client):
         """And the commit of the batch before, which is the same call's first half."""
         if not self._joined():
             self._called()
-            self.environment.at(self._ask_ms, self, self._partitions)
+            self.environment.schedule(self._ask_ms, self, self._partitions)
             return
         self._called()
         checkpoint = self.checkpoint
@@ -255,7 +256,7 @@ class Query(Client):
             replay = self.batches.replay(end, self.now())
             if replay.waits:
                 paused = self.member is not None and self.member.paused
-                if not self._again(self._partitions, 10**6 if paused else UNCLAIMED_INTERVALS):
+                if not self._retry(self._partitions, 10**6 if paused else UNCLAIMED_INTERVALS):
                     self._fail()
                 return
             taken = replay.taken
@@ -264,11 +265,11 @@ class Query(Client):
     def _fail(self) -> None:
         """BatchUnclaimed: Spark ends the query, and its operator starts it again."""
         self.killed = self.dead = True
-        self.environment.at(self.options.interval_ms, None, self._revive)
+        self.environment.schedule(self.options.interval_ms, None, self._revive)
 
     def _run(self, end: End, taken: list[Taken]) -> None:
         """The tasks: every message that exists in the ranges."""
-        environment, (gate_ms, read_to, instance) = self.context, self._gate
+        environment, (gate_ms, read_to, instance) = self.environment, self._gate
         deliveries = []
         for one in taken:
             tp = one.range.tp
@@ -292,15 +293,15 @@ class Query(Client):
             environment.delivered(delivery)
         longest_ms = self.options.handler_timeout_ms + self.options.interval_ms  # one that hangs outlasts the timeout
         duration_ms = sum(environment.handler_ms(one.range.tp) for one in taken)
-        duration_ms = min(longest_ms, duration_ms if self.query_environment.healed else duration_ms * ROWS_MAX // 2)
-        environment.at(1 + duration_ms, None, self._written, (key_of(end), deliveries))
+        duration_ms = min(longest_ms, duration_ms if self.environment.healed else duration_ms * ROWS_MAX // 2)
+        environment.schedule(1 + duration_ms, None, self._written, (key_of(end), deliveries))
 
     def _written(self, state: tuple[str, list[Delivery]]) -> None:
         """The sink has them. Executors do not stop when the source's process does, but they die with the driver."""
         if self.killed:
             return
         self.checkpoint.written[state[0]] = state[1]
-        self.environment.at(1, None, self._committed_by_spark)
+        self.environment.schedule(1, None, self._committed_by_spark)
 
     def _committed_by_spark(self, _: None) -> None:
         if not self.killed:
@@ -309,26 +310,26 @@ class Query(Client):
                 rng = self.environment.rng
                 most_ms = CALL_MS if rng.random() > LATE else 2 * self.options.interval_ms
                 end = self.checkpoint.ends[self.checkpoint.commits - 1]
-                self.environment.at(1 + int(rng.random() * most_ms), self, self._told, end)
+                self.environment.schedule(1 + int(rng.random() * most_ms), self, self._commit_heard, end)
             self._next_trigger()
 
     def _next_trigger(self) -> None:
         self._trigger_ms = self.environment.now_ms + int(self._trigger_intervals * self.options.interval_ms)
-        self.environment.at(self._ask_ms, None, self._trigger)
+        self.environment.schedule(self._ask_ms, None, self._trigger)
 
     def _trigger(self, _: None) -> None:
         if self.killed:
             return
-        if self.environment.now_ms < self._trigger_ms and not self.query_environment.healed:
+        if self.environment.now_ms < self._trigger_ms and not self.environment.healed:
             left_ms = self._trigger_ms - self.environment.now_ms
-            self.environment.at(min(left_ms, self.options.interval_ms), None, self._trigger)
+            self.environment.schedule(min(left_ms, self.options.interval_ms), None, self._trigger)
             return
         if self.dead and self.overdue:
             self._revive(None)
         elif self.overdue:
-            self.environment.at(self._ask_ms, None, self._trigger)  # its member is on its way out
+            self.environment.schedule(self._ask_ms, None, self._trigger)  # its member is on its way out
         else:
             self._ask(self._latest_offset)
 
     def _revive(self, _: None) -> None:
-        self.query_environment.revive(self)
+        self.environment.revive(self)

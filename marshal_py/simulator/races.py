@@ -20,9 +20,9 @@ from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
 from marshal_py.simulator.sweep import leave_interrupts_to_the_parent
 
-CALM_EVERY: Final = 8  # a calm run is an hour of a cluster: one for so many seeds takes about a quarter of the time
+CALM_EVERY: Final = 8  # a calm run simulates an hour; at this rate they take a quarter of the time
 CALM: Final = Options(clients=5, partitions=16, interval_ms=60_000, intervals=60, calm=True)
-AHEAD: Final = 4  # runs per process that are handed out before their turn: nobody waits, and little is thrown away
+AHEAD: Final = 4  # runs per process that are handed out before their turn: none waits, and little is thrown away
 
 
 class Task(NamedTuple):
@@ -30,7 +30,7 @@ class Task(NamedTuple):
     calm: bool
 
 
-class Lap(NamedTuple):
+class TimedRun(NamedTuple):
     """One run and what it cost."""
 
     task: Task
@@ -42,7 +42,7 @@ class Lap(NamedTuple):
     trace_hash: str
 
 
-class Pace(NamedTuple):
+class Rates(NamedTuple):
     """Rates of all runs of one kind."""
 
     runs: int
@@ -53,7 +53,7 @@ class Pace(NamedTuple):
 
 
 class Races(NamedTuple):
-    """What was measured."""
+    """The measured rates."""
 
     complete: bool  # False: stopped by Ctrl-C; what is here was run all the same
     processes: int
@@ -64,8 +64,8 @@ class Races(NamedTuple):
     violations: int
     runs: int
     trace_hash: str  # over `runs` runs in their order: as many of them give the same hash everywhere
-    faulty: Pace
-    calm: Pace
+    faulty: Rates
+    calm: Rates
 
 
 def tasks(seeds: range | None) -> Iterator[Task]:
@@ -76,26 +76,28 @@ def tasks(seeds: range | None) -> Iterator[Task]:
             yield Task(seed, True)
 
 
-def measure(seeds: range | None, seconds: float | None, processes: int, told: Callable[[int, float], None]) -> Races:
-    """Runs `seeds`, or for so many seconds. `told(runs, seconds)` after each run. Ctrl-C ends it early."""
-    began, laps, complete = time.monotonic(), [], True
+def measure(
+    seeds: range | None, seconds: float | None, processes: int, on_progress: Callable[[int, float], None]
+) -> Races:
+    """Runs `seeds`, or for so many seconds. `on_progress(runs, seconds)` after each run. Ctrl-C ends it early."""
+    began, done, complete = time.monotonic(), [], True
     end = None if seconds is None else began + seconds
-    running = _laps(tasks(seeds), end, processes)
+    running = _timed_runs(tasks(seeds), end, processes)
     try:
-        for lap in running:
-            laps.append(lap)
-            told(len(laps), time.monotonic() - began)
+        for timed in running:
+            done.append(timed)
+            on_progress(len(done), time.monotonic() - began)
     except KeyboardInterrupt:
         complete = False
     finally:
         running.close()
-    return _summed(laps, complete, processes, time.monotonic() - began)
+    return _summed(done, complete, processes, time.monotonic() - began)
 
 
-def run(task: Task) -> Lap:
+def run(task: Task) -> TimedRun:
     began = time.process_time()
     result = simulate(task.seed, CALM if task.calm else None)
-    return Lap(
+    return TimedRun(
         task,
         time.process_time() - began,
         result.events,
@@ -106,7 +108,7 @@ def run(task: Task) -> Lap:
     )
 
 
-def _laps(wanted: Iterator[Task], end: float | None, processes: int) -> Generator[Lap, None, None]:
+def _timed_runs(wanted: Iterator[Task], end: float | None, processes: int) -> Generator[TimedRun, None, None]:
     """Each run in some process, in their order; at least one. After `end` no more are handed out."""
     if processes == 1:
         for task in wanted:
@@ -115,27 +117,27 @@ def _laps(wanted: Iterator[Task], end: float | None, processes: int) -> Generato
                 return
         return
     pool = ProcessPoolExecutor(processes, get_context("spawn"), leave_interrupts_to_the_parent)
-    flying: deque[Future[Lap]] = deque()
+    pending: deque[Future[TimedRun]] = deque()
     try:
         for task in wanted:
-            flying.append(pool.submit(run, task))
-            if len(flying) < AHEAD * processes:
+            pending.append(pool.submit(run, task))
+            if len(pending) < AHEAD * processes:
                 continue
-            yield flying.popleft().result()
+            yield pending.popleft().result()
             if end is not None and time.monotonic() >= end:
                 break
-        while flying and (end is None or flying[0].running() or flying[0].done()):
-            yield flying.popleft().result()
+        while pending and (end is None or pending[0].running() or pending[0].done()):
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _summed(laps: list[Lap], complete: bool, processes: int, took_s: float) -> Races:
+def _summed(done: list[TimedRun], complete: bool, processes: int, took_s: float) -> Races:
     traces = sha256()
-    for lap in laps:
-        traces.update(f"{lap.task.seed}{'c' if lap.task.calm else ''}:{lap.trace_hash}\n".encode())
-    faulty = [lap for lap in laps if not lap.task.calm]
-    races = sum(lap.races for lap in laps)
+    for timed in done:
+        traces.update(f"{timed.task.seed}{'c' if timed.task.calm else ''}:{timed.trace_hash}\n".encode())
+    faulty = [timed for timed in done if not timed.task.calm]
+    races = sum(timed.races for timed in done)
     return Races(
         complete,
         processes,
@@ -143,16 +145,18 @@ def _summed(laps: list[Lap], complete: bool, processes: int, took_s: float) -> R
         len(faulty),
         round(len(faulty) * 60 / took_s, 1),
         round(races / took_s, 1),
-        sum(lap.violations for lap in laps),
-        len(laps),
+        sum(timed.violations for timed in done),
+        len(done),
         traces.hexdigest(),
-        _pace(faulty),
-        _pace([lap for lap in laps if lap.task.calm]),
+        _rates(faulty),
+        _rates([timed for timed in done if timed.task.calm]),
     )
 
 
-def _pace(laps: list[Lap]) -> Pace:
-    cpu_s = sum(lap.cpu_s for lap in laps)
-    events, hours, races = (sum(getattr(lap, name) for lap in laps) for name in ("events", "simulated_hours", "races"))
+def _rates(done: list[TimedRun]) -> Rates:
+    cpu_s = sum(timed.cpu_s for timed in done)
+    events, hours, races = (
+        sum(getattr(timed, name) for timed in done) for name in ("events", "simulated_hours", "races")
+    )
     per = 1 / cpu_s if cpu_s else 0.0
-    return Pace(len(laps), round(cpu_s, 2), round(events * per), round(hours * 3_600 * per), round(races * per, 1))
+    return Rates(len(done), round(cpu_s, 2), round(events * per), round(hours * 3_600 * per), round(races * per, 1))

@@ -1,7 +1,7 @@
-"""A page about one run: who lived when, who owned which partition when, what struck, and how long take-overs took.
+"""The HTML page of one run: sessions, owners of partitions and faults over time, and how long take-overs took.
 
-One file of HTML with its picture inside (SVG): nothing is loaded from elsewhere. Facts come from the auditor's fold of
-the raw log, never from the protocol's own state.
+One file of HTML with its picture inside (SVG): nothing is loaded from elsewhere. The facts come from the auditor's
+fold of the raw log, never from the protocol's own state.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 from marshal_py.simulator.auditor import judge
 from marshal_py.simulator.auditor_evidence import Evidence
-from marshal_py.simulator.auditor_facts import Tenure
+from marshal_py.simulator.auditor_facts import ClaimSpan
 from marshal_py.simulator.auditor_history import History
 from marshal_py.simulator.run import Result
-from marshal_py.simulator.sweep import Moment
+from marshal_py.simulator.sweep import TraceEvent
 
 WIDTH: Final = 1_100  # px, of the part that shows time
 LABEL: Final = 170  # px before it
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 def page(
     result: Result,
-    moments: Sequence[Moment],
+    trace: Sequence[TraceEvent],
     logs: Sequence[Evidence],
     again: str,
     takeovers: Sequence[float],
@@ -59,7 +59,7 @@ def page(
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1><p>{figures}</p><ul>{found}</ul>"
-        f"<pre>{escape(again)}</pre><h2>Sessions, claims, faults</h2>{_timeline(spans, moments, end_ms, result)}"
+        f"<pre>{escape(again)}</pre><h2>Sessions, claims, faults</h2>{_timeline(spans, trace, end_ms, result)}"
         f"<p>Red lines are faults; point at anything to read what it is. A bar's colour is its session's.</p>"
         f"<h2>Take-over times</h2>{_histogram(takeovers)}<p>From the last accepted sign of life of the old owner to "
         f"the claim of the new one, in intervals, of {escape(seeds)}: {len(takeovers)} take-overs.</p></body></html>\n"
@@ -71,47 +71,47 @@ def takeover_times(logs: Iterable[Evidence], interval_ms: int) -> list[float]:
     times = []
     for log in logs:
         history = judge(log).history
-        for tenures in history.by_key.values():
-            for old, new in pairwise(tenures):
+        for claims in history.by_key.values():
+            for old, new in pairwise(claims):
                 if old.ended_by == "Evict":
-                    signs = history.lives[old.key[0], old.session].extensions
+                    signs = history.sessions[old.key[0], old.session].extensions
                     times.append((new.ms - log.appended_ms[signs[-1].offset]) / interval_ms)
     return times
 
 
 def _sessions(history: History, end_ms: int) -> Iterator[Span]:
     log = history.evidence
-    for (group, session), life in history.lives.items():
+    for (group, session), facts in history.sessions.items():
         ended = [
-            tenure.end
-            for tenures in history.by_key.values()
-            for tenure in tenures
-            if tenure.session == session and tenure.key[0] == group and tenure.ended_by in ("Evict", "Leave")
+            claim.end
+            for claims in history.by_key.values()
+            for claim in claims
+            if claim.session == session and claim.key[0] == group and claim.ended_by in ("Evict", "Leave")
         ]
         last = min(ended, default=None)
-        to_ms = _at(log, last, end_ms) if last is not None else log.appended_ms[life.extensions[-1].offset]
+        to_ms = _at(log, last, end_ms) if last is not None else log.appended_ms[facts.extensions[-1].offset]
         row = f"{group}, session {session}"
         yield Span(row, log.appended_ms[session], max(to_ms, log.appended_ms[session]), session, row)
 
 
 def _claims(history: History, end_ms: int) -> Iterator[Span]:
-    for (group, topic, number), tenures in sorted(history.by_key.items()):
-        for tenure in tenures:
-            text = f"claim {tenure.epoch} of session {tenure.session}, {_ending(tenure)}"
+    for (group, topic, number), claims in sorted(history.by_key.items()):
+        for claim in claims:
+            text = f"claim {claim.epoch} of session {claim.session}, {_ending(claim)}"
             yield Span(
-                f"{group} {topic}:{number}", tenure.ms, _at(history.evidence, tenure.end, end_ms), tenure.session, text
+                f"{group} {topic}:{number}", claim.ms, _at(history.evidence, claim.end, end_ms), claim.session, text
             )
 
 
-def _ending(tenure: Tenure) -> str:
-    return f"ended by {tenure.ended_by}" if tenure.ended_by else "held to the end"
+def _ending(claim: ClaimSpan) -> str:
+    return f"ended by {claim.ended_by}" if claim.ended_by else "held to the end"
 
 
 def _at(log: Evidence, offset: int, end_ms: int) -> float:
     return log.appended_ms[offset] if offset < len(log.appended_ms) else end_ms
 
 
-def _timeline(spans: Sequence[Span], moments: Sequence[Moment], end_ms: int, result: Result) -> str:
+def _timeline(spans: Sequence[Span], trace: Sequence[TraceEvent], end_ms: int, result: Result) -> str:
     rows = {name: number for number, name in enumerate(dict.fromkeys(span.row for span in spans))}
     height = ROW * (len(rows) + 2)
     parts = [f'<text x="0" y="{ROW * (number + 2) - 5}">{escape(name)}</text>' for name, number in rows.items()]
@@ -127,7 +127,7 @@ def _timeline(spans: Sequence[Span], moments: Sequence[Moment], end_ms: int, res
                 f"{span.from_ms}-{span.to_ms} ms: {span.text}",
             )
         )
-    lines = [(moment.ms, "fault", moment.text) for moment in moments if moment.what == "fault"]
+    lines = [(event.ms, "fault", event.text) for event in trace if event.what == "fault"]
     lines += [(found.ms, "bad", f"{found.invariant}: {found.text}") for found in result.violations if found.ms >= 0]
     for ms, kind, text in lines:
         at = _x(ms, end_ms)

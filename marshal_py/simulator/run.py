@@ -1,7 +1,7 @@
 """`simulate(seed, options)`: one run from its seed to its verdict.
 
 A safety phase with faults; then everything heals and progress is demanded: all is owned, a killed owner's partitions
-move, a leaver's partitions move, the backlog falls. The judges read only what the run left behind.
+move, a leaver's partitions move, the backlog falls. The judges read only the evidence that the run leaves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from marshal_py.simulator.auditor import Judgement, judge
 from marshal_py.simulator.auditor_evidence import Evidence, Violation
 from marshal_py.simulator.auditor_history import History
-from marshal_py.simulator.auditor_liveness import Demands, Departure, judge_progress
+from marshal_py.simulator.auditor_liveness import Demands, Departure, judge_liveness
 from marshal_py.simulator.auditor_stops import judge_stops
 from marshal_py.simulator.busy_loops import BusyLoop
 from marshal_py.simulator.cluster import Cluster
@@ -22,7 +22,7 @@ from marshal_py.simulator.fault_injector import FaultInjector
 from marshal_py.simulator.scenario import Options, Scenario, draw
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
-# After such a departure. A slow client comes last: named as an heir it would keep others waiting.
+# How long to wait after each of these. A slow client comes last: named as a successor it would keep others waiting.
 STEP_INTERVALS: Final = {
     "busy_join": 12,
     "drain": 6,
@@ -34,9 +34,9 @@ STEP_INTERVALS: Final = {
 }
 PAUSE_INTERVALS: Final = 3  # of a drain
 UPLINK_INTERVALS: Final = 1.5  # of a slow uplink: each sign of life is read back too late to deliver by it (T9)
-# How long who is as good as dead may still show signs of life: of a reader that is stuck the heartbeats of one interval
-# (T9); over a slow uplink, a third later at most, also a probe and the two heartbeats of a revival, each as late as the
-# uplink is slow (T10).
+# How long a client that is as good as dead may still show signs of life. A stuck reader sends the heartbeats of one
+# interval (T9). Over a slow uplink come, a third of an interval later at most, also a probe and the two heartbeats of a
+# revival, each as late as the uplink is slow (T10).
 # A client whose memory was falsified lives until a checkpoint and a heartbeat have shown it.
 SIGNS_INTERVALS: Final = {
     "killed": 0.0,
@@ -46,7 +46,7 @@ SIGNS_INTERVALS: Final = {
     "slow_uplink": 4 / 3 + 3 * UPLINK_INTERVALS,
 }
 REST_INTERVALS: Final = 1.5  # before a clean stop: what moves afterwards moves because of it (V11)
-LOOKS_PER_INTERVAL: Final = 4  # how often a run looks whether it may go on earlier than that
+LOOKS_PER_INTERVAL: Final = 4  # how often a run checks whether it may continue earlier
 V6_KINDS: Final = frozenset(
     {
         "outage",
@@ -68,7 +68,7 @@ V6_KINDS: Final = frozenset(
 
 
 class Result(NamedTuple):
-    """What a seed gave."""
+    """The result of one seed."""
 
     seed: int
     verdict: str  # ok, violation
@@ -90,30 +90,30 @@ class Result(NamedTuple):
 def simulate(
     seed: int, options: Options | None = None, environment: Callable[[Scenario, Random], Cluster] = Cluster
 ) -> Result:
-    """Runs one seed. The same seed and options give the same Result on every machine; a `stage` may only watch."""
+    """Runs one seed. The same seed and options give the same Result on every machine; `environment` may only watch."""
     options = options or Options()
     rng = Random(seed if not options.salt else f"{seed} {options.salt}")
     scenario = draw(rng, options)
     cluster = environment(scenario, rng)
-    striker = FaultInjector(cluster)
-    striker.begin()
+    injector = FaultInjector(cluster)
+    injector.begin()
     crashed: list[Violation] = []
     demands: Demands | None = None
     try:
-        demands = _run(cluster, striker)
+        demands = _run(cluster, injector)
     except BusyLoop as error:
         crashed.append(Violation("V10", cluster.now_ms, -1, str(error)))
     except AssertionError as error:
         crashed.append(Violation("crash", cluster.now_ms, -1, f"assertion: {error}"))
-    except Exception as error:  # any exception of the heart is a finding of this seed, not the end of the search
+    except Exception as error:  # any exception of the protocol is a finding of this seed, not the end of the search
         crashed.append(Violation("crash", cluster.now_ms, -1, f"{type(error).__name__}: {error}"))
-    evidence = cluster.past + cluster.close()
+    evidence = cluster.closed + cluster.close()
     found, judgements = crashed, [judge(log) for log in evidence] if options.audit else []
     for at, judgement in enumerate(judgements):
         found = found + judgement.violations
-        if at >= len(cluster.past) and demands is not None and not scenario.calm:
+        if at >= len(cluster.closed) and demands is not None and not scenario.calm:
             asked = _asked_of(judgement, demands, cluster)
-            found += judge_progress(asked, judgement.history) + judge_stops(asked, judgement.history)
+            found += judge_liveness(asked, judgement.history) + judge_stops(asked, judgement.history)
     counted: dict[str, int] = {}
     for name in judgements[0].counted if judgements else ():
         counted[name] = sum(judgement.counted[name] for judgement in judgements)
@@ -124,13 +124,13 @@ def simulate(
         takeovers,
         handovers,
         sum(map(_deliveries, evidence)),
-        cluster.network_faults.faults + sum(striker.strikes.values()),
+        cluster.network_faults.faults + sum(injector.strikes.values()),
         cluster.events,
         cluster.now_ms / 3_600_000,
         cluster.trace_hash(),
         tuple(found),
         counted,
-        striker.strikes,
+        injector.strikes,
         cluster.endings,
         cluster.advisories,
         scenario,
@@ -138,24 +138,24 @@ def simulate(
 
 
 def _asked_of(judgement: Judgement, demands: Demands, cluster: Cluster) -> Demands:
-    """The demands on the groups of one log, without those that nobody can read any more."""
+    """The demands on the groups of one log, without the groups that no client can read any more."""
     groups = set(judgement.history.evidence.groups) - cluster.damaged
     topics = {group: topics for group, topics in demands.topics.items() if group in groups}
     return demands._replace(topics=topics)
 
 
-def _run(cluster: Cluster, striker: FaultInjector) -> Demands | None:
+def _run(cluster: Cluster, injector: FaultInjector) -> Demands | None:
     scenario, interval_ms = cluster.scenario, cluster.scenario.interval_ms
     if scenario.until_ms is not None and scenario.until_ms < scenario.safety_ms:
         cluster.run_until(scenario.until_ms)
         return None
     cluster.run_until(scenario.safety_ms)
-    striker.heal()
+    injector.heal()
     healed_ms = cluster.now_ms
     if scenario.calm:
         return Demands(interval_ms, healed_ms, healed_ms, (), (), {}, True)
-    cluster.run_until(healed_ms + interval_ms)  # by now the last record of the storm has landed
-    # A pause that was inherited may have to be waited out once more: a storm makes waits start anew (T3).
+    cluster.run_until(healed_ms + interval_ms)  # by now the last delayed record has landed
+    # A pause from a dump may have to be waited out again: faults restart waits (T3).
     settled = _go_on(cluster, SETTLE_INTERVALS * interval_ms + 5_000 + scenario.pause_ms, cluster.settled)
     settled_ms = cluster.now_ms if settled else None
     departures: list[Departure] = []
@@ -163,14 +163,14 @@ def _run(cluster: Cluster, striker: FaultInjector) -> Demands | None:
     for how, intervals in STEP_INTERVALS.items():
         if how in ("killed", "left") or how in scenario.kinds:
             if how == "busy_join":
-                striker.hang_one()  # A3: no handler keeps who joins waiting beyond its time
+                injector.hang_one()  # A3: no handler keeps a joining client waiting beyond its limit
                 cluster.run_until(cluster.now_ms + interval_ms)
-                striker.join_all()
+                injector.join_all()
             elif how == "drain":
-                striker.hang_one()  # T12: no handler holds a pause open
+                injector.hang_one()  # T12: no handler holds a pause open
                 cluster.run_until(cluster.now_ms + interval_ms)
                 pauses = [(group.name, cluster.now_ms) for group in scenario.groups]
-                striker.pause_all(PAUSE_INTERVALS * interval_ms)
+                injector.pause_all(PAUSE_INTERVALS * interval_ms)
             elif how == "left":
                 cluster.run_until(cluster.now_ms + int(REST_INTERVALS * interval_ms))
                 departures += _depart(cluster, how)
@@ -180,7 +180,7 @@ def _run(cluster: Cluster, striker: FaultInjector) -> Demands | None:
             cluster.producing = cluster.producing and how != "left"  # from then on the backlog must fall (V3)
             enough = cluster.settled if cluster.producing else cluster.finished
             if how in ("busy_join", "drain", "divergence"):
-                enough = _never  # what is waited for is not seen in who owns what
+                enough = _never  # ownership does not show what is waited for
             _go_on(cluster, intervals * interval_ms + 2_000, enough)
     for process in cluster.processes:
         process.world.check()
@@ -204,7 +204,7 @@ def _never() -> bool:
 
 
 def _go_on(cluster: Cluster, most_ms: int, enough: Callable[[], bool]) -> bool:
-    """Until there is nothing more to wait for: what follows is the calm life of a healthy group."""
+    """Runs until `enough` or the end of the time; True if it was enough."""
     end_ms = cluster.now_ms + most_ms
     while cluster.now_ms < end_ms:
         cluster.run_until(min(end_ms, cluster.now_ms + cluster.scenario.interval_ms // LOOKS_PER_INTERVAL))
@@ -242,7 +242,7 @@ def moves_between(histories: Iterable[History]) -> tuple[int, int]:
     """Take-overs and hand-overs: claims that follow an eviction, and those that follow a release to another session."""
     takeovers = handovers = 0
     for history in histories:
-        for old, new in (pair for tenures in history.by_key.values() for pair in pairwise(tenures)):
+        for old, new in (pair for claims in history.by_key.values() for pair in pairwise(claims)):
             if new.epoch >= history.evidence.inherited:  # the others are a dump's, not this run's
                 takeovers += old.ended_by == "Evict"
                 handovers += old.ended_by in ("ReleasingPartition", "Leave") and old.session != new.session

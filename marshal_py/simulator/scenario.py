@@ -1,4 +1,4 @@
-"""What one run consists of: how many clients and partitions, which groups, how fast messages come; drawn from the seed.
+"""The scenario of a run: its clients, partitions, groups, rates and faults, drawn from the seed.
 
 `Options` are the caller's wishes (None: the seed decides); `Scenario` is what was decided. Nothing runs here.
 """
@@ -29,7 +29,7 @@ NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "truncatio
 
 
 class Options(NamedTuple):
-    """What the caller fixes; None leaves it to the seed."""
+    """The caller's wishes; None leaves the choice to the seed."""
 
     clients: int | None = None
     partitions: int | None = None
@@ -38,14 +38,14 @@ class Options(NamedTuple):
     kinds: frozenset[str] | None = None  # of faults
     intervals: int | None = None  # length of the safety phase
     rate: int | None = None  # productions per interval
-    calm: bool = False  # no faults, few messages, nobody killed: for measuring
+    calm: bool = False  # no faults, few messages, no process killed: for measuring
     audit: bool = True
     queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
-    # What makes a failing run small (shrink.py):
+    # Set by shrink.py to make a failing run small:
     salt: int = 0  # another course of all chance
-    skip: frozenset[int] = frozenset()  # strikes that do not happen, by their number
+    skip: frozenset[int] = frozenset()  # faults that do not happen, by their number
     until_ms: int | None = None  # the run ends here, and no progress is demanded
-    # What the run begins with (dump_state.py):
+    # The dump that the run begins with (dump_state.py):
     dump: str = ""  # a file
     group: str = ""  # of it, this group alone
 
@@ -60,7 +60,7 @@ class GroupPlan(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """What was decided."""
+    """Everything about a run that was decided before it begins."""
 
     groups: tuple[GroupPlan, ...]
     clients: int
@@ -130,11 +130,11 @@ def draw(rng: Random, options: Options) -> Scenario:
         until_ms=options.until_ms,
         queries=options.queries,
     )
-    return _heir(scenario, options, dump_state.read(options.dump, options.group)) if options.dump else scenario
+    return _from_dump(scenario, options, dump_state.read(options.dump, options.group)) if options.dump else scenario
 
 
-def _heir(scenario: Scenario, options: Options, past: DumpState) -> Scenario:
-    """The same run in the world that a dump leaves: its groups, topics and logs, at a pace that outlives its dead."""
+def _from_dump(scenario: Scenario, options: Options, past: DumpState) -> Scenario:
+    """The same run with the groups, topics and logs of a dump, long enough to outlast its dead sessions."""
     interval_ms = max(scenario.interval_ms, past.interval_ms)
     groups = tuple(GroupPlan(group.name, group.mode, group.topics, scenario.groups[0].policy) for group in past.groups)
     return scenario._replace(

@@ -44,7 +44,7 @@ def run(schedule: Schedule, environment: Callable[[Scenario, Random], Cluster] =
 
 
 def of_seed(seed: int, mutant: str | None) -> Schedule:
-    """What the search runs under this seed; with a planted bug, under the conditions that make it likely."""
+    """The schedule of this seed; with a planted bug, under the conditions that make the bug likely."""
     return Schedule(seed, Options() if mutant is None else MUTANTS[mutant].bias, mutant)
 
 

@@ -1,4 +1,4 @@
-"""Makes a failing schedule small: fewer clients, partitions, faults, strikes and messages, and a shorter run.
+"""Makes a failing schedule small: fewer clients, partitions, kinds of faults, faults and messages, and a shorter run.
 
 Delta debugging: one change after another is tried, and kept if the run still violates the same invariant. A change
 gives all later chance another course, so each is tried with a few salts. The number of runs is bounded; the result
@@ -27,8 +27,8 @@ class Shrunk(NamedTuple):
     runs: int
 
 
-def shrink(schedule: Schedule, told: Callable[[Schedule], None] = lambda schedule: None) -> Shrunk:
-    """`schedule` must fail. `told` hears of each smaller one. The result names the invariant that it violates."""
+def shrink(schedule: Schedule, on_smaller: Callable[[Schedule], None] = lambda schedule: None) -> Shrunk:
+    """`schedule` must fail. `on_smaller` hears of each smaller one. The result names the invariant that it violates."""
     result = run(schedule)
     if not result.violations:
         raise ValueError(f"seed {schedule.seed} violates nothing: there is nothing to shrink")
@@ -44,10 +44,10 @@ def shrink(schedule: Schedule, told: Callable[[Schedule], None] = lambda schedul
                 found, runs = run(tried), runs + 1
                 if best.violates in {violation.invariant for violation in found.violations}:
                     best, result, again = tried, found, True
-                    told(best)
+                    on_smaller(best)
                     break
             if again:
-                break  # begin anew with the greatest change
+                break  # begin again with the greatest change
     return Shrunk(best, result, runs)
 
 
@@ -67,7 +67,7 @@ def _smaller(options: Options, result: Result) -> Iterator[Options]:
     if violation.invariant[0] == "S" and violation.ms >= 0 and (options.until_ms is None or end_ms < options.until_ms):
         yield options._replace(until_ms=end_ms * 2 // 3)
         yield options._replace(until_ms=end_ms)
-    # Of those that were skipped some may lie behind the end by now: trying them again costs a run each.
+    # Some of the skipped faults may lie after the end by now: trying them again costs a run each.
     count = sum(result.strikes.values()) + len(options.skip)
     struck = [number for number in range(count) if number not in options.skip]
     if len(struck) > 1:

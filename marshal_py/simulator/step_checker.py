@@ -1,8 +1,8 @@
-"""The judge of one step: what a log says, prefix by prefix, and whether a record or a delivery may follow it.
+"""The judge of one step: the facts of each prefix of a log, and whether a record or a delivery may follow it.
 
-The exhaustive search asks it at every transition. Like its sibling auditor.py it knows the oracle alone and shares no
-code with what it judges. `Facts` are values: extending one leaves it as it is, because a search goes on from each of
-its states in many ways. A judgement is "" or a sentence that begins with the invariant.
+The exhaustive search calls it at every transition. Like auditor.py it knows the oracle alone and shares no code with
+what it judges. `Facts` are values: extending one does not change it, because a search continues from each state in many
+ways. A judgement is "" or a sentence that begins with the invariant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Mark = tuple[str, str, int, int, int]  # "begun" (at most once) or "finished", t
 AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
 
 
-class Tenure(NamedTuple):
+class AcceptedClaim(NamedTuple):
     """One accepted claim."""
 
     key: Key
@@ -36,7 +36,7 @@ class Extension(NamedTuple):
     interval_ms: int
 
 
-class Advance(NamedTuple):
+class PositionAdvance(NamedTuple):
     """A position of an at-least-once group that grew by a record of its owner."""
 
     key: Key
@@ -46,12 +46,13 @@ class Advance(NamedTuple):
 
 
 class Facts:
-    """What one prefix of the log says about one group."""
+    """The facts of one prefix of the log about one group."""
 
     __slots__ = (
         "advances",
         "broken",
         "by",
+        "claims",
         "digest",
         "extensions",
         "frozen",
@@ -65,7 +66,6 @@ class Facts:
         "positions",
         "reason",
         "sent_ms",
-        "tenures",
     )
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class Facts:
         self.mode = 0
         self.paused = self.opaque = False
         self.sent_ms: tuple[int, ...] = ()  # by offset
-        self.tenures: dict[int, Tenure] = {}  # by epoch
+        self.claims: dict[int, AcceptedClaim] = {}  # by epoch
         self.newest: dict[Key, int] = {}  # epoch of the newest claim
         self.grants: dict[int, tuple[tuple[int, int], ...]] = {}  # by epoch
         self.extensions: dict[int, Extension] = {}  # by session
         self.positions: dict[Key, int] = {}
-        self.advances: tuple[Advance, ...] = ()  # by the newest record
+        self.advances: tuple[PositionAdvance, ...] = ()  # by the newest record
         self.broken = ""  # what the newest record violates by itself
 
     def then(self, group: str, value: bytes | None, sent_ms: int) -> Facts:
@@ -102,9 +102,9 @@ class Facts:
         after.opaque = state is not None and state.opaque_at >= 0
         parts = state.partitions if state is not None else {}
         live = {part.epoch for part in parts.values() if part.owner >= 0}
-        after.tenures = {
-            epoch: tenure if epoch in live or not tenure.live else tenure._replace(live=False)
-            for epoch, tenure in self.tenures.items()
+        after.claims = {
+            epoch: claim if epoch in live or not claim.live else claim._replace(live=False)
+            for epoch, claim in self.claims.items()
         }
         after.positions = {key: part.position for key, part in parts.items()}
         after.extensions = self._extended(state.sessions if state is not None else {}, after.sent_ms)
@@ -123,7 +123,7 @@ class Facts:
         return found
 
     def _take(self, before: Facts, parts: dict[Key, Any], verdict: Verdict) -> str:
-        """What an accepted record did: S2, S6, S10, S11, S12, S15 as far as the log alone shows them."""
+        """Judges an accepted record: S2, S6, S10, S11, S12, S15 as far as the log alone shows them."""
         record, offset = verdict.record, len(self.sent_ms) - 1
         if record is None:
             return ""
@@ -131,20 +131,20 @@ class Facts:
         if self.kind == "ClaimingPartition":
             key = (fields["topic"], fields["partition"])
             part, last = parts[key], before.newest.get(key, -1)
-            if last >= 0 and before.tenures[last].live:
+            if last >= 0 and before.claims[last].live:
                 return f"S2: {key} is claimed while it is owned"
             if before.paused:
                 return f"S11: {key} is claimed in a pause"
             instance = self._instance(fields["session"])
             self.newest = {**self.newest, key: offset}
-            self.tenures[offset] = Tenure(key, fields["session"], instance, part.position, part.generation, True)
+            self.claims[offset] = AcceptedClaim(key, fields["session"], instance, part.position, part.generation, True)
         elif self.kind == "ClaimingMessages":
             for wanted in [fields["ranges"][index] for index in verdict.granted]:
-                tenure = self.tenures[wanted["epoch"]]
+                claim = self.claims[wanted["epoch"]]
                 if before.paused:
-                    return f"S11: messages of {tenure.key} are granted in a pause"
-                if wanted["start"] < before.positions[tenure.key]:
-                    return f"S6: a grant of {tenure.key} begins below what was granted"
+                    return f"S11: messages of {claim.key} are granted in a pause"
+                if wanted["start"] < before.positions[claim.key]:
+                    return f"S6: a grant of {claim.key} begins below what was granted"
                 grants = (*self.grants.get(wanted["epoch"], ()), (wanted["start"], wanted["to"]))
                 self.grants = {**self.grants, wanted["epoch"]: grants}
         elif self.kind == "Evict":
@@ -155,7 +155,7 @@ class Facts:
         elif self.kind == "SetPosition":
             for move in fields["moves"]:
                 key = (move["topic"], move["partition"])
-                if before.newest.get(key, -1) >= 0 and before.tenures[before.newest[key]].live:
+                if before.newest.get(key, -1) >= 0 and before.claims[before.newest[key]].live:
                     return f"S12: {key} moves under a live owner"
                 if self.positions[key] != move["position"]:
                     return f"S10: {key} moves to {self.positions[key]}, not to {move['position']}"
@@ -165,8 +165,8 @@ class Facts:
         """F6.3: whether a Release of an at-most-once group gave this position back."""
         if self.kind != "ReleasingPartition" or self.mode != AT_MOST_ONCE or record.fields["observed"] == -1:
             return False
-        tenure = before.tenures[record.fields["epoch"]]
-        return tenure.key == key and tenure.position <= position == record.fields["give"]
+        claim = before.claims[record.fields["epoch"]]
+        return claim.key == key and claim.position <= position == record.fields["give"]
 
     def _instance(self, session: int) -> bytes:
         oracle: Oracle = pickle.loads(self.frozen)
@@ -184,7 +184,7 @@ class Facts:
             if position < was and not self._given_back(before, record, key, position):
                 return f"S10: the position of {key} falls from {was} to {position}"
             if self.mode == AT_LEAST_ONCE and was >= 0:
-                self.advances = (*self.advances, Advance(key, parts[key].generation, was, position))
+                self.advances = (*self.advances, PositionAdvance(key, parts[key].generation, was, position))
         return ""
 
 
@@ -199,39 +199,39 @@ class Delivery(NamedTuple):
 
 def judge_delivery(delivery: Delivery, read: Facts, log: Facts, journal: frozenset[Mark], now_ms: int) -> str:
     """S2, S3, S5, S6, S7, S11, S14. `read`: what the process has read; `log`: all that was appended by now."""
-    tenure = read.tenures.get(delivery.epoch)
+    claim = read.claims.get(delivery.epoch)
     what = f"offset {delivery.offset} under epoch {delivery.epoch}"
-    if tenure is None or not tenure.live:
+    if claim is None or not claim.live:
         return f"S2: {what}, which is no live claim in what was read"
-    if tenure.instance != delivery.instance:
+    if claim.instance != delivery.instance:
         return f"S2: {what}, the claim of another instance"
     if read.opaque:
         return f"S14: {what}, in a group that cannot be read any more"
     if read.paused:
         return f"S11: {what}, in a pause that was read"
-    newest = log.newest[tenure.key]
-    if newest != delivery.epoch and log.tenures[newest].session != tenure.session:
-        return f"S3: {what}, which session {log.tenures[newest].session} owns by epoch {newest}"
-    extension = read.extensions[tenure.session]
+    newest = log.newest[claim.key]
+    if newest != delivery.epoch and log.claims[newest].session != claim.session:
+        return f"S3: {what}, which session {log.claims[newest].session} owns by epoch {newest}"
+    extension = read.extensions[claim.session]
     if now_ms - extension.sent_ms > extension.interval_ms:
         return f"S3: {what}, {now_ms - extension.sent_ms} ms after the newest extension was sent"
     if read.mode == AT_MOST_ONCE:
         inside = [grant for grant in read.grants.get(delivery.epoch, ()) if grant[0] <= delivery.offset < grant[1]]
         if len(inside) != 1:
             return f"S6: {what} lies in {len(inside)} grants"
-        if begun(tenure, delivery.offset) in journal:
+        if begun(claim, delivery.offset) in journal:
             return f"S5: {what}, which was delivered before"
-    elif delivery.first and delivery.offset != tenure.position:
-        return f"S7: {what}, where its claim begins at {tenure.position}"
+    elif delivery.first and delivery.offset != claim.position:
+        return f"S7: {what}, where its claim begins at {claim.position}"
     return ""
 
 
-def begun(tenure: Tenure, offset: int) -> Mark:
-    return ("begun", *tenure.key, tenure.generation, offset)
+def begun(claim: AcceptedClaim, offset: int) -> Mark:
+    return ("begun", *claim.key, claim.generation, offset)
 
 
-def finished(tenure: Tenure, offset: int) -> Mark:
-    return ("finished", *tenure.key, tenure.generation, offset)
+def finished(claim: AcceptedClaim, offset: int) -> Mark:
+    return ("finished", *claim.key, claim.generation, offset)
 
 
 def judge_advances(facts: Facts, journal: frozenset[Mark]) -> str:

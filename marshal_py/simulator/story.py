@@ -1,6 +1,6 @@
-"""A failing run as a story that a person can read: who, when, which record at which offset, and which promise broke.
+"""The story of a failing run for a person to read: process, time, record and offset, and the promise that broke.
 
-Chooses among the moments of a run and puts them into lines. Judges nothing.
+Chooses among the events of a trace and turns them into lines. Judges nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from marshal_py.simulator.auditor_evidence import Violation
-from marshal_py.simulator.sweep import Moment
+from marshal_py.simulator.sweep import TraceEvent
 
-LINES_MAX: Final = 60  # of moments: what comes before is seldom the reason
+LINES_MAX: Final = 60  # events: what comes before is seldom the reason
 PROMISES: Final = {
     "S1": "every reader of the log holds the same state",
     "S2": "a partition has one owner, and only its owner delivers",
@@ -46,24 +46,24 @@ PROMISES: Final = {
 }
 
 
-def story(violation: Violation, moments: Sequence[Moment]) -> Iterator[str]:
-    """The moments up to the violation, the guilty record marked, and what was promised."""
-    until_ms = violation.ms if violation.ms >= 0 else moments[-1].ms
-    return ending_in(violation, [moment for moment in moments if moment.ms <= until_ms], line_of)
+def story(violation: Violation, trace: Sequence[TraceEvent]) -> Iterator[str]:
+    """The trace up to the violation, with the offending record marked, and the promise that it breaks."""
+    until_ms = violation.ms if violation.ms >= 0 else trace[-1].ms
+    return ending_in(violation, [event for event in trace if event.ms <= until_ms], line_of)
 
 
-def ending_in(violation: Violation, before: Sequence[Moment], line: Callable[[Moment], str]) -> Iterator[str]:
-    """The same of moments that end with the violation, each as `line` says."""
+def ending_in(violation: Violation, before: Sequence[TraceEvent], line: Callable[[TraceEvent], str]) -> Iterator[str]:
+    """The same for events that end with the violation; `line` formats each."""
     if len(before) > LINES_MAX:
-        yield f"({len(before) - LINES_MAX} moments before)"
-    for moment in before[-LINES_MAX:]:
-        guilty = moment.what == "record" and moment.offset == violation.offset >= 0
-        yield f"{'>' if guilty else ' '} {line(moment)}"
+        yield f"({len(before) - LINES_MAX} events before)"
+    for event in before[-LINES_MAX:]:
+        guilty = event.what == "record" and event.offset == violation.offset >= 0
+        yield f"{'>' if guilty else ' '} {line(event)}"
     where = f"offset {violation.offset}" if violation.offset >= 0 else "no record alone"
     yield f"{violation.invariant} ({PROMISES.get(violation.invariant, 'a promise')}) is broken, {where}:"
     yield f"  {violation.text}"
 
 
-def line_of(moment: Moment) -> str:
-    at = f"@{moment.offset}" if moment.what == "record" else ""
-    return f"{moment.ms:>9} ms  {moment.who:<10} {at:<6} {moment.verdict or moment.what:<9} {moment.text}"
+def line_of(event: TraceEvent) -> str:
+    at = f"@{event.offset}" if event.what == "record" else ""
+    return f"{event.ms:>9} ms  {event.who:<10} {at:<6} {event.verdict or event.what:<9} {event.text}"

@@ -1,4 +1,4 @@
-"""What `marshal simulate` runs: many seeds in processes, one seed told as moments, a search for each planted bug.
+"""What `marshal simulate` runs: many seeds in processes, one seed with its trace, a search for each planted bug.
 
 Results come in the order of the seeds, so that sums and hashes do not depend on the number of processes. Nothing is
 judged here: verdicts are run.py's.
@@ -40,11 +40,11 @@ from marshal_py.simulator.scenario import Options, Scenario
 from marshal_py.simulator.schedule import Schedule
 from marshal_py.simulator.schedule import run as run_schedule
 
-CHUNK_MAX: Final = 16  # seeds per errand to a process: few enough that all processes end at about the same time
+CHUNK_MAX: Final = 16  # seeds per task of a process: few enough that all processes end at about the same time
 BASES: Final = tuple(SEEDS_BASE + number * 10_000_000 for number in range(5))  # of searches for one planted bug
 NOBODY: Final = "-"
 
-# The honest limits: nothing is weakened and nothing fails, the auditor counts. name -> (what makes it likely, counter)
+# The documented limits, which the auditor counts without failing. name -> (what makes it likely, counter)
 COUNTED: Final = {
     "X3": (Options(clients=3, partitions=3, interval_ms=2_000, kinds=frozenset({"gate_stop"})), "S3"),
     "X12": (Options(clients=3, partitions=3, interval_ms=2_000, kinds=frozenset({"false_reclaim", "lag"})), "X12"),
@@ -63,7 +63,7 @@ class Total(NamedTuple):
 
     seeds: int
     violations: int
-    void: bool  # nobody took over or nothing was delivered: such a search proves nothing
+    void: bool  # no take-over or no delivery: such a search proves nothing
     takeovers: int
     handovers: int
     deliveries: int
@@ -75,7 +75,7 @@ class Total(NamedTuple):
 
 
 class Counted(Protocol):
-    """What a sum needs of a run: a Result has it, and so has a row of a sweep on Spark."""
+    """The fields that a total needs: a Result has them, and so has a row of a sweep on Spark."""
 
     @property
     def seed(self) -> int: ...
@@ -133,7 +133,7 @@ def _each(work: Callable[[Task], Done], tasks: Iterable[Task], count: int, proce
     if processes == 1 or count <= 1:
         yield from map(work, tasks)
         return
-    # spawn, not fork: whoever calls may have threads.
+    # spawn, not fork: the caller may have threads.
     pool = ProcessPoolExecutor(min(processes, count), get_context("spawn"), leave_interrupts_to_the_parent)
     try:
         yield from pool.map(work, tasks, chunksize=max(1, min(CHUNK_MAX, count // (4 * processes))))
@@ -151,7 +151,7 @@ def leave_interrupts_to_the_parent() -> None:
 
 
 class Found(NamedTuple):
-    """What the search for one planted bug gave."""
+    """The result of the search for one planted bug."""
 
     mutant: str
     found: bool | str  # also "counted", and "pending" where no run can show it yet
@@ -212,7 +212,7 @@ def why_not(name: str) -> str:
 # One
 
 
-class Moment(NamedTuple):
+class TraceEvent(NamedTuple):
     """Something that happened in a run."""
 
     ms: float
@@ -223,15 +223,15 @@ class Moment(NamedTuple):
     text: str
 
 
-class _Watched(Cluster):
+class _TracingCluster(Cluster):
     """A cluster that remembers. It draws nothing and decides nothing, so the run is the same."""
 
     def __init__(self, scenario: Scenario, rng: Random) -> None:
-        self.noted: list[Moment] = []
+        self.noted: list[TraceEvent] = []
         super().__init__(scenario, rng)
 
     def note(self, who: Process | None, what: str, text: str) -> None:
-        self.noted.append(Moment(self.now_ms, NOBODY if who is None else _title(who), what, None, None, text))
+        self.noted.append(TraceEvent(self.now_ms, NOBODY if who is None else _title(who), what, None, None, text))
 
     def trace(self, who: int, what: int, value: int) -> None:
         if who == NONE:
@@ -243,10 +243,10 @@ class _Watched(Cluster):
         self.note(client, "process", f"starts, for group {group}")
         return client
 
-    def add_twin(self, client: Client) -> Client:
-        twin = super().add_twin(client)
-        self.note(twin, "process", f"begins as a clone of {_title(client)}")
-        return twin
+    def add_clone(self, client: Client) -> Client:
+        clone = super().add_clone(client)
+        self.note(clone, "process", f"begins as a clone of {_title(client)}")
+        return clone
 
     def kill(self, client: Process) -> None:
         self.note(client, "process", "is killed")
@@ -262,38 +262,38 @@ def run_one(seed: int, mutant: str | None = None) -> Result:
     return _run(seed, mutant, Cluster)
 
 
-class Told(NamedTuple):
+class TracedRun(NamedTuple):
     """A run with everything that happened in it in the order of time."""
 
     result: Result
-    moments: list[Moment]
+    trace: list[TraceEvent]
     logs: list[Evidence]
 
 
-def tell(seed: int, mutant: str | None = None) -> Told:
-    """The same as `run_one`, told."""
-    return _told(lambda environment: _run(seed, mutant, environment))
+def trace_seed(seed: int, mutant: str | None = None) -> TracedRun:
+    """The same as `run_one`, with the trace."""
+    return _traced(lambda environment: _run(seed, mutant, environment))
 
 
-def tell_schedule(schedule: Schedule) -> Told:
-    return _told(lambda environment: run_schedule(schedule, environment))
+def trace_schedule(schedule: Schedule) -> TracedRun:
+    return _traced(lambda environment: run_schedule(schedule, environment))
 
 
-def _told(run: Callable[[Callable[[Scenario, Random], Cluster]], Result]) -> Told:
-    stages: list[_Watched] = []
+def _traced(run: Callable[[Callable[[Scenario, Random], Cluster]], Result]) -> TracedRun:
+    clusters: list[_TracingCluster] = []
 
     def environment(scenario: Scenario, rng: Random) -> Cluster:
-        stages.append(_Watched(scenario, rng))
-        return stages[0]
+        clusters.append(_TracingCluster(scenario, rng))
+        return clusters[0]
 
     result = run(environment)
-    (cluster,) = stages
-    logs = cluster.past + cluster.close()
+    (cluster,) = clusters
+    logs = cluster.closed + cluster.close()
     records = [
-        moment for evidence in logs for moment in records_of(evidence, _sender(cluster, evidence), evidence.inherited)
+        event for evidence in logs for event in records_of(evidence, _sender(cluster, evidence), evidence.inherited)
     ]
-    moments = [*cluster.noted, *records, *_deliveries(cluster)]
-    return Told(result, sorted(moments, key=lambda moment: moment.ms), logs)
+    trace = [*cluster.noted, *records, *_deliveries(cluster)]
+    return TracedRun(result, sorted(trace, key=lambda event: event.ms), logs)
 
 
 def _run(seed: int, mutant: str | None, environment: Callable[[Scenario, Random], Cluster]) -> Result:
@@ -304,7 +304,7 @@ def _run(seed: int, mutant: str | None, environment: Callable[[Scenario, Random]
 
 
 def violated_anyway(seed: int, mutant: str) -> tuple[Violation, ...]:
-    """What the shipped code itself violates under the same conditions: then the planted bug was not what was found."""
+    """The violations of the shipped code under the same conditions: if any, the planted bug was not what was found."""
     return simulate(seed, MUTANTS[mutant].bias).violations
 
 
@@ -313,8 +313,8 @@ def _title(process: Process) -> str:
     return f"{process.name}#{process.number}"
 
 
-def _sender(cluster: _Watched, evidence: Evidence) -> Callable[[int, Verdict | None], str]:
-    """Who sent the record at an offset. A copy that came twice has the sender of the newest."""
+def _sender(cluster: _TracingCluster, evidence: Evidence) -> Callable[[int, Verdict | None], str]:
+    """Returns a function that names the sender of the record at an offset; of equal records, the newest sender."""
 
     def sender(offset: int, _: Verdict | None) -> str:
         sent = evidence.sent.get(evidence.log[offset] or b"")
@@ -323,7 +323,9 @@ def _sender(cluster: _Watched, evidence: Evidence) -> Callable[[int, Verdict | N
     return sender
 
 
-def records_of(evidence: Evidence, sender: Callable[[int, Verdict | None], str], first: int = 0) -> Iterator[Moment]:
+def records_of(
+    evidence: Evidence, sender: Callable[[int, Verdict | None], str], first: int = 0
+) -> Iterator[TraceEvent]:
     """The records of a log from `first` on, with the oracle's verdicts."""
     oracle = oracle_of(evidence)
     if oracle is None:
@@ -335,7 +337,7 @@ def records_of(evidence: Evidence, sender: Callable[[int, Verdict | None], str],
         try:
             outcome, reason, group, *_ = oracle.apply(offset, value)
         except OracleStop as stop:
-            yield Moment(ms, sender(offset, None), "record", offset, "stop", stop.reason)
+            yield TraceEvent(ms, sender(offset, None), "record", offset, "stop", stop.reason)
             return
         verdict = Verdict(offset, Outcome[outcome.upper()], reason, group or "", None)
         envelope = codec.open_envelope(value, crc32(oracle.incarnation or b""))
@@ -343,14 +345,14 @@ def records_of(evidence: Evidence, sender: Callable[[int, Verdict | None], str],
             verdict = replace(verdict, record=envelope[5] or codec.decode_body(envelope[3], envelope[4]))
         text, who = describe(verdict), sender(offset, verdict)
         if offset >= first:
-            yield Moment(ms, who, "record", offset, outcome, f"{group}: {text}" if group else text)
+            yield TraceEvent(ms, who, "record", offset, outcome, f"{group}: {text}" if group else text)
 
 
-def _deliveries(cluster: _Watched) -> Iterator[Moment]:
+def _deliveries(cluster: _TracingCluster) -> Iterator[TraceEvent]:
     for delivery in cluster.evidence.deliveries:
         if not delivery.inherited:
             until = f"until {delivery.end_ms}" if delivery.end_ms >= 0 else "and never ends"
             where = f"{delivery.group}: message {delivery.topic}:{delivery.partition} {delivery.offset}"
             text = f"{where} of claim {delivery.epoch} is handled {until}"
             who = _title(cluster.processes[int(delivery.client)])
-            yield Moment(delivery.begin_ms, who, "delivery", delivery.offset, None, text)
+            yield TraceEvent(delivery.begin_ms, who, "delivery", delivery.offset, None, text)

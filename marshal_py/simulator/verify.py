@@ -1,11 +1,11 @@
-"""Folds a log twice, by the heart and by the oracle, and compares all that both say and all that the log itself says.
+"""Folds a log twice, by the rationalizer and by the oracle, and compares both with each other and with the log.
 
 Compared are every verdict, the chain digest and the digests of the groups concerned at every checkpoint, all groups at
 the end, and each digest that a heartbeat carries (PROTOCOL.md 6) with the fold's. The two folds share no code: where
 they agree, the log means what PROTOCOL.md says; where a heartbeat disagrees, its sender once read another log or folded
 it otherwise. The same holds for the snapshots in the log (N3). A log whose beginning was deleted is folded from the
-oldest confirmed snapshot that both folds find sound. The first difference of a log ends the look at that log, for
-everything behind it may follow from it.
+oldest confirmed snapshot that both folds find sound. The first difference ends the comparison of that log,
+because everything after it may follow from it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Difference(Struct, frozen=True):
     expected: str
 
 
-class Report(Struct):
-    """What was compared, and what differed: at most one difference per log, the lowest."""
+class Comparison(Struct):
+    """The counts of what was compared, and the differences: at most one per log, the lowest."""
 
     logs: int = 0
     records: int = 0
@@ -61,15 +61,15 @@ class TwoFolds:
     """One log under both folds."""
 
     def __init__(
-        self, log: int, root: Genesis | None, root_value: bytes | None, report: Report, each: bool = False
+        self, log: int, root: Genesis | None, root_value: bytes | None, report: Comparison, each: bool = False
     ) -> None:
         """`root`, `root_value`: the root Genesis and its bytes, needed for a log > 0 (L4).
 
-        `each`: a group is compared behind every record that names it, not only at checkpoints; that costs the oracle
-        as much again for each partition of the group.
+        `each`: compare a group after every record that names it, not only at checkpoints; the cost grows with the
+        partitions of the group.
         """
         self._each = each
-        self._known: dict[str, int] = {}  # with `each`: the digest of a group behind the last record that named it
+        self._known: dict[str, int] = {}  # with `each`: the digest of a group after the last record that named it
         self.difference: Difference | None = None
         self.log, self.report = log, report
         self._world = World(log, None if log == 0 else root)
@@ -80,7 +80,7 @@ class TwoFolds:
         self._parts: dict[str, int] = {}
 
     def begin(self, stored: Stored, state: LogState) -> bool:
-        """Goes on from a snapshot (N9), as the one fold reads it and as the other does; False if it is not sound."""
+        """Continues from a snapshot (N9), read by each fold in its own way; False if it is not sound."""
         world = snapshot.load(stored, self.log, self._world.root)
         if world is None:
             return False
@@ -108,7 +108,7 @@ class TwoFolds:
             stopped[1] = str(stop)
         if any(stopped):
             what = "the log cannot be folded further" if all(stopped) else "only one of the folds stops here"
-            self._differs(offset, "", what, stopped[0] or "goes on", stopped[1] or "goes on")
+            self._differs(offset, "", what, stopped[0] or "continues", stopped[1] or "continues")
             return
         ours = (verdict.outcome.name.lower(), verdict.reason, verdict.group)
         theirs = (judged.outcome, judged.reason, judged.group or "")
@@ -127,7 +127,7 @@ class TwoFolds:
             self._check_block(offset)
 
     def _check_record(self, offset: int, verdict: Verdict) -> None:
-        """Both folds hold the same group behind the record; if it was not accepted, the group of before (F10.1)."""
+        """Both folds hold the same group after the record; one that was not accepted left it unchanged (F10.1)."""
         name = verdict.group
         group = self._world.groups.get(name)
         if group is None:
@@ -180,32 +180,32 @@ class TwoFolds:
         return found
 
     def _check_snapshot(self, offset: int, record: Snapshot) -> None:
-        """N3: what the writer of a snapshot, or its witness, had folded."""
+        """Compares the digests of a snapshot or of its witness (N3)."""
         if record.at < self._world.began_at:
-            return  # of what lies before the beginning of this look
+            return  # the fold began after it
         self.report.snapshot_digests += 1
         expected = self._totals.get(record.at), self._checkpoints.chain(record.at)
         for what, found, known in zip(("state", "chain"), (record.state, record.chain), expected, strict=True):
             if found != known and self.difference is None:
-                told = "no such checkpoint there" if known is None else f"{known:016x}"
+                must_be = "no such checkpoint there" if known is None else f"{known:016x}"
                 self._differs(
-                    offset, "", f"{what} digest of a snapshot, of checkpoint {record.at}", f"{found:016x}", told
+                    offset, "", f"{what} digest of a snapshot, of checkpoint {record.at}", f"{found:016x}", must_be
                 )
 
     def _check_carried(self, offset: int, group: str, carried: Checkpoint) -> None:
-        """G4: what the sender of a heartbeat had folded."""
+        """Compares the digests that a heartbeat carries (G4)."""
         if carried.fold != FOLD_VERSION:
             self.report.other_fold_versions += 1
             return
         if carried.at < self._world.began_at:
-            return  # of what lies before the beginning of this look
+            return  # the fold began after it
         self.report.heartbeat_digests += 1
         chain, state = self._checkpoints.chain(carried.at), self._checkpoints.state(group, carried.at)
         if chain is None:
             known = f"checkpoints up to {self._checkpoints.newest}"
             self._differs(offset, group, "checkpoint of a heartbeat", str(carried.at), known)
         elif chain != carried.chain:
-            # Not where the logs parted, but the first that noticed: the block before it may be the one that differs.
+            # The logs may have parted earlier: this is the first record that shows it.
             self._differs(
                 offset,
                 group,
@@ -223,7 +223,7 @@ class TwoFolds:
             )
 
     def miss(self, first: int) -> None:
-        """N10: nothing stands in for the beginning."""
+        """The log has lost its beginning, and no snapshot replaces it (N10)."""
         self._differs(first, "", "the log cannot be folded", f"it begins at offset {first}", "a confirmed snapshot")
 
     def _differs(self, offset: int, group: str, what: str, found: str, expected: str) -> None:
@@ -260,9 +260,11 @@ class Truncated:
         self.folds.miss(self.first)
 
 
-def verify(records: Iterable[LogRecord], root: Genesis | None, root_value: bytes | None, each: bool = False) -> Report:
+def verify(
+    records: Iterable[LogRecord], root: Genesis | None, root_value: bytes | None, each: bool = False
+) -> Comparison:
     """Checks whole logs, or what is left of them; their records may come mixed, each log's in its order."""
-    report = Report()
+    report = Comparison()
     logs: dict[int, TwoFolds | Truncated] = {}
     for record in records:
         folds = logs.get(record.log)

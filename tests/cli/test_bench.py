@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from marshal_py.cli import app, bench
 from marshal_py.simulator import races
-from marshal_py.simulator.races import Lap, Task
+from marshal_py.simulator.races import Task, TimedRun
 
 RATES = {"runs", "cpu_s", "events_per_cpu_s", "simulated_hours_per_cpu_hour", "races_per_cpu_s"}
 
@@ -31,8 +31,8 @@ def test_rates_as_json_and_for_people() -> None:
 
 
 def test_a_violation_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    def violated(task: Task) -> Lap:
-        return Lap(task, 1.0, 1, 1.0, 1, 1, "")
+    def violated(task: Task) -> TimedRun:
+        return TimedRun(task, 1.0, 1, 1.0, 1, 1, "")
 
     monkeypatch.setattr(races, "run", violated)
     done = run("--seeds", "0:1", "--processes", "1")

@@ -127,16 +127,16 @@ def test_one_seed_prints_its_counters() -> None:
 def test_a_trace_tells_everything_and_changes_nothing() -> None:
     # Of one log that stays: offsets of several logs would not be one row.
     seed = next(seed for seed in range(100) if not run_seed(seed).scenario.kinds & {"logs", "recreate", "gap"})
-    *moments, found = objects(run("--seed", str(seed), "--trace", "--json"))
+    *trace, found = objects(run("--seed", str(seed), "--trace", "--json"))
     ran = run_seed(seed)
     assert found["trace_hash"] == ran.trace_hash
-    times = [moment["ms"] for moment in moments]
+    times = [event["ms"] for event in trace]
     assert times == sorted(times)
-    records = [moment for moment in moments if moment["what"] == "record"]
-    assert [moment["offset"] for moment in records] == list(range(len(records)))
-    assert {moment["verdict"] for moment in records} <= {"accepted", "rejected", "ignored"}
-    assert sum(moment["what"] == "delivery" for moment in moments) == ran.deliveries
-    assert sum(moment["what"] == "fault" for moment in moments) == sum(ran.strikes.values())
+    records = [event for event in trace if event["what"] == "record"]
+    assert [event["offset"] for event in records] == list(range(len(records)))
+    assert {event["verdict"] for event in records} <= {"accepted", "rejected", "ignored"}
+    assert sum(event["what"] == "delivery" for event in trace) == ran.deliveries
+    assert sum(event["what"] == "fault" for event in trace) == sum(ran.strikes.values())
     plain = run("--seed", str(seed), "--trace").stdout.splitlines()
     first = next(line for line in plain if "@0" in line.split())
     assert first.split()[1] == "ms"
@@ -146,9 +146,9 @@ def test_a_trace_tells_everything_and_changes_nothing() -> None:
 @pytest.mark.parametrize("kind", ["twin", "crash", "poison"])
 def test_watching_a_run_leaves_it_as_it_is(kind: str) -> None:
     seed = next(seed for seed in range(100) if kind in run_seed(seed).strikes)
-    result, moments, _ = sweep.tell(seed)
+    result, trace, _ = sweep.trace_seed(seed)
     assert result == run_seed(seed)
-    assert any(moment.what == "fault" and moment.text == kind for moment in moments)
+    assert any(event.what == "fault" and event.text == kind for event in trace)
 
 
 def test_a_seed_with_a_violation_is_1(monkeypatch: pytest.MonkeyPatch) -> None:

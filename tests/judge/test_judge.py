@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from marshal_py.simulator import oracle
-from marshal_py.simulator.auditor_evidence import Report
+from marshal_py.simulator.auditor_evidence import ToolReport
 from marshal_py.simulator.oracle import Oracle
 from marshal_py.simulator.oracle_snapshot import FOLD_VERSION
 from tests.support import wire
@@ -28,7 +28,7 @@ INTERVAL_MS = 1_000
 JOIN, HEARTBEAT, LEAVE, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, TOPOLOGY, NOTE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13
 
 
-class Play:
+class RunBuilder:
     """A run under construction. Times are ms; a record is read by the recorder 2 ms after its send."""
 
     def __init__(self, mode: int) -> None:
@@ -104,7 +104,7 @@ class Play:
 class Run:
     """A clean run and the places in it that plants change."""
 
-    play: Play
+    builder: RunBuilder
     a: int  # sessions
     b: int
     a0: int  # epochs: a's claim of partition 0, b's of 1, b's of 0 after the eviction
@@ -115,74 +115,74 @@ class Run:
 
 def alo() -> Run:
     """A and b own a partition each; a is killed in the middle of a message; b evicts it and goes on from there."""
-    play = Play(1)
-    a, b = play.join(100, "a"), play.join(110, "b")
-    play.write(120, TOPOLOGY, TOPIC, 2, -1)
-    a0, b1 = play.claim(130, a, 0), play.claim(140, b, 1)
+    builder = RunBuilder(1)
+    a, b = builder.join(100, "a"), builder.join(110, "b")
+    builder.write(120, TOPOLOGY, TOPIC, 2, -1)
+    a0, b1 = builder.claim(130, a, 0), builder.claim(140, b, 1)
     for offset in range(6):  # a finishes 0 to 5 before its last heartbeat, and 6 begins just before it
-        play.deliver("a", a0, 0, offset, 200 + 50 * offset, 220 + 50 * offset)
-    play.deliver("a", a0, 0, 6, 590)
-    play.heartbeat(400, a, (a0, 3))
-    play.heartbeat(420, b, (b1, 0))
-    extended = play.heartbeat(600, a, (a0, 6))
-    play.deliver("a", a0, 0, 7, 650, 660)  # finished, and nobody knows
-    play.fault(700, "kill", "a")
-    play.ends("a", 700, -9)
+        builder.deliver("a", a0, 0, offset, 200 + 50 * offset, 220 + 50 * offset)
+    builder.deliver("a", a0, 0, 6, 590)
+    builder.heartbeat(400, a, (a0, 3))
+    builder.heartbeat(420, b, (b1, 0))
+    extended = builder.heartbeat(600, a, (a0, 6))
+    builder.deliver("a", a0, 0, 7, 650, 660)  # finished, and nobody knows
+    builder.fault(700, "kill", "a")
+    builder.ends("a", 700, -9)
     for number in range(30):
-        play.heartbeat(750 + 100 * number, b, (b1, number))
-        play.deliver("b", b1, 1, number, 700 + 100 * number, 710 + 100 * number)
+        builder.heartbeat(750 + 100 * number, b, (b1, number))
+        builder.deliver("b", b1, 1, number, 700 + 100 * number, 710 + 100 * number)
         if number == 20:
-            evicted_at = play.write(2_810, EVICT, a, extended, 2_001)
-            b0 = play.claim(2_815, b, 0, observed=a0)
+            evicted_at = builder.write(2_810, EVICT, a, extended, 2_001)
+            b0 = builder.claim(2_815, b, 0, observed=a0)
     for offset in range(6, 12):
-        play.deliver("b", b0, 0, offset, 2_900 + 10 * offset, 2_905 + 10 * offset)
-    play.heartbeat(3_700, b, (b0, 12), (b1, 30))
-    play.settle()
-    play.write(3_900, RELEASE, b, b0, 12)
-    play.write(3_900, RELEASE, b, b1, 30)
-    play.write(3_901, LEAVE, b)
-    play.ends("b", 4_000)
-    play.evidence.topics = {(TOPIC, 0): list(range(12)), (TOPIC, 1): list(range(30))}
-    return Run(play, a, b, a0, b1, b0, evicted_at)
+        builder.deliver("b", b0, 0, offset, 2_900 + 10 * offset, 2_905 + 10 * offset)
+    builder.heartbeat(3_700, b, (b0, 12), (b1, 30))
+    builder.settle()
+    builder.write(3_900, RELEASE, b, b0, 12)
+    builder.write(3_900, RELEASE, b, b1, 30)
+    builder.write(3_901, LEAVE, b)
+    builder.ends("b", 4_000)
+    builder.evidence.topics = {(TOPIC, 0): list(range(12)), (TOPIC, 1): list(range(30))}
+    return Run(builder, a, b, a0, b1, b0, evicted_at)
 
 
 def amo() -> Run:
     """The same at most once: grants of four."""
-    play = Play(2)
-    a, b = play.join(100, "a"), play.join(110, "b")
-    play.write(120, TOPOLOGY, TOPIC, 1, -1)
-    a0 = play.claim(130, a, 0)
-    play.write(150, GRANT, a, [[a0, 0, 0, 4]])
-    play.write(160, GRANT, a, [[a0, 4, 4, 8]])
+    builder = RunBuilder(2)
+    a, b = builder.join(100, "a"), builder.join(110, "b")
+    builder.write(120, TOPOLOGY, TOPIC, 1, -1)
+    a0 = builder.claim(130, a, 0)
+    builder.write(150, GRANT, a, [[a0, 0, 0, 4]])
+    builder.write(160, GRANT, a, [[a0, 4, 4, 8]])
     for offset in range(6):
-        play.deliver("a", a0, 0, offset, 200 + 10 * offset, 205 + 10 * offset)
-    extended = play.heartbeat(400, a)
-    play.fault(500, "kill", "a")
-    play.ends("a", 500, -9)
+        builder.deliver("a", a0, 0, offset, 200 + 10 * offset, 205 + 10 * offset)
+    extended = builder.heartbeat(400, a)
+    builder.fault(500, "kill", "a")
+    builder.ends("a", 500, -9)
     for number in range(10):
-        play.heartbeat(420 + 300 * number, b)
-    evicted_at = play.write(3_300, EVICT, a, extended, 2_001)
-    b0 = play.claim(3_310, b, 0, observed=a0)
-    play.write(3_320, GRANT, b, [[b0, 8, 8, 16]])
+        builder.heartbeat(420 + 300 * number, b)
+    evicted_at = builder.write(3_300, EVICT, a, extended, 2_001)
+    b0 = builder.claim(3_310, b, 0, observed=a0)
+    builder.write(3_320, GRANT, b, [[b0, 8, 8, 16]])
     for offset in range(8, 16):
-        play.deliver("b", b0, 0, offset, 3_330 + offset, 3_331 + offset)
-    play.settle()
-    play.ends("b", 3_600)
-    play.evidence.topics = {(TOPIC, 0): list(range(16))}
-    return Run(play, a, b, a0, -1, b0, evicted_at)
+        builder.deliver("b", b0, 0, offset, 3_330 + offset, 3_331 + offset)
+    builder.settle()
+    builder.ends("b", 3_600)
+    builder.evidence.topics = {(TOPIC, 0): list(range(16))}
+    return Run(builder, a, b, a0, -1, b0, evicted_at)
 
 
 def test_clean_runs_have_no_violation() -> None:
     for make in (alo, amo):
-        found = make().play.judge()
+        found = make().builder.judge()
         assert [str(violation) for violation in found.violations] == []
         assert found.void == ""
         assert found.counters["takeovers"] == 1
-    assert alo().play.judge().counters["redelivered"] == 2
+    assert alo().builder.judge().counters["redelivered"] == 2
 
 
 def test_a_run_without_enough_take_overs_or_deliveries_is_void() -> None:
-    evidence = alo().play.evidence
+    evidence = alo().builder.evidence
     assert "take-overs" in judge(evidence).void
     assert "deliveries" in judge(evidence, takeovers_min=1).void
     assert not judge(evidence, takeovers_min=1).ok
@@ -206,62 +206,62 @@ def plant(invariant: str, mode: list[tuple[str, str, Plant]]) -> Callable[[Plant
 
 def delivery(run: Run, client: str, partition: int, offset: int) -> Delivery:
     wanted = (client, partition, offset)
-    return next(d for d in run.play.evidence.deliveries if (d.client, d.partition, d.offset) == wanted)
+    return next(d for d in run.builder.evidence.deliveries if (d.client, d.partition, d.offset) == wanted)
 
 
 @plant("S1", ALO_PLANTS)
 def a_reader_folds_another_state(run: Run) -> None:
-    at, (state, chain) = max(run.play.checkpoints.items())
-    run.play.write(3_950, HEARTBEAT, run.b, 99, [], [], None, [at, state ^ 1, chain, FOLD_VERSION])
+    at, (state, chain) = max(run.builder.checkpoints.items())
+    run.builder.write(3_950, HEARTBEAT, run.b, 99, [], [], None, [at, state ^ 1, chain, FOLD_VERSION])
 
 
 @plant("S1", ALO_PLANTS)
 def a_reader_reads_other_bytes(run: Run) -> None:
-    at, (state, chain) = max(run.play.checkpoints.items())
-    run.play.write(3_950, HEARTBEAT, run.b, 99, [], [], None, [at, state, chain ^ 1, FOLD_VERSION])
+    at, (state, chain) = max(run.builder.checkpoints.items())
+    run.builder.write(3_950, HEARTBEAT, run.b, 99, [], [], None, [at, state, chain ^ 1, FOLD_VERSION])
 
 
 @plant("V5", ALO_PLANTS)
 def a_divergence_goes_unnoticed(run: Run) -> None:
-    at, (state, chain) = max(run.play.checkpoints.items())
-    session = run.play.join(3_940, "c")
-    run.play.write(3_950, HEARTBEAT, session, 1, [], [], None, [at, state ^ 1, chain, FOLD_VERSION])
+    at, (state, chain) = max(run.builder.checkpoints.items())
+    session = run.builder.join(3_940, "c")
+    run.builder.write(3_950, HEARTBEAT, session, 1, [], [], None, [at, state ^ 1, chain, FOLD_VERSION])
 
 
 @plant("S2", ALO_PLANTS)
 def a_token_names_no_claim(run: Run) -> None:
-    run.play.deliver("b", run.b0 + 1, 0, 13, 3_800, 3_801)
+    run.builder.deliver("b", run.b0 + 1, 0, 13, 3_800, 3_801)
 
 
 @plant("S2", ALO_PLANTS)
 def a_token_of_another_partition(run: Run) -> None:
-    run.play.deliver("b", run.b1, 0, 13, 3_800, 3_801)
+    run.builder.deliver("b", run.b1, 0, 13, 3_800, 3_801)
 
 
 @plant("S2", ALO_PLANTS)
 def a_token_of_another_client(run: Run) -> None:
-    run.play.evidence.lives["c"] = Life("c", "c", 3, GROUP, "", 0)
-    run.play.deliver("c", run.b0, 0, 12, 3_800, 3_801)
+    run.builder.evidence.lives["c"] = Life("c", "c", 3, GROUP, "", 0)
+    run.builder.deliver("c", run.b0, 0, 12, 3_800, 3_801)
 
 
 @plant("S2", ALO_PLANTS)
 def a_delivery_before_the_claim(run: Run) -> None:
-    run.play.deliver("b", run.b0, 0, 6, 2_790, 2_795)
+    run.builder.deliver("b", run.b0, 0, 6, 2_790, 2_795)
 
 
 @plant("S3", ALO_PLANTS)
 def a_delivery_after_somebody_elses_claim_was_read(run: Run) -> None:
-    run.play.deliver("a", run.a0, 0, 8, 2_818, 2_820)
+    run.builder.deliver("a", run.a0, 0, 8, 2_818, 2_820)
 
 
 @plant("S3", ALO_PLANTS)
 def a_delivery_after_the_lease(run: Run) -> None:
-    run.play.deliver("a", run.a0, 0, 8, 1_620, 1_630)
+    run.builder.deliver("a", run.a0, 0, 8, 1_620, 1_630)
 
 
 @plant("S3", ALO_PLANTS)
 def a_delivery_after_the_own_release_was_sent(run: Run) -> None:
-    run.play.deliver("b", run.b0, 0, 12, 3_920, 3_930)
+    run.builder.deliver("b", run.b0, 0, 12, 3_920, 3_930)
 
 
 @plant("S4", ALO_PLANTS)
@@ -271,12 +271,12 @@ def a_token_of_another_incarnation(run: Run) -> None:
 
 @plant("S4", ALO_PLANTS)
 def a_write_with_an_older_token(run: Run) -> None:
-    run.play.deliver("a", run.a0, 0, 8, 3_400, 3_401)
+    run.builder.deliver("a", run.a0, 0, 8, 3_400, 3_401)
 
 
 @plant("S7", ALO_PLANTS)
 def a_message_nobody_finished(run: Run) -> None:
-    run.play.evidence.deliveries.remove(delivery(run, "a", 0, 2))
+    run.builder.evidence.deliveries.remove(delivery(run, "a", 0, 2))
 
 
 @plant("S7", ALO_PLANTS)
@@ -291,166 +291,166 @@ def a_message_finished_after_the_position_passed_it(run: Run) -> None:
 
 @plant("S9", ALO_PLANTS)
 def a_message_finished_long_ago_comes_again(run: Run) -> None:
-    run.play.deliver("b", run.b0, 0, 4, 2_850, 2_860)
+    run.builder.deliver("b", run.b0, 0, 4, 2_850, 2_860)
 
 
 @plant("S9", ALO_PLANTS)
 def a_message_that_was_finished_above_the_position_comes_again(run: Run) -> None:
-    """D1: the heartbeats came in order, so the heir was told of 3 to 5 too, though 2 was never acknowledged."""
+    """D1: the heartbeats came in order, so the successor knew of 3 to 5 too, although 2 was never acknowledged."""
     delivery(run, "a", 0, 2).ack_ns = NEVER
-    run.play.deliver("b", run.b0, 0, 4, 2_850, 2_860)
+    run.builder.deliver("b", run.b0, 0, 4, 2_850, 2_860)
 
 
 @plant("S9", ALO_PLANTS)
 def a_message_comes_again_after_a_hand_over(run: Run) -> None:
-    released = run.play.oracle.groups[GROUP].partitions[TOPIC, 0].version
-    c = run.play.join(3_950, "c")
-    c0 = run.play.claim(3_951, c, 0, observed=released)
-    run.play.deliver("c", c0, 0, 12, 3_955, 3_956)
-    d = run.play.join(3_957, "d")
-    handed = run.play.write(3_960, RELEASE, c, c0, 12, d, "hand-over")
-    run.play.deliver("d", run.play.claim(3_962, d, 0, observed=handed), 0, 12, 3_970, 3_971)
+    released = run.builder.oracle.groups[GROUP].partitions[TOPIC, 0].version
+    c = run.builder.join(3_950, "c")
+    c0 = run.builder.claim(3_951, c, 0, observed=released)
+    run.builder.deliver("c", c0, 0, 12, 3_955, 3_956)
+    d = run.builder.join(3_957, "d")
+    handed = run.builder.write(3_960, RELEASE, c, c0, 12, d, "hand-over")
+    run.builder.deliver("d", run.builder.claim(3_962, d, 0, observed=handed), 0, 12, 3_970, 3_971)
 
 
 @plant("S10", ALO_PLANTS)
 def an_heir_begins_too_late(run: Run) -> None:
-    run.play.evidence.deliveries.remove(delivery(run, "b", 0, 6))
+    run.builder.evidence.deliveries.remove(delivery(run, "b", 0, 6))
 
 
 @plant("S10", ALO_PLANTS)
 def a_claim_is_delivered_backwards(run: Run) -> None:
-    run.play.deliver("b", run.b0, 0, 7, 3_800, 3_801)
+    run.builder.deliver("b", run.b0, 0, 7, 3_800, 3_801)
 
 
 @plant("S12", ALO_PLANTS)
 def a_tool_says_moved_and_nothing_did(run: Run) -> None:
-    run.play.evidence.reports.append(Report(GROUP, "admin", "moved", ((TOPIC, 0, 3),)))
+    run.builder.evidence.reports.append(ToolReport(GROUP, "admin", "moved", ((TOPIC, 0, 3),)))
 
 
 @plant("S13", ALO_PLANTS)
 def a_process_crashes(run: Run) -> None:
-    run.play.evidence.lives["b"].exit_code = 1
+    run.builder.evidence.lives["b"].exit_code = 1
 
 
 @plant("S13", ALO_PLANTS)
 def a_process_gives_a_sound_log_up(run: Run) -> None:
     names = ("LogGap", "CoordinationError", "ClusterError", "MarshalError")
-    run.play.evidence.failures.append(Failure(3_950 * MS, "b", names, "offsets are missing", True))
+    run.builder.evidence.failures.append(Failure(3_950 * MS, "b", names, "offsets are missing", True))
 
 
 @plant("S14", ALO_PLANTS)
 def a_delivery_after_the_own_error(run: Run) -> None:
-    run.play.evidence.failures.append(Failure(3_000 * MS, "b", ("SessionCloned",), "twice", True))
+    run.builder.evidence.failures.append(Failure(3_000 * MS, "b", ("SessionCloned",), "twice", True))
 
 
 @plant("S14", ALO_PLANTS)
 def nobody_names_an_error_when_the_topic_is_recreated(run: Run) -> None:
-    run.play.fault(3_800, "recreated")
+    run.builder.fault(3_800, "recreated")
 
 
 @plant("S14", ALO_PLANTS)
 def deliveries_go_on_when_the_log_has_stopped(run: Run) -> None:
-    run.play.fault(1_000, "recreated")
-    run.play.evidence.failures.append(Failure(3_960 * MS, "b", ("TopicRecreated", "CoordinationError"), "", True))
+    run.builder.fault(1_000, "recreated")
+    run.builder.evidence.failures.append(Failure(3_960 * MS, "b", ("TopicRecreated", "CoordinationError"), "", True))
 
 
 @plant("S14", ALO_PLANTS)
 def nobody_minds_an_opaque_group(run: Run) -> None:
-    run.play.write_raw(3_902, wire.record(GROUP, NOTE, -1, "future", record_version=2))
+    run.builder.write_raw(3_902, wire.record(GROUP, NOTE, -1, "future", record_version=2))
 
 
 @plant("S14", ALO_PLANTS)
 def nobody_minds_an_unknown_envelope(run: Run) -> None:
     value = wire.envelope(GROUP, NOTE, wire.pack([NOTE, -1, "future"]), version=2)
-    run.play.records.append(Record(len(run.play.records), value, 3_904 * MS, 3_902 * MS))
+    run.builder.records.append(Record(len(run.builder.records), value, 3_904 * MS, 3_902 * MS))
 
 
 @plant("S14", ALO_PLANTS)
 def nobody_minds_a_gap(run: Run) -> None:
-    run.play.records.append(Record(len(run.play.records) + 1, b"later", 3_904 * MS, 3_902 * MS))
+    run.builder.records.append(Record(len(run.builder.records) + 1, b"later", 3_904 * MS, 3_902 * MS))
 
 
 @plant("S15", ALO_PLANTS)
 def an_eviction_without_the_wait(run: Run) -> None:
-    record = run.play.records[run.evicted_at]
-    run.play.records[run.evicted_at] = record._replace(sent_ns=2_500 * MS)
+    record = run.builder.records[run.evicted_at]
+    run.builder.records[run.evicted_at] = record._replace(sent_ns=2_500 * MS)
 
 
 @plant("V1", ALO_PLANTS)
 def a_dead_owners_partition_stays_alone(run: Run) -> None:
-    run.play.evidence.settled = {0: run.evicted_at + 1}
+    run.builder.evidence.settled = {0: run.evicted_at + 1}
 
 
 @plant("V2", ALO_PLANTS)
 def a_released_partition_stays_alone(run: Run) -> None:
-    run.play.settle()
+    run.builder.settle()
 
 
 @plant("V3", ALO_PLANTS)
 def a_partition_is_never_claimed(run: Run) -> None:
-    run.play.evidence.topics[TOPIC, 2] = []
+    run.builder.evidence.topics[TOPIC, 2] = []
 
 
 @plant("V3", ALO_PLANTS)
 def messages_are_left(run: Run) -> None:
-    run.play.evidence.topics[TOPIC, 0].append(12)
+    run.builder.evidence.topics[TOPIC, 0].append(12)
 
 
 @plant("V4", ALO_PLANTS)
 def a_herd_of_claims(run: Run) -> None:
     for ms in range(3_950, 3_957):
-        run.play.claim(ms, run.b, 0)
+        run.builder.claim(ms, run.b, 0)
 
 
 @plant("V4", ALO_PLANTS)
 def a_herd_of_two_members(run: Run) -> None:
     for ms in range(2_000, 2_007):
-        run.play.claim(ms, run.b, 0)
+        run.builder.claim(ms, run.b, 0)
 
 
 @plant("V7", ALO_PLANTS)
 def a_pause_that_an_owner_holds_open(run: Run) -> None:
     """Of a process that ran all the while; the pause lasts for longer than the slack of a slow machine."""
-    session = run.play.join(4_000, "c")
-    run.play.ends("c", 60_000)
-    run.play.claim(4_010, session, 0, observed=run.play.oracle.groups[GROUP].partitions[TOPIC, 0].version)
-    run.play.write(4_500, PAUSE, -1, -1, 50_000)
+    session = run.builder.join(4_000, "c")
+    run.builder.ends("c", 60_000)
+    run.builder.claim(4_010, session, 0, observed=run.builder.oracle.groups[GROUP].partitions[TOPIC, 0].version)
+    run.builder.write(4_500, PAUSE, -1, -1, 50_000)
 
 
 @plant("V6", ALO_PLANTS)
 def a_live_owner_is_evicted(run: Run) -> None:
-    run.play.evidence.faults.clear()
-    run.play.ends("a", 4_000, 0)
+    run.builder.evidence.faults.clear()
+    run.builder.ends("a", 4_000, 0)
 
 
 @plant("S5", AMO_PLANTS)
 def a_message_twice(run: Run) -> None:
-    run.play.write(3_400, GRANT, run.b, run.b0, 16, 16, 20)
-    run.play.deliver("b", run.b0, 0, 5, 3_410, 3_411)
+    run.builder.write(3_400, GRANT, run.b, run.b0, 16, 16, 20)
+    run.builder.deliver("b", run.b0, 0, 5, 3_410, 3_411)
 
 
 @plant("S5", AMO_PLANTS)
 def the_dead_owners_message_twice(run: Run) -> None:
     again = delivery(run, "a", 0, 5)
-    run.play.evidence.deliveries.append(dataclasses.replace(again, begin_ns=300 * MS, gate_ns=300 * MS))
+    run.builder.evidence.deliveries.append(dataclasses.replace(again, begin_ns=300 * MS, gate_ns=300 * MS))
 
 
 @plant("S6", AMO_PLANTS)
 def a_message_outside_of_every_grant(run: Run) -> None:
-    run.play.deliver("b", run.b0, 0, 16, 3_400, 3_401)
+    run.builder.deliver("b", run.b0, 0, 16, 3_400, 3_401)
 
 
 @plant("S6", AMO_PLANTS)
 def a_message_inside_the_dead_owners_grant(run: Run) -> None:
-    run.play.deliver("b", run.b0, 0, 7, 3_325, 3_326)
+    run.builder.deliver("b", run.b0, 0, 7, 3_325, 3_326)
 
 
 @plant("S6", AMO_PLANTS)
 def a_granted_message_that_nobody_gets(run: Run) -> None:
     """By a process that ended cleanly, gave nothing back and wrote no Note."""
-    run.play.write(3_400, GRANT, run.b, [[run.b0, 16, 16, 20]])
-    run.play.write(3_500, RELEASE, run.b, run.b0, -1)
-    run.play.evidence.topics[TOPIC, 0].append(16)
+    run.builder.write(3_400, GRANT, run.b, [[run.b0, 16, 16, 20]])
+    run.builder.write(3_500, RELEASE, run.b, run.b0, -1)
+    run.builder.evidence.topics[TOPIC, 0].append(16)
 
 
 @plant("S6", AMO_PLANTS)
@@ -467,7 +467,7 @@ def _cases(make: Callable[[], Run], plants: list[tuple[str, str, Plant]]) -> lis
 def test_a_planted_fault_is_found(make: Callable[[], Run], invariant: str, change: Plant) -> None:
     run = make()
     change(run)
-    assert invariant in run.play.invariants()
+    assert invariant in run.builder.invariants()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -488,12 +488,12 @@ def test_two_owners_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return strict(group, fields, offset, body)
 
     weaken(monkeypatch, "ClaimingPartition", greedy)
-    play = Play(1)
-    a, b = play.join(100, "a"), play.join(110, "b")
-    play.write(120, TOPOLOGY, TOPIC, 1, -1)
-    a0 = play.claim(130, a, 0)
-    play.claim(140, b, 0, observed=a0)
-    assert "S2" in play.invariants()
+    builder = RunBuilder(1)
+    a, b = builder.join(100, "a"), builder.join(110, "b")
+    builder.write(120, TOPOLOGY, TOPIC, 1, -1)
+    a0 = builder.claim(130, a, 0)
+    builder.claim(140, b, 0, observed=a0)
+    assert "S2" in builder.invariants()
 
 
 def test_a_position_that_falls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,13 +504,13 @@ def test_a_position_that_falls_is_found(monkeypatch: pytest.MonkeyPatch) -> None
         return ""
 
     weaken(monkeypatch, "Heartbeat", careless)
-    play = Play(1)
-    a = play.join(100, "a")
-    play.write(120, TOPOLOGY, TOPIC, 1, -1)
-    a0 = play.claim(130, a, 0)
-    play.heartbeat(200, a, (a0, 5))
-    play.heartbeat(300, a, (a0, 4))
-    assert "S10" in play.invariants()
+    builder = RunBuilder(1)
+    a = builder.join(100, "a")
+    builder.write(120, TOPOLOGY, TOPIC, 1, -1)
+    a0 = builder.claim(130, a, 0)
+    builder.heartbeat(200, a, (a0, 5))
+    builder.heartbeat(300, a, (a0, 4))
+    assert "S10" in builder.invariants()
 
 
 @pytest.mark.parametrize("record", ["ClaimingPartition", "ClaimingMessages"])
@@ -524,50 +524,50 @@ def test_a_claim_in_a_pause_is_found(monkeypatch: pytest.MonkeyPatch, record: st
         return reason
 
     weaken(monkeypatch, record, restless)
-    play = Play(2)
-    a = play.join(100, "a")
-    play.write(120, TOPOLOGY, TOPIC, 2, -1)
-    a0 = play.claim(130, a, 0)
-    play.write(140, PAUSE, -1, -1, 60_000)
+    builder = RunBuilder(2)
+    a = builder.join(100, "a")
+    builder.write(120, TOPOLOGY, TOPIC, 2, -1)
+    a0 = builder.claim(130, a, 0)
+    builder.write(140, PAUSE, -1, -1, 60_000)
     if record == "ClaimingPartition":
-        play.claim(150, a, 1)
+        builder.claim(150, a, 1)
     else:
-        play.write(150, GRANT, a, [[a0, 0, 0, 4]])
-    assert "S11" in play.invariants()
+        builder.write(150, GRANT, a, [[a0, 0, 0, 4]])
+    assert "S11" in builder.invariants()
 
 
 def test_deliveries_in_a_pause_end_with_the_lease() -> None:
     """In a pause a heartbeat of an owner extends nothing, so the fence falls whatever it sends."""
-    play = Play(1)
-    a = play.join(100, "a")
-    play.write(120, TOPOLOGY, TOPIC, 1, -1)
-    a0 = play.claim(130, a, 0)
-    play.write(200, PAUSE, -1, -1, 60_000)
+    builder = RunBuilder(1)
+    a = builder.join(100, "a")
+    builder.write(120, TOPOLOGY, TOPIC, 1, -1)
+    a0 = builder.claim(130, a, 0)
+    builder.write(200, PAUSE, -1, -1, 60_000)
     for ms in range(300, 1_500, 300):
-        play.heartbeat(ms, a, (a0, 0))
-    play.deliver("a", a0, 0, 0, 1_000, 1_010)
-    assert play.invariants() == {"V7"}, "it never lets go"
-    play.deliver("a", a0, 0, 1, 1_200, 1_210)
-    assert play.invariants() == {"S3", "V7"}
+        builder.heartbeat(ms, a, (a0, 0))
+    builder.deliver("a", a0, 0, 0, 1_000, 1_010)
+    assert builder.invariants() == {"V7"}, "it never lets go"
+    builder.deliver("a", a0, 0, 1, 1_200, 1_210)
+    assert builder.invariants() == {"S3", "V7"}
 
 
 def test_a_move_that_was_denied_or_did_not_arrive_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def moved(position: int) -> Play:
-        play = Play(1)
-        a = play.join(100, "a")
-        play.write(120, TOPOLOGY, TOPIC, 1, -1)
-        token = play.write(130, PAUSE, -1, -1, 60_000)
-        play.write(140, MOVE, token, [[TOPIC, 0, -1, position]], True, "admin")
-        play.claim(150, a, 0, observed=play.oracle.groups[GROUP].partitions[TOPIC, 0].version)
-        return play
+    def moved(position: int) -> RunBuilder:
+        builder = RunBuilder(1)
+        a = builder.join(100, "a")
+        builder.write(120, TOPOLOGY, TOPIC, 1, -1)
+        token = builder.write(130, PAUSE, -1, -1, 60_000)
+        builder.write(140, MOVE, token, [[TOPIC, 0, -1, position]], True, "admin")
+        builder.claim(150, a, 0, observed=builder.oracle.groups[GROUP].partitions[TOPIC, 0].version)
+        return builder
 
-    play = moved(7)
-    play.evidence.reports = [Report(GROUP, "admin", "moved", ((TOPIC, 0, 7),))]
-    assert play.invariants() == set()
-    play.evidence.reports = [Report(GROUP, "admin", "not moved", ((TOPIC, 0, 7),))]
-    assert "S12" in play.invariants()
-    play.evidence.reports = [Report(GROUP, "admin", "moved", ((TOPIC, 0, 8),))]
-    assert "S12" in play.invariants()
+    builder = moved(7)
+    builder.evidence.reports = [ToolReport(GROUP, "admin", "moved", ((TOPIC, 0, 7),))]
+    assert builder.invariants() == set()
+    builder.evidence.reports = [ToolReport(GROUP, "admin", "not moved", ((TOPIC, 0, 7),))]
+    assert "S12" in builder.invariants()
+    builder.evidence.reports = [ToolReport(GROUP, "admin", "moved", ((TOPIC, 0, 8),))]
+    assert "S12" in builder.invariants()
 
 
 def test_a_rejected_record_that_changes_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,10 +580,10 @@ def test_a_rejected_record_that_changes_something_is_found(monkeypatch: pytest.M
         return reason
 
     weaken(monkeypatch, "Evict", leaky)
-    play = Play(1)
-    a = play.join(100, "a")
-    play.evidence.forged.add((0, play.write(200, EVICT, a, 0, 2_000)))
-    assert "S13" in play.invariants()
+    builder = RunBuilder(1)
+    a = builder.join(100, "a")
+    builder.evidence.forged.add((0, builder.write(200, EVICT, a, 0, 2_000)))
+    assert "S13" in builder.invariants()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -592,9 +592,9 @@ def test_a_rejected_record_that_changes_something_is_found(monkeypatch: pytest.M
 
 def test_a_stop_between_gate_and_call_is_counted() -> None:
     run = alo()
-    late = run.play.deliver("a", run.a0, 0, 8, 2_990, 2_991)
+    late = run.builder.deliver("a", run.a0, 0, 8, 2_990, 2_991)
     late.gate_ns = 900 * MS
-    found = run.play.judge()
+    found = run.builder.judge()
     assert found.violations == []
     assert found.counters["late_calls"] == 1
     assert found.counters["stale_writes"] == 1
@@ -602,28 +602,28 @@ def test_a_stop_between_gate_and_call_is_counted() -> None:
 
 def test_an_owner_that_got_no_time_is_counted() -> None:
     run = alo()
-    run.play.evidence.faults.clear()
-    run.play.ends("a", 4_000, 0)
-    life = run.play.evidence.lives["a"]
+    run.builder.evidence.faults.clear()
+    run.builder.ends("a", 4_000, 0)
+    life = run.builder.evidence.lives["a"]
     life.beats = [ns for ns in life.beats if not 700 * MS < ns < 2_000 * MS]
-    found = run.play.judge()
+    found = run.builder.judge()
     assert found.violations == []
     assert found.counters["starved"] == 1
 
 
 def test_a_lost_range_excuses_what_it_names() -> None:
     run = alo()
-    run.play.evidence.deliveries.remove(delivery(run, "a", 0, 2))
-    run.play.write(3_950, NOTE, run.a, "offset_lost", TOPIC, 0, 2, 3)
-    assert run.play.judge().violations == []
+    run.builder.evidence.deliveries.remove(delivery(run, "a", 0, 2))
+    run.builder.write(3_950, NOTE, run.a, "offset_lost", TOPIC, 0, 2, 3)
+    assert run.builder.judge().violations == []
 
 
 def test_unsound_logs_excuse_a_named_end() -> None:
     run = alo()
-    run.play.evidence.settled = {}
-    run.play.fault(3_990, "recreated")
-    run.play.evidence.failures.append(Failure(3_995 * MS, "b", ("TopicRecreated", "CoordinationError"), "", True))
-    assert run.play.judge().violations == []
+    run.builder.evidence.settled = {}
+    run.builder.fault(3_990, "recreated")
+    run.builder.evidence.failures.append(Failure(3_995 * MS, "b", ("TopicRecreated", "CoordinationError"), "", True))
+    assert run.builder.judge().violations == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------

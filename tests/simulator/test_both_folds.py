@@ -6,19 +6,19 @@ import pytest
 
 from marshal_py.simulator.mutants import MUTANTS, find, in_both_folds, switched_on
 from marshal_py.simulator.mutants_fold import MUTANTS as OF_THE_FOLD
-from marshal_py.simulator.mutants_oracle import TWINS
+from marshal_py.simulator.mutants_oracle import COUNTERPARTS
 from marshal_py.simulator.run import simulate
 
 SCHEDULES = 40
 
 
 def test_every_bug_of_the_fold_has_its_twin_in_the_oracle() -> None:
-    assert TWINS.keys() == OF_THE_FOLD.keys()
+    assert COUNTERPARTS.keys() == OF_THE_FOLD.keys()
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", COUNTERPARTS)
 def test_a_bug_of_both_folds_leaves_them_agreed(name: str) -> None:
-    """Otherwise the twin is another bug, and what is found may be its own."""
+    """Otherwise the counterpart is another bug, and what is found may be its own."""
     mutant = in_both_folds(name)
     for seed in range(2):
         with switched_on(mutant):
@@ -26,14 +26,14 @@ def test_a_bug_of_both_folds_leaves_them_agreed(name: str) -> None:
         assert "S1" not in found
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", COUNTERPARTS)
 def test_a_bug_of_both_folds_is_found_by_what_it_breaks(name: str) -> None:
     hunt = find(name, SCHEDULES)
     assert hunt.found
     assert hunt.invariant not in ("S1", "crash")
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", COUNTERPARTS)
 def test_a_bug_of_the_shipped_fold_alone_is_found_by_the_difference(name: str) -> None:
     """S1: the oracle does not share it."""
     mutant = MUTANTS[name]

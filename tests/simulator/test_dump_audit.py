@@ -1,4 +1,4 @@
-"""A dump, judged: its counts, what breaks a promise in it told as a story, and files that are no use."""
+"""The audit of a dump: its counts, the story of a broken promise, and files that cannot be used."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_truncated_log_without_a_snapshot_is_refused(tmp_path: Path) -> None:
 
 
 def guilty(found: Audit) -> tuple[str, int, str, str]:
-    """Of the first violation: the promise, the record, its sender, the rule; and the story tells the same."""
+    """The first violation names the promise, the record, its sender and the rule; the story says the same."""
     assert found.first is not None
     assert found.verdict == "violation"
     assert found.violations > 0
@@ -125,7 +125,7 @@ def test_a_client_that_held_another_state_is_named(tmp_path: Path) -> None:
 
 
 def test_a_fold_that_breaks_a_rule_is_named_by_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at the next checkpoint: behind the very record."""
+    """Reported at the record itself, not at the next checkpoint."""
     path = dumps.of_values(tmp_path / "log.dump", book_of().values)
     rules = list(rationalizer._RULES)
     honest = next(rule for rule in rules if rule is rationalizer._heartbeat)

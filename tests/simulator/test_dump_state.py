@@ -11,7 +11,7 @@ from marshal_py.protocol import rationalizer
 from marshal_py.protocol.records import Leave, Topology
 from marshal_py.protocol.world import World
 from marshal_py.simulator import dump_state, sweep
-from marshal_py.simulator.auditor_evidence import Tape
+from marshal_py.simulator.auditor_evidence import OffsetList
 from marshal_py.simulator.auditor_history import History
 from marshal_py.simulator.mutants import MUTANTS, switched_on
 from marshal_py.simulator.run import simulate
@@ -44,7 +44,7 @@ def test_runs_go_on_from_there_and_keep_every_promise(dump: Path) -> None:
     dead = {session for group in left.groups.values() for session in group.sessions}
     assert dead
     for seed in SEEDS:
-        told = sweep.tell_schedule(Schedule(seed, Options(dump=str(dump))))
+        told = sweep.trace_schedule(Schedule(seed, Options(dump=str(dump))))
         assert told.result.violations == ()
         assert told.result.deliveries > 0
         (log,) = told.logs
@@ -58,14 +58,14 @@ def test_runs_go_on_from_there_and_keep_every_promise(dump: Path) -> None:
             live = {session for group in history.oracle.groups.values() for session in group.sessions}
             assert not live & dead, "who was dead when the run began is gone when it ends"
         assert told.result.takeovers <= sum(
-            new.epoch >= log.inherited for tenures in history.by_key.values() for new in tenures
+            new.epoch >= log.inherited for claims in history.by_key.values() for new in claims
         ), "this run's alone"
 
 
 def test_delivery_goes_on_at_the_positions_of_the_dump(dump: Path) -> None:
     left = world_of(dump)
     options = Options(dump=str(dump), kinds=frozenset())
-    told = sweep.tell_schedule(Schedule(1, options))
+    told = sweep.trace_schedule(Schedule(1, options))
     (log,) = told.logs
     for group in left.groups.values():
         for tp, part in group.partitions.items():
@@ -173,7 +173,7 @@ def test_a_broken_dump_is_refused(dump: Path, tmp_path: Path) -> None:
 
 
 def test_a_tape_is_a_list_that_begins_late() -> None:
-    tape = Tape(1_000_000_000, [1, 2], 0)
+    tape = OffsetList(1_000_000_000, [1, 2], 0)
     tape.append(3)
     assert (len(tape), tape[1_000_000_002], tape[-1], tape[7]) == (1_000_000_003, 3, 3, 0)
     tape[1_000_000_000] = 9

@@ -1,8 +1,9 @@
-"""The exhaustive search: every quick world whole and clean, every kind of world alive, and a search that can fail."""
+"""The exhaustive search: every quick model whole and clean, every kind of model alive, and a search that can fail."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,19 +12,26 @@ from typer.testing import CliRunner
 from marshal_py.cli import app
 from marshal_py.errors import InvalidOption
 from marshal_py.simulator.exhaustive.bfs import Progress
-from marshal_py.simulator.exhaustive.canonical import shape
-from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS, QUICK
+from marshal_py.simulator.exhaustive.canonical import canonical
+from marshal_py.simulator.exhaustive.configuration import Configuration
+from marshal_py.simulator.exhaustive.configurations import MODELS, QUICK, WIDE, Model
 from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore, search
 from marshal_py.simulator.exhaustive.search import Search
 from marshal_py.simulator.exhaustive.setup_script import SetupScript
 from marshal_py.simulator.step_checker import Delivery, Facts, judge_advances, judge_delivery, judge_fold
 from tests.support import wire
 
-CLAIMS_LESS = frozenset({"revival"})  # worlds in whose bounds next to nothing is delivered
+
+def changed(name: str, change: Callable[[Configuration], Configuration]) -> Model:
+    model = MODELS[name]
+    return model._replace(configuration=change(model.configuration))
 
 
-@pytest.mark.parametrize("name", [configuration.name for configuration in QUICK])
-def test_a_small_world_is_clean_and_searched_whole(name: str) -> None:
+CLAIMS_LESS = frozenset({"revival"})  # models in whose bounds next to nothing is delivered
+
+
+@pytest.mark.parametrize("name", [model.name for model in QUICK])
+def test_a_small_model_is_clean_and_searched_whole(name: str) -> None:
     report = explore(name)
     print(report)
     assert not report.violations, "\n".join((report.violations[0].text, *report.violations[0].path))
@@ -32,9 +40,9 @@ def test_a_small_world_is_clean_and_searched_whole(name: str) -> None:
     assert report.deliveries > 100 or name in CLAIMS_LESS
 
 
-def test_the_worlds_differ() -> None:
+def test_the_models_differ() -> None:
     assert len(QUICK) >= 12
-    assert len({configuration.name for configuration in CONFIGURATIONS.values()}) == len(CONFIGURATIONS)
+    assert len({model.name for model in (*QUICK, *WIDE)}) == len(MODELS)
 
 
 def test_a_search_is_repeatable() -> None:
@@ -51,16 +59,15 @@ def test_a_search_that_is_cut_short_says_so() -> None:
 # Snapshots that are loaded, strays of crashed processes, journals, admins: whatever travels between processes.
 @pytest.mark.parametrize(("name", "records"), [("snapshots", 4), ("two-admins", 3), ("duplicates-at-most-once", 3)])
 def test_two_processes_search_what_one_does(name: str, records: int) -> None:
-    configuration = CONFIGURATIONS[name]
-    configuration = configuration._replace(bounds=configuration.bounds._replace(records=records))
-    one, two = (search(configuration, STATES_MAX, lambda progress: None, processes) for processes in (1, 2))
+    model = changed(name, lambda whole: whole._replace(bounds=whole.bounds._replace(records=records)))
+    one, two = (search(model, STATES_MAX, lambda progress: None, processes) for processes in (1, 2))
     assert two.complete
     assert two.states > 1_000
     assert one._replace(seconds=0) == two._replace(seconds=0)
 
 
-def test_what_two_processes_find_is_told_as_one_tells_it() -> None:
-    strict = CONFIGURATIONS["twin"]._replace(endings=frozenset())
+def test_two_processes_report_a_violation_as_one_does() -> None:
+    strict = changed("twin", lambda whole: whole._replace(endings=frozenset()))
     one, two = (search(strict, STATES_MAX, lambda progress: None, processes) for processes in (1, 2))
     assert [violation.invariant for violation in one.violations] == ["T18"]
     assert one.violations[0].path
@@ -76,22 +83,22 @@ def test_what_is_searched_until_ctrl_c_is_reported(processes: int) -> None:
         if progress.states > 500 and all(earlier.states <= 500 for earlier in seen[:-1]):
             raise KeyboardInterrupt
 
-    report = search(CONFIGURATIONS["stop"], STATES_MAX, watch, processes)
+    report = search(MODELS["stop"], STATES_MAX, watch, processes)
     assert report.interrupted
     assert not report.complete
     assert not report.violations
     assert 500 < report.states < explore("stop").states
 
 
-def test_in_the_world_of_snapshots_somebody_loads_one() -> None:
-    configuration = CONFIGURATIONS["snapshots"]
-    made = Search(configuration)
+def test_in_the_model_of_snapshots_a_process_loads_one() -> None:
+    model = MODELS["snapshots"]
+    made = Search(model.configuration)
     script = SetupScript(made)
-    configuration.prologue(script)
+    model.setup(script)
     script.wait(1, 0, 1)
     script.must("crash", 0)
     script.must("start", 0)
-    assert made.universe.get(made.unpack(script.state)[5][0]).loaded
+    assert made.store.get(made.unpack(script.state)[5][0]).loaded
     assert not script.broken
 
 
@@ -111,9 +118,9 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize(("mutant", "world", "invariant"), FOUND)
-def test_a_planted_bug_is_found(mutant: str, world: str, invariant: str) -> None:
-    report = explore(world, states_max=20_000, mutant=mutant)
+@pytest.mark.parametrize(("mutant", "model", "invariant"), FOUND)
+def test_a_planted_bug_is_found(mutant: str, model: str, invariant: str) -> None:
+    report = explore(model, states_max=20_000, mutant=mutant)
     found = {violation.invariant: violation for violation in report.violations}
     assert invariant in found
     assert found[invariant].path, "the story of the shortest way there"
@@ -187,9 +194,9 @@ def test_the_judge_of_a_record_can_fail() -> None:
 def test_the_canonical_form() -> None:
     """Equal whatever the identities and the order in sets; not equal where the order of a dict differs."""
     name = "a" * 3
-    assert shape([name, name]) == shape(["aaa", "".join("aaa")])
-    assert shape({1, 2}) == shape({2, 1})
-    assert shape({1: 0, 2: 0}) != shape({2: 0, 1: 0})
+    assert canonical([name, name]) == canonical(["aaa", "".join("aaa")])
+    assert canonical({1, 2}) == canonical({2, 1})
+    assert canonical({1: 0, 2: 0}) != canonical({2: 0, 1: 0})
 
 
 # --- the command
@@ -210,10 +217,10 @@ def test_the_command_prints_bounds_and_counts() -> None:
     with_two = json.loads(run("--exhaustive", "fast-reclaim-of-the-living", "--processes", "2", "--json").stdout)
     assert with_two["states"] == found["states"]
     names = run("--exhaustive", "list").stdout
-    assert all(name in names for name in CONFIGURATIONS)
+    assert all(name in names for name in MODELS)
 
 
-def test_the_command_tells_a_violation() -> None:
+def test_the_command_prints_a_violation() -> None:
     broken = run("--exhaustive", "stop", "--mutant", "X5")
     assert broken.exit_code == 1
     assert "S3: " in broken.stdout

@@ -21,7 +21,7 @@ from tests.support.handmade_evidence import (
     RELEASE,
     TOPOLOGY,
     TWO,
-    Book,
+    EvidenceBuilder,
 )
 
 Fields = dict[str, Any]
@@ -54,29 +54,29 @@ Weaken = Callable[..., None]
 
 def test_a_life_within_the_rules_is_clean() -> None:
     """Joins, a pause with a move, hand-overs, a change of mode, the deletion: the model follows all of it."""
-    book = Book()
-    two = book.join(5, TWO)
-    book.say(6, HEARTBEAT, book.one, 1, [[book.epoch, 0]])
-    book.say(7, TOPOLOGY, "t", 3, 1)
-    token = book.say(8, PAUSE, -1, -1, 60_000)
-    book.say(9, HEARTBEAT, two, 1)
-    book.say(10, HEARTBEAT, book.one, 2, [[book.epoch, 0]])
-    released = book.say(11, RELEASE, book.one, book.epoch, 0)
-    token = book.say(12, PAUSE, token, token, 70_000)
-    moved = book.say(13, MOVE, token, [["t", 0, released, 5], ["t", 2, -1, 7]], False, "admin")
-    book.say(14, TOPOLOGY, "t", 2, 4, token)
-    config = book.say(15, CONFIG, -1, token, 2)
-    book.say(16, PAUSE, token, -1, 0, 70_000)
-    book.mode = 2
-    three = book.join(17, b"3" * 16)
-    epoch = book.say(18, CLAIM, three, "t", 0, moved)
-    book.say(19, GRANT, three, [[epoch, 5, 5, 6]])
-    book.deliver(5, 20, 21, epoch=epoch, instance=b"3" * 16)
-    pin = book.say(22, CLAIM, three, "", -1, -1)
-    book.say(23, RELEASE, three, pin, -1)
-    book.say(24, LEAVE, three)
-    book.say(25, CONFIG, config, -1, 0, True)
-    assert book.found() == set()
+    built = EvidenceBuilder()
+    two = built.join(5, TWO)
+    built.say(6, HEARTBEAT, built.one, 1, [[built.epoch, 0]])
+    built.say(7, TOPOLOGY, "t", 3, 1)
+    token = built.say(8, PAUSE, -1, -1, 60_000)
+    built.say(9, HEARTBEAT, two, 1)
+    built.say(10, HEARTBEAT, built.one, 2, [[built.epoch, 0]])
+    released = built.say(11, RELEASE, built.one, built.epoch, 0)
+    token = built.say(12, PAUSE, token, token, 70_000)
+    moved = built.say(13, MOVE, token, [["t", 0, released, 5], ["t", 2, -1, 7]], False, "admin")
+    built.say(14, TOPOLOGY, "t", 2, 4, token)
+    config = built.say(15, CONFIG, -1, token, 2)
+    built.say(16, PAUSE, token, -1, 0, 70_000)
+    built.mode = 2
+    three = built.join(17, b"3" * 16)
+    epoch = built.say(18, CLAIM, three, "t", 0, moved)
+    built.say(19, GRANT, three, [[epoch, 5, 5, 6]])
+    built.deliver(5, 20, 21, epoch=epoch, instance=b"3" * 16)
+    pin = built.say(22, CLAIM, three, "", -1, -1)
+    built.say(23, RELEASE, three, pin, -1)
+    built.say(24, LEAVE, three)
+    built.say(25, CONFIG, config, -1, 0, True)
+    assert built.found() == set()
 
 
 # --- S15: extensions
@@ -88,12 +88,12 @@ def test_an_evict_after_a_sign_of_life_that_it_did_not_see_is_found(weaken: Weak
         if fields_of_both is not None:
             fields_of_both.extended = fields["observed"]
 
-    book = Book()
-    book.say(10, HEARTBEAT, book.one, 1)
-    book.say(4_100, EVICT, book.one, book.one, 2 * INTERVAL)
-    assert book.found() == set(), "it is rejected"
+    built = EvidenceBuilder()
+    built.say(10, HEARTBEAT, built.one, 1)
+    built.say(4_100, EVICT, built.one, built.one, 2 * INTERVAL)
+    assert built.found() == set(), "it is rejected"
     weaken("Evict", any_observed)
-    assert book.found() == {"S15"}
+    assert built.found() == {"S15"}
 
 
 def test_an_extension_of_who_keeps_a_claim_through_a_pause_is_found(weaken: Weaken) -> None:
@@ -103,22 +103,22 @@ def test_an_extension_of_who_keeps_a_claim_through_a_pause_is_found(weaken: Weak
         group.sessions[fields["session"]].extended = offset
         return ""
 
-    book = Book()
-    book.say(5, PAUSE, -1, -1, 60_000)
-    book.say(6, HEARTBEAT, book.one, 1)
-    assert book.found() == set()
+    built = EvidenceBuilder()
+    built.say(5, PAUSE, -1, -1, 60_000)
+    built.say(6, HEARTBEAT, built.one, 1)
+    assert built.found() == set()
     weaken("Heartbeat", extends)
-    assert book.found() == {"S15"}
+    assert built.found() == {"S15"}
 
 
 @pytest.mark.parametrize("reason", ["", "sequence"])
 def test_a_heartbeat_that_does_not_extend_a_live_session_is_found(reason: str, weaken: Weaken) -> None:
     """Accepted without effect, and refused."""
-    book = Book()
-    book.say(6, HEARTBEAT, book.one, 1)
-    assert book.found() == set()
+    built = EvidenceBuilder()
+    built.say(6, HEARTBEAT, built.one, 1)
+    assert built.found() == set()
     weaken("Heartbeat", lambda group, fields, offset: reason)
-    assert book.found() == {"S15"}
+    assert built.found() == {"S15"}
 
 
 # --- S2: sessions and owners
@@ -137,32 +137,32 @@ def test_a_heartbeat_that_does_not_extend_a_live_session_is_found(reason: str, w
 def test_a_record_of_a_session_that_is_not_live_is_found(
     kind: str, number: int, fields: tuple[Any, ...], weaken: Weaken
 ) -> None:
-    book = Book()
-    book.say(6, number, *fields)
-    assert book.found() == set()
+    built = EvidenceBuilder()
+    built.say(6, number, *fields)
+    assert built.found() == set()
     weaken(kind, lambda group, fields, offset: "" if offset > 3 else None)
-    judged = [violation for violation in book.judged() if violation.invariant == "S2"]
+    judged = [violation for violation in built.judged() if violation.invariant == "S2"]
     assert any("which is not live" in violation.text for violation in judged)
 
 
 def test_a_session_that_outlives_its_leave_is_found(weaken: Weaken) -> None:
-    book = Book()
-    book.say(6, LEAVE, book.one)
-    assert book.found() == set()
+    built = EvidenceBuilder()
+    built.say(6, LEAVE, built.one)
+    assert built.found() == set()
     weaken("Leave", accepts)
-    assert book.found() == {"S2"}
+    assert built.found() == {"S2"}
 
 
 def test_a_claim_of_what_is_owned_is_found(weaken: Weaken) -> None:
     def takes(group: Group, fields: Fields, offset: int) -> None:
         group.partitions["t", 0].owner = -1
 
-    book = Book()
-    two = book.join(5, TWO)
-    book.say(6, CLAIM, two, "t", 0, book.epoch)
-    assert book.found() == set()
+    built = EvidenceBuilder()
+    two = built.join(5, TWO)
+    built.say(6, CLAIM, two, "t", 0, built.epoch)
+    assert built.found() == set()
     weaken("ClaimingPartition", lambda group, fields, offset: takes(group, fields, offset) if offset > 4 else None)
-    assert book.found() == {"S2"}
+    assert built.found() == {"S2"}
 
 
 def test_a_release_by_somebody_else_is_found(weaken: Weaken) -> None:
@@ -170,12 +170,12 @@ def test_a_release_by_somebody_else_is_found(weaken: Weaken) -> None:
         group.free(group.partitions["t", 0], -1)
         return ""
 
-    book = Book()
-    two = book.join(5, TWO)
-    book.say(6, RELEASE, two, book.epoch, 0)
-    assert book.found() == set()
+    built = EvidenceBuilder()
+    two = built.join(5, TWO)
+    built.say(6, RELEASE, two, built.epoch, 0)
+    assert built.found() == set()
     weaken("ReleasingPartition", frees)
-    assert book.found() == {"S2"}
+    assert built.found() == {"S2"}
 
 
 # --- S10, S11, S12: positions and pauses
@@ -188,11 +188,11 @@ def test_a_position_that_a_rejected_record_moves_is_found(weaken: Weaken) -> Non
             return "held"
         return None
 
-    book = Book()
-    book.say(6, CLAIM, book.one, "t", 0, -1)
-    assert book.found() == set()
+    built = EvidenceBuilder()
+    built.say(6, CLAIM, built.one, "t", 0, -1)
+    assert built.found() == set()
     weaken("ClaimingPartition", moves)
-    assert book.found() == {"S10"}
+    assert built.found() == {"S10"}
 
 
 def test_a_claim_and_a_grant_in_a_pause_are_found(weaken: Weaken) -> None:
@@ -204,15 +204,15 @@ def test_a_claim_and_a_grant_in_a_pause_are_found(weaken: Weaken) -> None:
         group.pause_duration_ms = duration_ms
         return reason
 
-    book, other = Book(2), Book()
-    book.say(5, PAUSE, -1, -1, 60_000)
-    book.say(6, GRANT, book.one, [[book.epoch, 0, 0, 2]])
+    built, other = EvidenceBuilder(2), EvidenceBuilder()
+    built.say(5, PAUSE, -1, -1, 60_000)
+    built.say(6, GRANT, built.one, [[built.epoch, 0, 0, 2]])
     released = other.say(5, RELEASE, other.one, other.epoch, 0)
     other.say(6, PAUSE, -1, -1, 60_000)
     other.say(7, CLAIM, other.one, "t", 0, released)
-    assert book.found() | other.found() == set()
+    assert built.found() | other.found() == set()
     weaken("ClaimingMessages", paused)
-    assert book.found() == {"S11"}
+    assert built.found() == {"S11"}
     weaken("ClaimingPartition", paused)
     assert other.found() == {"S11"}
 
@@ -221,25 +221,25 @@ def test_a_claim_and_a_grant_in_a_pause_are_found(weaken: Weaken) -> None:
 def test_a_pause_that_changes_for_a_stranger_is_found(
     observed: int, token: int, duration_ms: int, waited_ms: int, weaken: Weaken
 ) -> None:
-    """Who did not see the newest change, and who neither has the token nor waited the pause out."""
+    """By an author that did not see the newest change, or that has no token and did not wait the pause out."""
 
     def changes(group: Group, fields: Fields, offset: int) -> str:
         group.pause_change, group.pause_duration_ms = offset, fields["duration_ms"]
         return ""
 
-    book = Book()
-    assert book.say(5, PAUSE, -1, -1, 60_000) == 4
-    book.say(6, PAUSE, observed, token, duration_ms, waited_ms)
-    assert book.found() == set()
+    built = EvidenceBuilder()
+    assert built.say(5, PAUSE, -1, -1, 60_000) == 4
+    built.say(6, PAUSE, observed, token, duration_ms, waited_ms)
+    assert built.found() == set()
     weaken("ReleaseGroup", changes)
-    assert book.found() == {"S11"}
+    assert built.found() == {"S11"}
 
 
 def test_a_pause_that_does_not_begin_is_found(weaken: Weaken) -> None:
-    book = Book()
-    book.say(5, PAUSE, -1, -1, 60_000)
+    built = EvidenceBuilder()
+    built.say(5, PAUSE, -1, -1, 60_000)
     weaken("ReleaseGroup", accepts)
-    assert book.found() == {"S11"}
+    assert built.found() == {"S11"}
 
 
 def test_a_move_outside_of_its_pause_and_under_an_owner_is_found(weaken: Weaken) -> None:
@@ -248,7 +248,7 @@ def test_a_move_outside_of_its_pause_and_under_an_owner_is_found(weaken: Weaken)
             group.partitions["t", 0].position = move["position"]
         return ""
 
-    outside, owned = Book(), Book()
+    outside, owned = EvidenceBuilder(), EvidenceBuilder()
     released = outside.say(5, RELEASE, outside.one, outside.epoch, 0)
     outside.say(6, MOVE, 1, [["t", 0, released, 3]])
     token = owned.say(5, PAUSE, -1, -1, 60_000)
@@ -275,13 +275,13 @@ def test_a_grant_that_nobody_may_have_is_found(
         group.granted = (0,)
         return ""
 
-    book = Book(mode)
+    built = EvidenceBuilder(mode)
     if mode == 2:
-        book.say(5, GRANT, book.one, [[book.epoch, 0, 0, 2]])
+        built.say(5, GRANT, built.one, [[built.epoch, 0, 0, 2]])
     else:
-        book.say(5, HEARTBEAT, book.one, 1, [[book.epoch, 2]])
-    clean = book.found()
-    book.say(8, GRANT, session, [[epoch, first, start, 4]])
-    assert book.found() == clean
+        built.say(5, HEARTBEAT, built.one, 1, [[built.epoch, 2]])
+    clean = built.found()
+    built.say(8, GRANT, session, [[epoch, first, start, 4]])
+    assert built.found() == clean
     weaken("ClaimingMessages", grants)
-    assert "S6" in {violation.invariant for violation in book.judged() if violation.offset == 5}
+    assert "S6" in {violation.invariant for violation in built.judged() if violation.offset == 5}

@@ -1,4 +1,4 @@
-"""The oracle alone, rule by rule, on records built by hand: what it says must follow from PROTOCOL.md's text."""
+"""The oracle alone, rule by rule, on records built by hand: its verdicts must follow from PROTOCOL.md's text."""
 
 import struct
 from collections.abc import Callable
@@ -215,7 +215,7 @@ def test_a_first_genesis_that_is_refused(value: bytes, expected: bytes | None, r
 
 
 def test_the_genesis_of_a_further_log() -> None:
-    """L4: the first that equals the root counts; what stands before it is part of the chain only."""
+    """L4: the first that equals the root counts; what comes before it is part of the chain only."""
     oracle = Oracle(1, genesis(16), INCARNATION)
     assert oracle.apply(0, genesis(16, OTHER_INCARNATION)).reason == "genesis"
     assert oracle.apply(1, genesis(8)).reason == "genesis"

@@ -1,4 +1,4 @@
-"""The oracle on snapshots (PROTOCOL.md 15): where they may stand, what is sound, what N2 says of the bytes."""
+"""The oracle on snapshots (PROTOCOL.md 15): where they may come, which are sound, which bytes N2 demands."""
 
 import struct
 from typing import Any
@@ -73,7 +73,7 @@ def read(log: Log, data: bytes, offset: int = 16, **given: Any) -> Snapshots:
 
 
 def test_a_state_by_hand() -> None:
-    """N2, N3, N4, N9: format 2 of fold version 2; whoever begins there holds the same world and the same digests."""
+    """N2, N3, N4, N9: format 2 of fold version 2; a reader that begins there has the same state and digests."""
     log, state = lived()
     ((found, chain),) = read(log, pack(state)).confirmed(0)
     assert (found.incarnation, found.partitions, found.at) == (INCARNATION, 1, 16)
@@ -138,7 +138,7 @@ def test_a_state_of_format_1_is_not_sound() -> None:
 
 
 def test_a_snapshot_beyond_its_own_offset_is_passed_over() -> None:
-    """N1: nobody can have folded so far when it was written. One at its own offset can be; so with witnesses."""
+    """N1: no reader can have folded so far when it was written. One at its own offset can be; so with witnesses."""
     log, state = lived()
     assert read(log, pack(state), offset=16).confirmed(0)
     assert read(log, pack(state), offset=17).confirmed(0)

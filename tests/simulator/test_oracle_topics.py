@@ -73,7 +73,7 @@ def test_the_id_of_a_topic_becomes_known() -> None:
 
 
 def test_an_id_where_none_was_known_excuses_no_smaller_count() -> None:
-    """F9.1, F9.2: only another id than the known one says that the topic was made anew."""
+    """F9.1, F9.2: only another id than the known one says that the topic was recreated."""
     log = Log()
     first = log.must(TOPOLOGY, "t", 4, -1)
     session = log.join()
@@ -181,7 +181,7 @@ def test_deleted() -> None:
 
 
 def test_a_revived_group_begins_above_all_that_was() -> None:
-    """F9.1, F9.5 and section 5: generations begin behind the deletion; late copies of what was find nothing."""
+    """F9.1, F9.5 and section 5: generations begin after the deletion; late copies of old records find nothing."""
     log = Log()
     shape = (TOPOLOGY, "t", 4, -1, -1, "", "one")
     first = log.must(*shape)

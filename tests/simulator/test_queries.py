@@ -27,7 +27,7 @@ def test_queries_lose_nothing_and_follow_the_rules_of_every_member(queries: int)
 
 
 def test_every_way_through_a_batch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is replayed whole, in part and after a wait, and told by the life that ran it and by a later one."""
+    """A batch is replayed whole, in part and after a wait, and reported by its process and by a later one."""
     seen: Counter[str] = Counter()
     replay, settle = MicroBatches.replay, MicroBatches.settle_proven
 

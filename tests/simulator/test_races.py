@@ -16,7 +16,7 @@ SWEPT = range(100, 200)
 
 
 def quiet(runs: int, seconds: float) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""
 
 
 def test_the_hash_does_not_depend_on_the_number_of_processes() -> None:

@@ -32,7 +32,7 @@ class Reader(HTMLParser):
 
 
 def test_the_page_shows_every_session_claim_and_fault() -> None:
-    result, moments, logs = sweep.tell(SEED)
+    result, moments, logs = sweep.trace_seed(SEED)
     times = takeover_times(logs, result.scenario.interval_ms)
     assert len(times) == result.takeovers
     assert all(time > 0 for time in times)
@@ -43,7 +43,7 @@ def test_the_page_shows_every_session_claim_and_fault() -> None:
     assert "link" not in reader.tags
     assert "script" not in reader.tags
     histories = [judge(log).history for log in logs]
-    bars = sum(len(history.lives) + sum(map(len, history.by_key.values())) for history in histories)
+    bars = sum(len(history.sessions) + sum(map(len, history.by_key.values())) for history in histories)
     assert reader.tags.count("rect") >= bars > 0
     faults = [moment for moment in moments if moment.what == "fault"]
     assert reader.tags.count("line") == len(faults) + sum(found.ms >= 0 for found in result.violations) > 0

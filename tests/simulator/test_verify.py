@@ -9,7 +9,7 @@ import pytest
 
 from marshal_py.protocol import codec, rationalizer, snapshot
 from marshal_py.protocol.records import Checkpoint, ClaimState, Genesis, Heartbeat, Leave
-from marshal_py.simulator.verify import Report, verify
+from marshal_py.simulator.verify import Comparison, verify
 from marshal_py.transport.ports import LogRecord
 from tests.support.differential_log import GROUP, INCARNATION, DifferentialLog, genesis
 
@@ -34,7 +34,7 @@ def book_of(
     return book
 
 
-def checked(values: list[bytes | None], log: int = 0, root: bytes | None = None) -> Report:
+def checked(values: list[bytes | None], log: int = 0, root: bytes | None = None) -> Comparison:
     found = verify([LogRecord(log, offset, value, 0) for offset, value in enumerate(values)], None, root)
     assert found.logs == 1
     return found
@@ -86,7 +86,7 @@ def test_other_fold_versions_are_counted_and_not_compared() -> None:
 
 @pytest.mark.parametrize("at", [5, 33, 60])
 def test_one_changed_byte_is_noticed_by_the_digests_alone(at: int) -> None:
-    """Also where nobody guards the file: the heartbeats behind it tell."""
+    """The heartbeats after it show the change even where no checksum guards the file."""
     values = book_of().values
     value = values[at]
     assert value is not None
@@ -118,7 +118,7 @@ def test_a_gap_is_named() -> None:
 
 
 def test_a_broken_rule_of_the_heart_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folds disagree on the state where the heart does nothing, and on the verdict where it refuses."""
+    """The folds disagree on the state where the rationalizer does nothing, and on the verdict where it rejects."""
     values = book_of().values
     rules = list(rationalizer._RULES)
     kind = next(at for at, rule in enumerate(rules) if rule is rationalizer._heartbeat)

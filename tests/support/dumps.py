@@ -22,7 +22,7 @@ CALMLY = Options(
 
 
 def write(path: Path, records: Iterable[LogRecord], partitions: int = 1, group: str = "") -> Path:
-    """A whole dump of these records, which stand log after log."""
+    """Writes a whole dump of these records, which must be sorted by log."""
     kept = list(records)
     logs = sorted({0, *(record.log for record in kept)})
     offsets = {log: [record.offset for record in kept if record.log == log] or [0, -1] for log in logs}
@@ -50,15 +50,15 @@ def of_values(path: Path, values: Iterable[bytes | None]) -> Path:
 
 
 def of_run(path: Path, seed: int, options: Options = CALMLY) -> list[LogRecord]:
-    """The logs of a simulated run, as they stand when it ends; returns the records."""
-    stages: list[Cluster] = []
+    """Writes the logs of a simulated run as they are at its end; returns the records."""
+    clusters: list[Cluster] = []
 
-    def stage(scenario: Scenario, rng: Random) -> Cluster:
-        stages.append(Cluster(scenario, rng))
-        return stages[0]
+    def make_cluster(scenario: Scenario, rng: Random) -> Cluster:
+        clusters.append(Cluster(scenario, rng))
+        return clusters[0]
 
-    simulate(seed, options, stage)
-    logs = stages[0].broker.logs
+    simulate(seed, options, make_cluster)
+    logs = clusters[0].broker.logs
     records = [
         LogRecord(number, at, value, BEGIN_MS + ms)
         for number, log in enumerate(logs)

@@ -1,7 +1,7 @@
-"""What a run leaves behind, as values: the raw log, the delivery journals, the contents of topics, the faults.
+"""The evidence of a real run, as values: the raw log, the delivery journals, the contents of topics, the faults.
 
-Nothing here was written by what is judged: the log comes from a plain consumer, the journals from handlers, the faults
-from whoever caused them. All times are CLOCK_MONOTONIC in ns of the one host on which everything runs.
+The code under judgement wrote none of it: the log comes from a plain consumer, the journals from handlers, the faults
+from the test that caused them. All times are CLOCK_MONOTONIC in ns of the one host on which everything runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from marshal_py.simulator.auditor_evidence import Report
+from marshal_py.simulator.auditor_evidence import ToolReport
 
 NEVER = 2**63
 
@@ -80,7 +80,7 @@ class Life:
 
 @dataclass
 class Evidence:
-    """L, J, T, F and what goes with them."""
+    """All evidence of one run."""
 
     logs: dict[int, list[Record]] = field(default_factory=dict)
     deliveries: list[Delivery] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Evidence:
     faults: list[Fault] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     lives: dict[str, Life] = field(default_factory=dict)  # by client
-    reports: list[Report] = field(default_factory=list)
+    reports: list[ToolReport] = field(default_factory=list)
     forged: set[tuple[int, int]] = field(default_factory=set)  # (log, offset) that a raw producer wrote
     settled: dict[int, int] = field(default_factory=dict)  # log -> end when all had healed and all should be done
 

@@ -16,7 +16,7 @@ NOTE = 13
 ONE, TWO = b"1" * 16, b"2" * 16
 
 
-class Book:
+class EvidenceBuilder:
     """Evidence made by hand: a log whose every record is appended one ms after it was sent."""
 
     def __init__(self, mode: int = 1) -> None:
@@ -69,7 +69,7 @@ class Book:
         )
 
     def takeover(self, ms: int) -> int:
-        """The first session is evicted at `ms`, having been silent since 3; a second one claims."""
+        """The first session, silent since 3, is evicted at `ms`; a second one claims."""
         two = self.join(ms - 1, TWO)
         extended = max(i for i, v in enumerate(self.evidence.log) if v in self.beats()) if self.beats() else self.one
         self.say(ms, EVICT, self.one, extended, 2 * INTERVAL)

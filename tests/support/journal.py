@@ -1,7 +1,7 @@
 """Journals: what test processes write down while they run, one append-only file per process, one JSON object per line.
 
 A line is one `os.write` to a file that is opened for appending, made before the thing that it announces: a process that
-dies by kill -9 has lost nothing that was begun. The last line may be torn when a disk is full; a reader leaves it out.
+dies by kill -9 has lost nothing that was begun. If a disk is full, the last line may be incomplete; a reader skips it.
 
 Kinds of lines (`e`), with `ns` = CLOCK_MONOTONIC, which all processes of one host share:
   start   name, pid, client, group, delivery   a process is there
@@ -9,7 +9,7 @@ Kinds of lines (`e`), with `ns` = CLOCK_MONOTONIC, which all processes of one ho
   begin   tok, t, p, o[, gate]                 messages are about to be handled; `gate`: last look at the clock before
   end     tok, t, p, o                         their handler has returned
   ack     tok, t, p, o                         their ack has returned True
-  fail    tok, t, p, o                         their handler has raised; at least once it is called again later
+  fail    tok, t, p, o                         their handler has raised; in at-least-once mode it is called again later
   error   name, text, closed                   the library raised
   event   kind, t, p, from, to, text           an advisory of the library
   beat                                         the process is being scheduled, whatever the library does
@@ -40,7 +40,7 @@ class Journal:
 
 
 class Tail:
-    """The reading end: what has come since the last look."""
+    """The reading end: the lines that have come since the last read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,20 +1,21 @@
-"""The judge of real runs: raw log bytes, delivery journals, topics and faults against invariants.md.
+"""The judge of real runs: checks raw log bytes, delivery journals, topics and faults against docs/invariants.md.
 
 The checks are the simulator's (`marshal_py.simulator.auditor*`), which share no code with the library but the oracle.
-This file says what the evidence of processes is in their terms (`logs_of`), what such a run may be asked for
-(`demands_of`), and with what slack:
+This file translates the evidence of processes into their terms (`logs_of`), derives what such a run must achieve
+(`demands_of`), and sets the slack:
 
 - CreateTime is floored to ms, and so is the clock of the library, whose gate may stay open for 5 ms: STAMP_MS.
 - A record counts as appended when it was sent, and as read when the recorder's own consumer had it. So S3 is one-sided:
   no delivery's *gate* (the library's last look at a clock before the handler; the worker measures it) lies after the
   moment at which the recorder had another session's claim. What lies between gate and call (X3) is counted.
-- What a client had read at a moment is not known; what it had sent is. A lease counts from the newest extension that
-  was sent by then (T8), and a claim ends for its owner when it sends its Release or Leave (T16).
+- How much a client had read at a given time is unknown; what it had sent is known. A lease counts from the newest
+  extension that was sent by then (T8), and a claim ends for its owner when it sends its Release or Leave (T16).
 - V1 to V3 are not judged as times, which are reported, but at the settled point, which the scenario waited for with a
   deadline. V5 and V7 have SCHEDULING_MS more than the rules say, for machines with other work.
-- V6 and V7 ask nothing of processes that were killed, stopped, or without a turn (their own beats have a gap of half an
-  interval): the latter are counted as `starved`.
-- V4 allows three records per interval and member: who has not read its claim's fate on a slow machine sends it again.
+- V6 and V7 demand nothing of processes that were killed, stopped, or without a turn (their own beats have a gap of half
+  an interval): the latter are counted as `starved`.
+- V4 allows three records per interval and member: a member on a slow machine may send its claim again before it has
+  read the fate of the first.
 
 A run with fewer take-overs or deliveries than asked for is void.
 """
@@ -29,9 +30,9 @@ from typing import Final
 
 from marshal_py.simulator import auditor
 from marshal_py.simulator import auditor_evidence as neutral
-from marshal_py.simulator.auditor_claims import TOKEN, tenure_of
+from marshal_py.simulator.auditor_claims import TOKEN, claim_of
 from marshal_py.simulator.auditor_evidence import Crash, Key, Presence, Slack, Stop, Violation
-from marshal_py.simulator.auditor_facts import Tenure
+from marshal_py.simulator.auditor_facts import ClaimSpan
 from marshal_py.simulator.auditor_history import History, root_of
 from marshal_py.simulator.auditor_liveness import (
     GONE,
@@ -40,7 +41,7 @@ from marshal_py.simulator.auditor_liveness import (
     Absence,
     Demands,
     claims_per_interval,
-    judge_progress,
+    judge_liveness,
 )
 from marshal_py.simulator.oracle import route
 from marshal_py.simulator.oracle_wire import decode_record, parse_envelope
@@ -52,7 +53,7 @@ SCHEDULING_MS: Final = 10_000
 PROCESSES: Final = Slack(stamp_ms=STAMP_MS, wait_ms=STAMP_MS, progress_ms=SCHEDULING_MS)
 TAKEOVERS_MIN, DELIVERIES_MIN = 20, 1_000
 SILENT_INTERVALS: Final = QUIET_INTERVALS + 1  # after a stop: T10's, and one to be stopped in
-CLEAN, FAILED_CLOSED = 0, 3  # exit codes that a worker foresees
+CLEAN, FAILED_CLOSED = 0, 3  # exit codes that a worker returns on purpose
 UNSOUND: Final = frozenset({"CoordinationError", "GroupOpaque"})  # errors that blame the log
 JOIN: Final = 1  # PROTOCOL.md 4.2
 
@@ -71,7 +72,7 @@ class Judgement:
 
     @property
     def lost_ranges(self) -> dict[Key, list[tuple[int, int]]]:
-        """What the log says that Kafka had deleted before it was read."""
+        """The messages that Kafka deleted before they were read, as the log says."""
         return {key: ranges for history in self.histories for key, ranges in history.lost_ranges.items()}
 
     def __str__(self) -> str:
@@ -88,14 +89,14 @@ class Judgement:
 
 
 def judge(evidence: Evidence, *, takeovers_min: int = TAKEOVERS_MIN, deliveries_min: int = DELIVERIES_MIN) -> Judgement:
-    """Everything that the evidence shows against the invariants."""
+    """Judges all evidence of a run against the invariants."""
     found: list[Violation] = []
     histories: list[History] = []
     most = 0
     for log in logs_of(evidence):
         judged = auditor.judge(log, PROCESSES)
         demands = demands_of(evidence, judged.history)
-        found += judged.violations + judge_progress(demands, judged.history)
+        found += judged.violations + judge_liveness(demands, judged.history)
         histories.append(judged.history)
         most = max([most, *claims_per_interval(demands, judged.history).values()])
     counters = _counters(evidence, histories)
@@ -113,7 +114,7 @@ def judge(evidence: Evidence, *, takeovers_min: int = TAKEOVERS_MIN, deliveries_
 
 
 def logs_of(evidence: Evidence) -> Iterator[neutral.Evidence]:
-    """What the run left behind about each log that has a root."""
+    """The evidence of each log that has a root."""
     root, count = root_of(record.value for record in evidence.logs.get(0, ()))
     for number in sorted(evidence.logs):
         if number == 0 or root:
@@ -140,7 +141,7 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
         deliveries=list(_deliveries(evidence, here)),
         reports=[report for report in evidence.reports if report.group in here],
         excused={failure.names[0] for failure in evidence.failures if not UNSOUND & set(failure.names)},
-        poisoned={offset: "forged" for log, offset in evidence.forged if log == number},
+        foreign_records={offset: "forged" for log, offset in evidence.forged if log == number},
         present=[
             Presence(life.group, life.client, life.joined_ns / NS, life.end_ns / NS)
             for life in lives
@@ -162,13 +163,13 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
             values.append(record.value)
             appended_ms.append(record.sent_ns / NS)
             read_ms.append(record.read_ns / NS)
-        if record.value is not None and record.offset not in found.poisoned:
+        if record.value is not None and record.offset not in found.foreign_records:
             first_ms = found.sent.get(record.value, (record.sent_ns / NS,))[0]
             found.sent[record.value] = (first_ms, record.sent_ns / NS, None)
     found.log, found.appended_ms, found.read_ms = values, appended_ms, read_ms
     for client in _joined(values):
         if client not in evidence.lives:
-            found.acted_to[client] = -1  # nobody keeps a journal of what it did
+            found.acted_to[client] = -1  # it keeps no journal
     return found
 
 
@@ -211,20 +212,20 @@ def _ms(ns: int) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What may be asked for
+# What a run must achieve
 
 
 def demands_of(evidence: Evidence, history: History) -> Demands:
-    """At the settled point, if the run had one, and of the processes that kept a journal."""
+    """The demands at the settled point, if the run had one, on the processes that kept a journal."""
     log = history.evidence
     at = log.settled
     settled_ms = log.read_ms[at - 1] if at else 0.0
     members = [
-        len({life.client_id for (name, _), life in history.lives.items() if name == group}) for group in log.groups
+        len({life.client_id for (name, _), life in history.sessions.items() if name == group}) for group in log.groups
     ]
     topics = tuple(sorted({topic for topic, _ in evidence.topics}))
     return Demands(
-        min((life.interval_ms for life in history.lives.values()), default=1_000),
+        min((life.interval_ms for life in history.sessions.values()), default=1_000),
         settled_ms,
         float("inf"),
         (),
@@ -241,16 +242,16 @@ def demands_of(evidence: Evidence, history: History) -> Demands:
 
 
 def _killed_ns(evidence: Evidence, life: Life) -> int:
-    """0 if nobody killed it."""
+    """When it was killed; 0 if it was not."""
     return next((fault.ns for fault in evidence.faults if (fault.kind, fault.who) == ("kill", life.client)), 0)
 
 
 def _absences(evidence: Evidence, history: History) -> Iterator[Absence]:
     """Of each process: its end, its stops and the silence after them, and gaps between its own beats."""
-    intervals = {life.client_id: life.interval_ms for life in history.lives.values()}
+    intervals = {life.client_id: life.interval_ms for life in history.sessions.values()}
     for life in evidence.lives.values():
         if life.exit_code is not None:
-            # Of a process that ended itself nobody knows when; its end is noted when somebody looks.
+            # The time at which a process ended itself is unknown; its end is noted when the scenario looks.
             last_ns = max(life.beats, default=life.start_ns) if life.exit_code else life.end_ns
             yield Absence(life.client, (_killed_ns(evidence, life) or last_ns) / NS, NEVER, GONE)
         stopped_ns = 0
@@ -270,18 +271,18 @@ def _absences(evidence: Evidence, history: History) -> Iterator[Absence]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the run was
+# Counters and latencies
 
 
 def _counters(evidence: Evidence, histories: list[History]) -> dict[str, int]:
     verdicts = [pair for history in histories for pair in history.verdicts.items()]
-    pairs = [pair for history in histories for tenures in history.by_key.values() for pair in pairwise(tenures)]
+    pairs = [pair for history in histories for claims in history.by_key.values() for pair in pairwise(claims)]
     seen: set[tuple[Key, int, int]] = set()
     redelivered = 0
     for history in histories:
         for d in history.deliveries:
-            tenure = tenure_of(history, d)
-            place = (d.key, tenure.generation if tenure is not None else -1, d.offset)
+            claim = claim_of(history, d)
+            place = (d.key, claim.generation if claim is not None else -1, d.offset)
             redelivered += place in seen
             seen.add(place)
     return {
@@ -299,13 +300,13 @@ def _counters(evidence: Evidence, histories: list[History]) -> dict[str, int]:
 
 
 def _latencies_ms(histories: list[History]) -> dict[str, list[int]]:
-    """From the owner's last sign of life to the heir's first delivery; reported, never judged."""
+    """From the owner's last sign of life to the successor's first delivery; reported, never judged."""
     found: dict[str, list[int]] = {"take-over": [], "hand-over": []}
     for history in histories:
         first: dict[tuple[str, int], float] = {}
         for d in history.deliveries:
             first.setdefault((d.group, d.epoch), d.begin_ms)
-        for old, new in (pair for tenures in history.by_key.values() for pair in pairwise(tenures)):
+        for old, new in (pair for claims in history.by_key.values() for pair in pairwise(claims)):
             begin_ms = first.get((new.key[0], new.epoch))
             if begin_ms is not None and old.session != new.session and old.ended_by:
                 kind = "take-over" if old.ended_by == "Evict" else "hand-over"
@@ -313,8 +314,8 @@ def _latencies_ms(histories: list[History]) -> dict[str, list[int]]:
     return found
 
 
-def _since_ms(history: History, old: Tenure) -> float:
+def _since_ms(history: History, old: ClaimSpan) -> float:
     if old.ended_by != "Evict":
         return history.evidence.appended_ms[old.end]
-    life = history.lives[old.key[0], old.session]
+    life = history.sessions[old.key[0], old.session]
     return max(life.heartbeats.values(), default=life.extensions[-1].sent_ms)

@@ -1,9 +1,9 @@
-"""Long runs that go on where they stopped: `make soak` (python -m tests.support.soak).
+"""Long runs that continue where they stopped: `make soak` (python -m tests.support.soak).
 
 Four kinds of work take turns: seeds of the simulator, hostile records through both folds, examples of the property
 tests, and exhaustive searches, each done once. After every slice the totals are written to one JSON file, so that a
-run may be stopped at any moment; the next one continues behind it. Another version of the package begins anew, and
-the old totals stay in the file beside it.
+run may be stopped at any moment; the next one continues after it. Another version of the package starts again, and the
+old totals stay in the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import marshal_py
 from marshal_py.simulator import sweep
 from marshal_py.simulator.exhaustive.bfs import Progress
-from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS
+from marshal_py.simulator.exhaustive.configurations import MODELS
 from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore
 from tests.support.hostile_records import flood
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 SEEDS = 500  # per slice: a minute or less
 HOSTILE_RECORDS = 200_000  # per slice and process
 WITHOUT = "not flood and not planted"  # a slice of its own; searches for bugs, which the seed of `make test` finds
-ROUND_S = 3_600  # of properties takes minutes; what takes longer than this hangs
+ROUND_S = 3_600  # of properties takes minutes; a longer one hangs
 
 State = dict[str, Any]
 
@@ -60,7 +60,7 @@ def load(path: Path) -> State:
 
 
 def save(path: Path, runs: list[State]) -> None:
-    """All or nothing: a stop in mid-write must not cost what was proven."""
+    """All or nothing: a stop during the write must not lose earlier totals."""
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
     fresh.replace(path)
@@ -119,27 +119,27 @@ def properties(now: State, processes: int) -> bool:
         return True
     add(now, "property_rounds", 1)
     if done.returncode:
-        said = [told for told in done.stdout.splitlines() if told.startswith(("FAILED", "ERROR"))]
-        now["failures"].append(f"{' '.join(line[2:])}: {said or done.stdout.splitlines()[-1:]}")
+        failed = [text for text in done.stdout.splitlines() if text.startswith(("FAILED", "ERROR"))]
+        now["failures"].append(f"{' '.join(line[2:])}: {failed or done.stdout.splitlines()[-1:]}")
     return True
 
 
 def exhaustive(now: State, processes: int) -> bool:
-    """The next small world that this version has not searched yet; the widest takes some minutes of CPU time."""
+    """The next small model that this version has not searched yet; the widest takes some minutes of CPU time."""
     done: State = now.setdefault("exhaustive", {})
-    name = next((name for name in CONFIGURATIONS if name not in done), None)
+    name = next((name for name in MODELS if name not in done), None)
     if name is None:
         return False
-    report = explore(name, STATES_MAX, None, partial(tell, name), processes)
+    report = explore(name, STATES_MAX, None, partial(print_progress, name), processes)
     if report.interrupted:
-        print(f"{name}: stopped after {report.states:,} states; it begins anew the next time")
+        print(f"{name}: stopped after {report.states:,} states; it starts again the next time")
         raise KeyboardInterrupt
     done[name] = {
         "states": report.states,
         "transitions": report.transitions,
         "complete": report.complete,
         "seconds": report.seconds,
-        "bounds": CONFIGURATIONS[name].bounds._asdict(),
+        "bounds": MODELS[name].configuration.bounds._asdict(),
     }
     add(now, "exhaustive_states", report.states)
     if report.violations or not report.complete:
@@ -147,7 +147,7 @@ def exhaustive(now: State, processes: int) -> bool:
     return True
 
 
-def tell(name: str, progress: Progress) -> None:
+def print_progress(name: str, progress: Progress) -> None:
     if sys.stderr.isatty():
         print(
             f"\r{name}: depth {progress.depth}, {progress.states:,} states, {progress.frontier:,} to look at   ",
@@ -157,7 +157,7 @@ def tell(name: str, progress: Progress) -> None:
         )
 
 
-# Each does a slice, and says whether there was one to do.
+# Each does one slice; False if there was none to do.
 WORK: dict[str, Callable[[State, int], bool]] = {
     "seeds": seeds,
     "hostile": hostile_records,

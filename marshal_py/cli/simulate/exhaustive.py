@@ -9,8 +9,8 @@ import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
-from marshal_py.simulator.exhaustive.bfs import Progress, Report
-from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS, QUICK
+from marshal_py.simulator.exhaustive.bfs import Progress, SearchReport
+from marshal_py.simulator.exhaustive.configurations import MODELS, QUICK
 from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore
 
 EXAMPLE: Final = output.example("marshal simulate exhaustive list")
@@ -38,7 +38,7 @@ def exhaustive(
         _print_list(as_json)
         return
     failed = False
-    for each in [configuration.name for configuration in QUICK] if name == ALL else [name]:
+    for each in [model.name for model in QUICK] if name == ALL else [name]:
         report = explore(each, states or STATES_MAX, mutant, _watch, processes)
         failed |= bool(report.violations) or not report.complete
         _print(report, as_json)
@@ -49,7 +49,7 @@ def exhaustive(
 
 
 def _print_list(as_json: bool) -> None:
-    for configuration in CONFIGURATIONS.values():
+    for configuration in (model.configuration for model in MODELS.values()):
         if as_json:
             names = {"name": configuration.name, "says": configuration.says}
             output.print_json({**names, **_bounds(configuration.name)})
@@ -58,7 +58,7 @@ def _print_list(as_json: bool) -> None:
 
 
 def _bounds(name: str) -> dict[str, Any]:
-    configuration = CONFIGURATIONS[name]
+    configuration = MODELS[name].configuration
     return {
         "bounds": {key: value for key, value in configuration.bounds._asdict().items() if value},
         "partitions": configuration.partitions,
@@ -76,7 +76,7 @@ def _watch(progress: Progress) -> None:
         )
 
 
-def _print(report: Report, as_json: bool) -> None:
+def _print(report: SearchReport, as_json: bool) -> None:
     if sys.stderr.isatty():
         print(file=sys.stderr)
     if as_json:
@@ -84,7 +84,7 @@ def _print(report: Report, as_json: bool) -> None:
         output.print_json({**report._asdict(), **_bounds(report.configuration), "violations": broken})
         return
     bounds = ", ".join(f"{key} {value}" for key, value in _bounds(report.configuration)["bounds"].items())
-    print(f"{report.configuration}: {CONFIGURATIONS[report.configuration].says}")
+    print(f"{report.configuration}: {MODELS[report.configuration].configuration.says}")
     print(f"  bounds       {bounds}")
     partly = "; stopped, not complete" if report.interrupted else "" if report.complete else "; not complete"
     print(

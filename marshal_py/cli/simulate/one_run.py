@@ -55,11 +55,11 @@ def run_seed(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Resul
     if not trace:
         result = sweep.run_one(seed, mutant)
         if result.violations and not as_json:
-            for line in story(telling(result.violations), sweep.tell(seed, mutant).moments):
+            for line in story(telling(result.violations), sweep.trace_seed(seed, mutant).trace):
                 print(line)
         return result
-    result, moments, _ = sweep.tell(seed, mutant)
-    _print_moments(moments, as_json)
+    result, events, _ = sweep.trace_seed(seed, mutant)
+    _print_events(events, as_json)
     return result
 
 
@@ -87,11 +87,11 @@ def run_one(schedule: Schedule, again: str, asked: Asked, as_json: bool) -> None
         schedule, again = small.schedule, f"marshal simulate --scenario {keep}"
         head = f"# {telling(small.result.violations).text}\n# {again}\n"
         keep.write_text(head + text_of(schedule), encoding="utf-8")
-    watched = sweep.tell_schedule(schedule)
+    watched = sweep.trace_schedule(schedule)
     if html is not None:
         html.write_text(_page(schedule, watched, again), encoding="utf-8")
     if asked.trace:
-        _print_moments(watched.moments, as_json)
+        _print_events(watched.trace, as_json)
     _print(schedule, watched, again, as_json)
     if watched.result.violations:
         raise typer.Exit(output.FAILED)
@@ -107,18 +107,18 @@ def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Sc
         raise typer.BadParameter(f"{file}: {error}") from error
 
 
-def _page(schedule: Schedule, watched: sweep.Told, again: str) -> str:
+def _page(schedule: Schedule, watched: sweep.TracedRun, again: str) -> str:
     """The page; its histogram also counts the take-overs of the seeds that follow."""
     world = Options(dump=schedule.options.dump, group=schedule.options.group)
     times = takeover_times(watched.logs, watched.result.scenario.interval_ms)
     for number in range(1, NEIGHBOURS):
-        other = sweep.tell_schedule(Schedule(schedule.seed + number, world))
+        other = sweep.trace_schedule(Schedule(schedule.seed + number, world))
         times += takeover_times(other.logs, other.result.scenario.interval_ms)
     seeds = f"this run and the seeds {schedule.seed + 1} to {schedule.seed + NEIGHBOURS - 1}"
-    return page(watched.result, watched.moments, watched.logs, again, times, seeds)
+    return page(watched.result, watched.trace, watched.logs, again, times, seeds)
 
 
-def _print(schedule: Schedule, watched: sweep.Told, again: str, as_json: bool) -> None:
+def _print(schedule: Schedule, watched: sweep.TracedRun, again: str, as_json: bool) -> None:
     result = watched.result
     if as_json:
         plain: dict[str, Any] = {
@@ -133,18 +133,18 @@ def _print(schedule: Schedule, watched: sweep.Told, again: str, as_json: bool) -
         output.print_json(plain)
         return
     if result.violations:
-        for line in story(telling(result.violations), watched.moments):
+        for line in story(telling(result.violations), watched.trace):
             print(line)
     print(f"seed {schedule.seed}: {result.verdict}, {result.events:,} events, trace {result.trace_hash}")
     print(f"again: {again}")
 
 
-def _print_moments(moments: Iterable[sweep.Moment], as_json: bool) -> None:
-    for moment in moments:
+def _print_events(events: Iterable[sweep.TraceEvent], as_json: bool) -> None:
+    for event in events:
         if as_json:
-            output.print_json(moment._asdict())
+            output.print_json(event._asdict())
         else:
-            print(line_of(moment))
+            print(line_of(event))
 
 
 def as_plain(result: Result) -> dict[str, Any]:

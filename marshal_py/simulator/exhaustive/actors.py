@@ -1,7 +1,8 @@
-"""One process of a small world: the shipped Member or admin errand, with its fetches and handlers, driven by hand.
+"""One process of a small model: the shipped Member or admin operation, with its fetches and handlers, driven by hand.
 
-An actor is told what happens to it (`read`, `tick`, `deliver`, ...) and says into an `Effects` what it sent, what its
-handlers did and which promise about its own records it broke. `Member.may_deliver` is the only gate before a handler.
+The search calls an actor's events (`read`, `tick`, `deliver`, ...), and the actor notes in an `Effects` what it sent,
+what its handlers did and which promise about its own records it broke. `Member.may_deliver` is the only gate before a
+handler.
 It holds its world by reference and never changes it, so a world is made once for every prefix of a log.
 """
 
@@ -29,10 +30,10 @@ from marshal_py.simulator.exhaustive.deterministic_bytes import DeterministicByt
 GROUP: Final = "g"
 TOPIC: Final = "t"
 INTERVAL_MS: Final = 3_000
-QUANTUM_MS: Final = INTERVAL_MS // 3  # time goes on in thirds of an interval: what heartbeats and ranks count in
+QUANTUM_MS: Final = INTERVAL_MS // 3  # time passes in thirds of an interval, the unit of heartbeats and ranks
 ORIGIN_MS: Final = 1_000_000
 OFFER: Final = 1  # messages that are asked for at a time: few, so that grants follow one another
-ROUNDS_MAX: Final = 9  # of ticks at one moment: each answers what the one before asked for
+ROUNDS_MAX: Final = 9  # of ticks at one time: each answers what the one before asked for
 
 
 def instant(now_ms: int) -> Instant:
@@ -40,7 +41,7 @@ def instant(now_ms: int) -> Instant:
 
 
 class Effects(Struct):
-    """What one event of an actor did to the world around it."""
+    """The effects of one event of an actor on its surroundings."""
 
     sent: list[tuple[Record, int]] = field(default_factory=list)  # record, when
     handed: tuple[int, int, bool] | None = None  # epoch, offset, whether it is the claim's first
@@ -49,7 +50,7 @@ class Effects(Struct):
 
 
 class Feed:
-    """What one claim has fetched, which is all there is, and what its handlers did, in this actor's own count."""
+    """The messages of one claim (all are fetched at once), and what its handlers did, counted by the actor itself."""
 
     __slots__ = ("claim", "first", "handed_to", "low", "run")
 
@@ -92,36 +93,36 @@ class Actor:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.dice = DeterministicBytes(number)
+        self.random_bytes = DeterministicBytes(number)
         self.read_ms: dict[int, int] = {}  # offset of an extension of a live session -> when it was read (S15)
-        self.stirred = True  # something happened since the last tick
+        self.woken = True  # something happened since the last tick
         self.over = False
         self.loaded = 0  # the checkpoint at which it began from a snapshot; 0: at the log's beginning
-        self.said = ""  # at its end: an admin's word about its move, or the name of a consumer's error
+        self.said = ""  # at its end: what an admin reports of its move, or the name of a consumer's error
 
     @property
     def deadline_ms(self) -> int:
         raise NotImplementedError
 
     def attach(self, world: World | None) -> None:
-        """The world at the prefix that was read; None to be put away."""
+        """Sets the world at the prefix that was read; None before the actor is stored."""
         raise NotImplementedError
 
     def receive(self, verdict: Verdict, now_ms: int) -> None:
         raise NotImplementedError
 
     def act(self, now_ms: int, effects: Effects) -> bool:
-        """One tick; True if it wants another one at once."""
+        """One tick; True if it needs another one at once."""
         raise NotImplementedError
 
     def read(self, world: World, verdict: Verdict, now_ms: int) -> None:
         """One more record was folded: `world` is the prefix with it."""
         self.attach(world)
         self.receive(verdict, now_ms)
-        self.stirred = True
-        self.look(world, now_ms)
+        self.woken = True
+        self.note_extensions(world, now_ms)
 
-    def look(self, world: World, now_ms: int) -> None:
+    def note_extensions(self, world: World, now_ms: int) -> None:
         """Notes which extensions are held, and since when."""
         group = world.groups.get(GROUP)
         held = sorted(session.extended for session in group.sessions.values()) if group is not None else ()
@@ -131,7 +132,7 @@ class Actor:
         for _ in range(ROUNDS_MAX):
             if self.over or not self.act(now_ms, effects):
                 break
-        self.stirred = False
+        self.woken = False
         for record, sent_ms in effects.sent:
             if isinstance(record, Evict):
                 self._check_evict(record, sent_ms, effects)
@@ -145,20 +146,20 @@ class Actor:
             self.tick(now_ms, effects)
 
     def _check_evict(self, record: Evict, sent_ms: int, effects: Effects) -> None:
-        """S15, at its sender: it has itself waited since it read what it names."""
+        """S15, at the sender: it has itself waited since it read the extension that it names."""
         read_ms = self.read_ms.get(record.observed)
         if read_ms is None or sent_ms - read_ms < 2 * INTERVAL_MS:
             effects.broken = f"S15: Evict of session {record.session}, whose newest sign was read at {read_ms}"
 
-    def forked(self, number: int) -> None:
+    def become_clone(self, number: int) -> None:
         """A cloned machine: from now on it draws other bytes."""
-        self.number = self.dice.number = number
+        self.number = self.random_bytes.number = number
 
     def next_epochs(self) -> tuple[int, ...]:
         """Claims with a message that could be handed over, if the gate opens."""
         return ()
 
-    def flights(self) -> tuple[tuple[int, int], ...]:
+    def handler_messages(self) -> tuple[tuple[int, int], ...]:
         """(epoch, offset) of what handlers hold."""
         return ()
 
@@ -170,7 +171,7 @@ class Consumer(Actor):
         self, number: int, options: MemberOptions, world: World, counts: dict[str, int], messages: int
     ) -> None:
         super().__init__(number)
-        self.member = Member(world, GROUP, options, self.dice)
+        self.member = Member(world, GROUP, options, self.random_bytes)
         for topic, count in counts.items():
             self.member.learn_topic(topic, count)
         self.messages = messages
@@ -182,7 +183,7 @@ class Consumer(Actor):
         return self.member.deadline_ms
 
     def attach(self, world: World | None) -> None:
-        self.member.world = world  # type: ignore[assignment]  # None only while it is put away
+        self.member.world = world  # type: ignore[assignment]  # None only while it is stored
 
     def receive(self, verdict: Verdict, now_ms: int) -> None:
         self.member.receive(verdict, instant(now_ms))
@@ -202,7 +203,7 @@ class Consumer(Actor):
                 self._check_position(record.epoch, record.position, effects)
                 self._check_give(record, effects)
         if ready.refold != NONE:
-            effects.broken = "S1: a member is told of another state than its own"
+            effects.broken = "S1: a member reads of another state than its own"
         if ready.ended:
             self.over = True
             self.said = "" if ready.error is None else type(ready.error).__name__
@@ -217,7 +218,7 @@ class Consumer(Actor):
         return bool(ready.claimed or ready.start_prefetch or ready.resolve) or member.deadline_ms <= now_ms + 1
 
     def _check_heartbeat(self, record: Heartbeat, effects: Effects) -> None:
-        """S8, S9: what it says, or by silence leaves standing, is what its handlers have finished, no more, no less."""
+        """S8, S9: each position that it reports, or leaves unchanged, is exactly what its handlers have finished."""
         group = self.member.group
         if group is None:
             return
@@ -246,7 +247,7 @@ class Consumer(Actor):
         held = {epoch for epoch, _, feed in self.busy if feed is not None}
         return tuple(epoch for epoch, feed in self.feeds.items() if epoch not in held and feed.next_offset() >= 0)
 
-    def flights(self) -> tuple[tuple[int, int], ...]:
+    def handler_messages(self) -> tuple[tuple[int, int], ...]:
         return tuple((epoch, offset) for epoch, offset, _ in self.busy)
 
     def deliver(self, epoch: int, now_ms: int, effects: Effects) -> None:
@@ -291,21 +292,21 @@ class Consumer(Actor):
 
 
 class AdminActor(Actor):
-    """An admin's run: one errand."""
+    """An admin's run of one operation."""
 
     def __init__(
-        self, number: int, name: str, world: World, plan: type[Operation], aim: int, history: Iterable[Verdict]
+        self, number: int, name: str, world: World, plan: type[Operation], position: int, history: Iterable[Verdict]
     ) -> None:
-        """`history`: the verdicts on all that stands in the log."""
+        """`history`: the verdicts on all records in the log."""
         super().__init__(number)
-        author = Author.of(name, "host", "marshal", self.dice(4))
-        self.ledger = PauseHistory(GROUP)
+        author = Author.of(name, "host", "marshal", self.random_bytes(4))
+        self.pause_history = PauseHistory(GROUP)
         for verdict in history:
-            self.ledger.read(verdict)
-        self.aim = aim
-        context = GroupContext(world, GROUP, self.ledger, author, self.dice)
-        # A run that finds the pause of one that crashed takes it over: its person has read whose it is (M2).
-        pause = self.ledger.running(world.groups[GROUP]) if GROUP in world.groups else None
+            self.pause_history.read(verdict)
+        self.position = position
+        context = GroupContext(world, GROUP, self.pause_history, author, self.random_bytes)
+        # A run that finds the pause of a crashed run of the same admin takes it over (M2).
+        pause = self.pause_history.running(world.groups[GROUP]) if GROUP in world.groups else None
         again = pause is not None and author.is_also(pause.by)
         self.plan: Operation = (
             PositionPlan(context, [TopicPartition(TOPIC, 0)], take_over=again)
@@ -321,7 +322,7 @@ class AdminActor(Actor):
         self.plan.context = self.plan.context._replace(world=world)  # type: ignore[arg-type]  # as above
 
     def receive(self, verdict: Verdict, now_ms: int) -> None:
-        self.ledger.read(verdict)
+        self.pause_history.read(verdict)
         self.plan.receive(verdict, instant(now_ms))
 
     def act(self, now_ms: int, effects: Effects) -> bool:
@@ -331,5 +332,5 @@ class AdminActor(Actor):
             self.over = True
             self.said = self.plan.outcome if isinstance(self.plan, PositionPlan) else ""
         elif step.resolve_positions:
-            self.plan.positions_resolved({TopicPartition(TOPIC, 0): self.aim})
+            self.plan.positions_resolved({TopicPartition(TOPIC, 0): self.position})
         return step.resolve_positions

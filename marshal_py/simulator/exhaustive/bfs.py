@@ -1,8 +1,8 @@
-"""The walk: breadth first through every state that a configuration can reach within its bounds.
+"""Breadth-first search through every state that a configuration can reach within its bounds.
 
 The set of visited states holds packed ints and nothing else, so that two states are never taken for one. A share is all
-of them, or the part that is one process's in a search by several (group_load.py). A parent and the ordinal of a step
-per state tell the path to a violation, which is then the shortest there is; only a share that is all of them has them.
+of them, or one process's part in a search by several (parallel.py). Each state keeps its parent and the ordinal of the
+step that led to it; they give the path to a violation, which is the shortest. Only a share of all states keeps them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.simulator.exhaustive.search import Label, Search, invariant_of
 
-PULSE_STATES: Final = 20_000  # looked at between two signs of life: a second or so
+PROGRESS_STATES: Final = 20_000  # expanded between two reports of progress: a second or so
 
 
 class Broken(NamedTuple):
@@ -33,8 +33,8 @@ class Progress(NamedTuple):
     frontier: int  # states that are not looked at yet
 
 
-class Report(NamedTuple):
-    """What a search came to. `clipped`: steps that were not taken because they would leave the bounds."""
+class SearchReport(NamedTuple):
+    """The result of a search. `clipped`: steps that were not taken because they would leave the bounds."""
 
     configuration: str
     complete: bool
@@ -58,10 +58,10 @@ class Share:
         self.number, self.of = number, of
         self.seen: set[int] = set()
         self.frontier: list[int] = []
-        self.upcoming: list[int] = []  # the next level, as far as it is ours
-        self.abroad: list[set[int]] = [set() for _ in range(of)]  # as far as it is others'
+        self.upcoming: list[int] = []  # the part of the next level that belongs to this share
+        self.for_others: list[set[int]] = [set() for _ in range(of)]  # the parts that belong to other shares
         self.transitions = 0
-        self.looked_at = 0  # states of this level
+        self.expanded = 0  # states of this level
         self.found: dict[str, Broken] = {}
         self.complete = True
         self._first = first
@@ -72,15 +72,15 @@ class Share:
             self.frontier.append(first)
 
     def _owner(self, state: int) -> int:
-        return self.search.universe.shelves[self.search.log_of(state)] % self.of
+        return self.search.store.stable_ids[self.search.log_of(state)] % self.of
 
-    def expand(self, states_max: int, liveness: Callable[[], bool]) -> None:
-        """Looks at every state of this level. `pulse` is called now and then, and ends it by False."""
+    def expand(self, states_max: int, keep_going: Callable[[], bool]) -> None:
+        """Looks at every state of this level. `keep_going` is called now and then, and ends it by False."""
         search, seen, tolerated = self.search, self.seen, self.search.tolerated
         for at, state in enumerate(self.frontier):
             steps = search.steps(state)
             self.transitions += len(steps)
-            self.looked_at = at + 1
+            self.expanded = at + 1
             if self.of == 1:
                 self._keep(self._base + at, steps)
             else:
@@ -91,13 +91,13 @@ class Share:
                     path = self._path(self._base + at) if self.of == 1 else ()
                     self.found[invariant] = Broken(invariant, text, (*path, search.describe(state, label)))
                 self.complete = self.complete and invariant in tolerated
-            if len(seen) > states_max or (not self.looked_at % PULSE_STATES and not liveness()):
+            if len(seen) > states_max or (not self.expanded % PROGRESS_STATES and not keep_going()):
                 self.complete = False
             if not self.complete:
                 break
 
     def _keep(self, at: int, steps: list[int]) -> None:
-        """What the state number `at` leads to, when all states are ours."""
+        """Keeps the successors of the state number `at`, when this share is all states."""
         seen = self.seen
         for ordinal, to in enumerate(steps):
             count = len(seen)
@@ -108,11 +108,11 @@ class Share:
                 self._ordinals.append(ordinal)
 
     def _part(self, steps: list[int]) -> None:
-        """What a state leads to, some of which is others'."""
+        """Divides the successors of a state among the shares."""
         for to in steps:
             owner = self._owner(to)
             if owner != self.number:
-                self.abroad[owner].add(to)
+                self.for_others[owner].add(to)
             elif to not in self.seen:
                 self.seen.add(to)
                 self.upcoming.append(to)
@@ -123,11 +123,11 @@ class Share:
         self.seen.update(fresh)
         self.upcoming += fresh
 
-    def turn(self) -> None:
-        """On to the next level."""
+    def next_level(self) -> None:
+        """Moves to the next level."""
         self._base += len(self.frontier)
-        self.frontier, self.upcoming, self.looked_at = self.upcoming, [], 0
-        for states in self.abroad:
+        self.frontier, self.upcoming, self.expanded = self.upcoming, [], 0
+        for states in self.for_others:
             states.clear()
 
     def _path(self, at: int) -> list[str]:
@@ -136,38 +136,38 @@ class Share:
         while at:
             taken.append(self._ordinals[at])
             at = self._parents[at]
-        search, state, told = self.search, self._first, []
+        search, state, path = self.search, self._first, []
         broken = list(search.broken)
         for ordinal in reversed(taken):
             labels: list[Label] = []
             states = search.steps(state, labels)
-            told.append(search.describe(state, labels[ordinal]))
+            path.append(search.describe(state, labels[ordinal]))
             state = states[ordinal]
         search.broken[:] = broken
-        return told
+        return path
 
 
-def walk(search: Search, first: int, states_max: int, on_progress: Callable[[Progress], None]) -> Report:
+def search_all(search: Search, first: int, states_max: int, on_progress: Callable[[Progress], None]) -> SearchReport:
     """Every state that can be reached from `first`, until one breaks a promise that is not tolerated, or Ctrl-C."""
     began_s, share, depth, interrupted = time.monotonic(), Share(search, first), 0, False
 
-    def liveness() -> bool:
-        waiting = len(share.frontier) - share.looked_at + len(share.upcoming)
+    def keep_going() -> bool:
+        waiting = len(share.frontier) - share.expanded + len(share.upcoming)
         on_progress(Progress(depth, len(share.seen), waiting))
         return True
 
     try:
         while True:
-            share.expand(states_max, liveness)
+            share.expand(states_max, keep_going)
             if not share.upcoming or not share.complete:
                 break
-            share.turn()
+            share.next_level()
             depth += 1
-            liveness()
+            keep_going()
     except KeyboardInterrupt:
         interrupted = True
-    universe = search.universe
-    return Report(
+    store = search.store
+    return SearchReport(
         search.configuration.name,
         share.complete and not interrupted,
         interrupted,
@@ -175,8 +175,8 @@ def walk(search: Search, first: int, states_max: int, on_progress: Callable[[Pro
         share.transitions,
         search.clipped,
         depth,
-        len(universe.views) - 2,
-        len(universe.parents),
+        len(store.views) - 2,
+        len(store.parents),
         search.deliveries,
         round(time.monotonic() - began_s, 2),
         tuple(share.found.values()),

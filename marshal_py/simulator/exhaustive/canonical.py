@@ -1,6 +1,6 @@
 """The canonical form of a process: two that will behave the same have the same 16 bytes, however they came there.
 
-A pickle is no such form, for it tells objects that are equal from objects that are one. Here a graph of plain objects
+A pickle is no such form, because it distinguishes equal objects from identical ones. Here a graph of plain objects
 becomes nested tuples, sets in order, and these become bytes. Dictionaries keep their order, because code that walks
 through them acts in it.
 """
@@ -21,9 +21,9 @@ from marshal_py.simulator.exhaustive.deterministic_bytes import DeterministicByt
 
 MARSHAL_VERSION: Final = 2  # the newest without references: equal values, equal bytes
 DIGEST_BYTES: Final = 16
-# What no behaviour depends on, or what the rest of the key says already: where an object belongs to, the world (it is
-# the prefix that was read), constants, what is only told to people or to Kafka's committed offsets, what each tick
-# computes from the world and the waits, and whether the next one may be cut short, which comes to the same.
+# Fields on which no behaviour depends, or which the rest of the key implies: references to the owner of an object, the
+# world (the prefix that was read), constants, what is only for people or for Kafka's committed offsets, what each tick
+# computes from the world and the waits, and whether the next tick may be cut short, which changes nothing.
 LEFT_OUT: Final = frozenset(
     {
         "world",
@@ -52,10 +52,10 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
 def digest(value: object) -> bytes:
-    return blake2b(marshal.dumps(shape(value), MARSHAL_VERSION), digest_size=DIGEST_BYTES).digest()
+    return blake2b(marshal.dumps(canonical(value), MARSHAL_VERSION), digest_size=DIGEST_BYTES).digest()
 
 
-def shape(value: Any) -> Any:
+def canonical(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -63,7 +63,7 @@ def shape(value: Any) -> Any:
     if maker is not None:
         return maker(value)
     if isinstance(value, tuple):
-        return tuple([shape(element) for element in value])
+        return tuple([canonical(element) for element in value])
     if isinstance(value, IntEnum):
         return int(value)
     if isinstance(value, BaseException):
@@ -71,7 +71,7 @@ def shape(value: Any) -> Any:
     fields = _FIELDS.get(kind)
     if fields is None:
         fields = _FIELDS[kind] = _fields_of(value)
-    return (kind.__name__, *[shape(getattr(value, name)) for name in fields])
+    return (kind.__name__, *[canonical(getattr(value, name)) for name in fields])
 
 
 def _fields_of(value: Any) -> tuple[str, ...]:
@@ -91,15 +91,15 @@ def _fields_of(value: Any) -> tuple[str, ...]:
 
 
 def _sequence(value: Any) -> Any:
-    return tuple([shape(element) for element in value])
+    return tuple([canonical(element) for element in value])
 
 
 def _mapping(value: dict[Any, Any]) -> Any:
-    return tuple([(shape(key), shape(element)) for key, element in value.items()])
+    return tuple([(canonical(key), canonical(element)) for key, element in value.items()])
 
 
 def _set(value: Any) -> Any:
-    return tuple(sorted(shape(element) for element in value))
+    return tuple(sorted(canonical(element) for element in value))
 
 
 _MAKERS: Final[dict[type, Callable[[Any], Any]]] = {

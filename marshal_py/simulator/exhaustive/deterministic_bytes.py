@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 
 class DeterministicBytes:
-    """What one process draws. `number` tells the processes apart, those that are started again too."""
+    """The random bytes of one process. `number` distinguishes the processes, restarted ones too."""
 
     __slots__ = ("count", "number")
 

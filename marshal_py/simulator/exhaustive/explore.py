@@ -8,9 +8,8 @@ from typing import Final
 
 from marshal_py.errors import InvalidOption
 from marshal_py.simulator.exhaustive import parallel
-from marshal_py.simulator.exhaustive.bfs import Progress, Report, walk
-from marshal_py.simulator.exhaustive.configuration import Configuration
-from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS
+from marshal_py.simulator.exhaustive.bfs import Progress, SearchReport, search_all
+from marshal_py.simulator.exhaustive.configurations import MODELS, Model
 from marshal_py.simulator.exhaustive.search import Search
 from marshal_py.simulator.exhaustive.setup_script import SetupScript
 from marshal_py.simulator.mutants import MUTANTS, switched_on
@@ -18,7 +17,7 @@ from marshal_py.simulator.mutants import MUTANTS, switched_on
 STATES_MAX: Final = 30_000_000  # some 4 GB
 
 OnProgress = Callable[[Progress], None]
-# That the fold of a mutant comes to another world than the oracle's is only the beginning of what it breaks.
+# That a mutant's fold differs from the oracle's is only the first thing that it breaks.
 TOLERATED: Final = frozenset({"S1"})
 
 
@@ -28,48 +27,44 @@ def explore(
     mutant: str | None = None,
     on_progress: OnProgress = lambda progress: None,
     processes: int = 1,
-) -> Report:
-    """Searches the configuration `name`. Raises InvalidOption for a name that there is not.
+) -> SearchReport:
+    """Searches the model `name`. Raises InvalidOption for an unknown name.
 
-    A planted bug is searched for by one process, whatever `processes` says: it is found soon.
+    One process searches for a planted bug, whatever `processes` says: it finds the bug soon.
     """
-    if name not in CONFIGURATIONS:
-        raise InvalidOption("exhaustive", name, f"one of {', '.join(CONFIGURATIONS)}")
+    if name not in MODELS:
+        raise InvalidOption("exhaustive", name, f"one of {', '.join(MODELS)}")
     if mutant is None:
-        return search(CONFIGURATIONS[name], states_max, on_progress, processes)
+        return search(MODELS[name], states_max, on_progress, processes)
     if mutant not in MUTANTS:
         raise InvalidOption("mutant", mutant, f"one of {', '.join(MUTANTS)}")
     with switched_on(MUTANTS[mutant]):
-        return search(CONFIGURATIONS[name], states_max, on_progress, 1, TOLERATED)
+        return search(MODELS[name], states_max, on_progress, 1, TOLERATED)
 
 
 def search(
-    configuration: Configuration,
-    states_max: int,
-    on_progress: OnProgress,
-    processes: int,
-    tolerated: frozenset[str] = frozenset(),
-) -> Report:
-    """Searches this world. Ctrl-C ends it early, with a report of what was searched."""
+    model: Model, states_max: int, on_progress: OnProgress, processes: int, tolerated: frozenset[str] = frozenset()
+) -> SearchReport:
+    """Searches this model. Ctrl-C ends the search early, with a report of what was searched."""
     if processes > 1:
-        report = parallel.walk(configuration.name, partial(_begun, configuration), processes, states_max, on_progress)
+        report = parallel.search(model.name, partial(_begun, model), processes, states_max, on_progress)
         if report is not None:
             return report
-    begun, script = _scripted(configuration, tolerated)
+    begun, script = _scripted(model, tolerated)
     if script.broken.keys() - tolerated:
-        states_max = 0  # it is found already
-    report = walk(begun, script.begin(), states_max, on_progress)
+        states_max = 0  # the script has found it already
+    report = search_all(begun, script.begin(), states_max, on_progress)
     return report._replace(violations=(*script.broken.values(), *report.violations))
 
 
-def _scripted(configuration: Configuration, tolerated: frozenset[str]) -> tuple[Search, SetupScript]:
-    made = Search(configuration, tolerated)
+def _scripted(model: Model, tolerated: frozenset[str]) -> tuple[Search, SetupScript]:
+    made = Search(model.configuration, tolerated)
     script = SetupScript(made)
-    configuration.prologue(script)
+    model.setup(script)
     return made, script
 
 
-def _begun(configuration: Configuration) -> tuple[Search, int]:
+def _begun(model: Model) -> tuple[Search, int]:
     """For one process of several."""
-    made, script = _scripted(configuration, frozenset())
+    made, script = _scripted(model, frozenset())
     return made, script.begin()

@@ -1,9 +1,9 @@
-"""One search by several processes: each has a universe of its own and looks at the states whose logs are its share.
+"""One search by several processes: each has a store of its own and expands the states whose logs are its share.
 
 All go level by level and hand each other, at the end of each, what is not theirs. States part by their logs because
 most steps leave the log as it is: few states travel, and what the shipped code does after one log is asked once. The
-counts come out as they do with one process, whoever looked at what. A violation ends the search without its story:
-explore.py has one process tell it, so that it too is the same.
+counts come out as they do with one process, whoever looked at what. A violation ends the search without its path:
+explore.py has one process search again, so that the path is the same too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from typing import Any, Final, NamedTuple
 
-from marshal_py.simulator.exhaustive.bfs import Progress, Report, Share
+from marshal_py.simulator.exhaustive.bfs import Progress, SearchReport, Share
 from marshal_py.simulator.exhaustive.search import Search
 from marshal_py.simulator.exhaustive.state_transfer import Receiver, Sender, StateTransfer
 from marshal_py.simulator.sweep import leave_interrupts_to_the_parent
@@ -36,37 +36,37 @@ class Counts(NamedTuple):
     deliveries: int
     complete: bool
     broken: bool
-    level: bool  # it is at the end of one, and waits for a word to go on
+    level: bool  # it is at the end of a level and waits for permission to continue
 
 
 class Inventory(NamedTuple):
-    """What one process met: what several met counts once."""
+    """The conditions and logs that one process met; those that several met count once."""
 
     conditions: set[tuple[int, bytes]]
     logs: set[int]
 
 
-def walk(
+def search(
     name: str, prepare: Prepare, of: int, states_max: int, on_progress: Callable[[Progress], None]
-) -> Report | None:
-    """As walk.walk, by `of` processes. None if something was violated: one process has to tell it."""
-    crew = WorkerPool(prepare, of)
+) -> SearchReport | None:
+    """The same as bfs.search_all, by `of` processes. None after a violation: one process must find its path."""
+    pool = WorkerPool(prepare, of)
     try:
-        return crew.lead(name, states_max, on_progress)
+        return pool.run(name, states_max, on_progress)
     finally:
-        crew.end()
+        pool.end()
 
 
 class WorkerPool:
     """The processes, as their parent sees them."""
 
     def __init__(self, prepare: Prepare, of: int) -> None:
-        context = get_context("spawn")  # not fork: whoever calls may have threads
+        context = get_context("spawn")  # not fork: the caller may have threads
         self.halt: Event = context.Event()
         self.inboxes: list[Queue[StateTransfer]] = [context.Queue() for _ in range(of)]
         self.processes: list[BaseProcess] = []
-        self.lines: list[Connection[bool, Any]] = []  # words to go on are sent, tallies come
-        self.tallies = [Counts(0, 0, 0, 0, 0, True, False, False)] * of
+        self.connections: list[Connection[bool, Any]] = []  # permission to continue is sent, counts come back
+        self.counts = [Counts(0, 0, 0, 0, 0, True, False, False)] * of
         self.depth = 0
         self.interrupted = False
         for number in range(of):
@@ -74,24 +74,24 @@ class WorkerPool:
             task = (prepare, number, self.inboxes, theirs, self.halt)
             process = context.Process(target=_work, args=task, daemon=True)
             process.start()
-            theirs.close()  # so that the line breaks when the process does
+            theirs.close()  # so that the connection breaks when the process does
             self.processes.append(process)
-            self.lines.append(ours)
+            self.connections.append(ours)
 
-    def lead(self, name: str, states_max: int, on_progress: Callable[[Progress], None]) -> Report | None:
+    def run(self, name: str, states_max: int, on_progress: Callable[[Progress], None]) -> SearchReport | None:
         """Level after level, until nothing new comes, something breaks, or somebody stops it."""
         began_s, on = time.monotonic(), True
         while on:
             self._level(states_max, on_progress)
-            whole = all(tally.complete and not tally.broken for tally in self.tallies)
+            whole = all(counted.complete and not counted.broken for counted in self.counts)
             on = whole and self._sum("waiting") > 0 and not self.halt.is_set()
             self.depth += on
-            for line in self.lines:
-                line.send(on)
-        if any(tally.broken for tally in self.tallies):
+            for connection in self.connections:
+                connection.send(on)
+        if any(counted.broken for counted in self.counts):
             return None
-        met: list[Inventory] = [line.recv() for line in self.lines]
-        return Report(
+        met: list[Inventory] = [connection.recv() for connection in self.connections]
+        return SearchReport(
             name,
             whole and not self._sum("waiting"),
             self.interrupted,
@@ -107,34 +107,34 @@ class WorkerPool:
         )
 
     def _sum(self, name: str) -> int:
-        return sum(getattr(tally, name) for tally in self.tallies)
+        return sum(getattr(counted, name) for counted in self.counts)
 
     def _level(self, states_max: int, on_progress: Callable[[Progress], None]) -> None:
-        """Hears everybody until all are at the end of the level. After Ctrl-C they end it where they are."""
-        busy = set(range(len(self.lines)))
+        """Receives counts until all processes are at the end of the level. After Ctrl-C they end it where they are."""
+        busy = set(range(len(self.connections)))
         while busy:
             try:
                 on_progress(Progress(self.depth, self._sum("states"), self._sum("waiting")))
-                ready = wait([self.lines[number] for number in busy])
+                ready = wait([self.connections[number] for number in busy])
             except KeyboardInterrupt:
                 self.interrupted = True
                 self.halt.set()
                 continue
-            for number in [number for number in busy if self.lines[number] in ready]:
-                self.tallies[number] = self._hear(number)
-                if self.tallies[number].level:
+            for number in [number for number in busy if self.connections[number] in ready]:
+                self.counts[number] = self._receive(number)
+                if self.counts[number].level:
                     busy.discard(number)
             if self._sum("states") > states_max:
                 self.halt.set()
 
-    def _hear(self, number: int) -> Counts:
+    def _receive(self, number: int) -> Counts:
         try:
-            tally: Counts = self.lines[number].recv()
+            counted: Counts = self.connections[number].recv()
         except EOFError as error:
             self.processes[number].join()
             code = self.processes[number].exitcode
             raise ChildProcessError(f"process {number} of the search ended with {code}; was there memory?") from error
-        return tally
+        return counted
 
     def end(self) -> None:
         for process in self.processes:
@@ -146,9 +146,9 @@ class WorkerPool:
 
 
 def _work(
-    prepare: Prepare, number: int, inboxes: list[Queue[StateTransfer]], line: Connection[Any, bool], halt: Event
+    prepare: Prepare, number: int, inboxes: list[Queue[StateTransfer]], connection: Connection[Any, bool], halt: Event
 ) -> None:
-    """One process, until the word to go on does not come, or nobody is there to say it."""
+    """Runs one process until it may not continue, or its parent is gone."""
     leave_interrupts_to_the_parent()
     search, first = prepare()
     share = Share(search, first, number, len(inboxes))
@@ -156,9 +156,9 @@ def _work(
     senders = {other: Sender(search, number) for other in others}
     receivers = {other: Receiver(search) for other in others}
 
-    def tell(level: bool) -> bool:
-        waiting = len(share.frontier) - share.looked_at + len(share.upcoming)
-        line.send(
+    def send_counts(level: bool) -> bool:
+        waiting = len(share.frontier) - share.expanded + len(share.upcoming)
+        connection.send(
             Counts(
                 len(share.seen),
                 waiting,
@@ -175,16 +175,16 @@ def _work(
     try:
         on = True
         while on:
-            share.expand(NO_LIMIT, lambda: tell(False))
+            share.expand(NO_LIMIT, lambda: send_counts(False))
             for other in others:
-                inboxes[other].put(senders[other].pack(share.abroad[other]))
+                inboxes[other].put(senders[other].pack(share.for_others[other]))
             for _ in others:
-                parcel = inboxes[number].get()
-                share.take(receivers[parcel.sender].unpack(parcel))
-            share.turn()
-            tell(True)
-            on = line.recv()
-        line.send(Inventory(search.universe.conditions(), set(search.universe.shelves)))
-        line.recv()  # until the parent has it, and ends this process
+                transfer = inboxes[number].get()
+                share.take(receivers[transfer.sender].unpack(transfer))
+            share.next_level()
+            send_counts(True)
+            on = connection.recv()
+        connection.send(Inventory(search.store.conditions(), set(search.store.stable_ids)))
+        connection.recv()  # until the parent has it, and ends this process
     except (BrokenPipeError, EOFError):
         pass  # the parent is gone

@@ -1,7 +1,7 @@
-"""The steps: from one state of a small world to every state that may come next within the bounds, and what breaks.
+"""The steps: from one state of a small model to every state that may come next within the bounds, and what breaks.
 
 A state is the numbers of state_store.py packed into one int: time, what was spent of the bounds, the journal of the
-handlers, the network, the log, and the condition of every process. Who walks from state to state is bfs.py.
+handlers, the network, the log, and the condition of every process. bfs.py visits the states.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Search:
     """One configuration and all that can become of it."""
 
     def __init__(self, configuration: Configuration, tolerated: frozenset[str] = frozenset()) -> None:
-        """`tolerated`: invariants whose violation is noted once, and the search goes on behind it."""
+        """`tolerated`: invariants whose violation is noted once without ending the search."""
         self.configuration = configuration
         self.tolerated = tolerated
-        self.universe = StateStore(len(configuration.roles))
+        self.store = StateStore(len(configuration.roles))
         self._consumers = {slot for slot, role in enumerate(configuration.roles) if role.options is not None}
         self.bounds = UNBOUNDED
         self._caps: tuple[int, ...] = ()
@@ -59,11 +59,11 @@ class Search:
         self.broken: list[tuple[str, Label]] = []  # by the newest state that was expanded
 
     def bound(self, bounds: Bounds, quanta: int, log: int) -> None:
-        """From here on these bounds hold, counted from this moment and this log."""
+        """From here on these bounds hold, counted from this time and this log."""
         self.bounds = bounds
         self._caps = tuple(getattr(bounds, name) for name in SPENDINGS)
         self._quanta_max = quanta + bounds.quanta
-        self._records_max = len(self.universe.paths[log]) + bounds.records
+        self._records_max = len(self.store.paths[log]) + bounds.records
 
     # --- states
 
@@ -89,8 +89,8 @@ class Search:
         return state >> _AT_LOG & (1 << LOG) - 1
 
     def first(self) -> int:
-        """A log with nothing but its Genesis, and nobody there."""
-        return self.pack(0, 0, 0, 0, self.universe.genesis, (ABSENT,) * len(self.configuration.roles))
+        """A log with nothing but its Genesis, and no process yet."""
+        return self.pack(0, 0, 0, 0, self.store.genesis, (ABSENT,) * len(self.configuration.roles))
 
     def _may(self, spent: int, unit: int) -> bool:
         at = unit.bit_length() // 4
@@ -115,14 +115,14 @@ class Search:
         return found
 
     def _by_process(self, state: int, slot: int, local: int, found: list[int], labels: list[Label] | None) -> None:
-        """What one process does: by itself, by reading, and what is done to it."""
-        universe = self.universe
+        """The steps of one process: by itself, by reading, and those that others do to it."""
+        store = self.store
         quanta, spent, log = state & 255, state >> TIME & (1 << SPENT) - 1, state >> _AT_LOG & (1 << LOG) - 1
-        view = universe.views[local]
+        view = store.views[local]
         key = local << TIME | quanta
         moves = self._moves.get(key)
         if moves is None:
-            moves = self._moves[key] = universe.moves(local, slot, quanta)
+            moves = self._moves[key] = store.moves(local, slot, quanta)
         for outcome in moves:
             self._land(state, slot, local, outcome, found, labels)
         if view.over:
@@ -137,7 +137,7 @@ class Search:
         if self._may(spent, LEAVE):
             key = local << TIME | quanta
             if key not in self._leaves:
-                self._leaves[key] = universe.leave(local, slot, quanta)
+                self._leaves[key] = store.leave(local, slot, quanta)
             left = self._leaves[key]
             if left is not None:
                 self._land(state + (LEAVE << TIME), slot, local, left, found, labels)
@@ -146,13 +146,13 @@ class Search:
 
     def _ways_to_read(self, local: int, slot: int, log: int, quanta: int) -> tuple[Outcome, ...]:
         """One record of the log more, or all of it."""
-        path, read = self.universe.paths[log], len(self.universe.paths[self.universe.views[local].log])
+        path, read = self.store.paths[log], len(self.store.paths[self.store.views[local].log])
         found = []
         for upto in dict.fromkeys((path[read], log)):
             key = (local << TIME | quanta) << LOG | upto
             outcome = self._read.get(key)
             if outcome is None:
-                outcome = self._read[key] = self.universe.reads(local, slot, upto, quanta)
+                outcome = self._read[key] = self.store.reads(local, slot, upto, quanta)
             found.append(outcome)
         return tuple(found)
 
@@ -163,16 +163,16 @@ class Search:
         broken = outcome.broken
         if outcome.delivery is not None:
             self.deliveries += 1
-            universe, log = self.universe, state >> _AT_LOG & (1 << LOG) - 1
+            store, log = self.store, state >> _AT_LOG & (1 << LOG) - 1
             journal = state >> _AT_JOURNAL & (1 << JOURNAL) - 1
             broken = broken or judge_delivery(
                 outcome.delivery,
-                universe.facts[universe.views[local].log],
-                universe.facts[log],
-                universe.journals[journal],
+                store.facts[store.views[local].log],
+                store.facts[log],
+                store.journals[journal],
                 moment_ms(state & 255),
             )
-        after = self.universe.views[outcome.local]
+        after = self.store.views[outcome.local]
         if after.over and after.said and slot in self._consumers and after.said not in self.configuration.endings:
             broken = broken or f"T18: {self.configuration.roles[slot].name} ends with {after.said}"
         if broken and self._breaks(broken, (outcome.what, slot, outcome.argument)):
@@ -180,8 +180,8 @@ class Search:
         state += outcome.local - local << _AT_LOCALS + LOCAL * slot
         if outcome.mark is not None:
             journal = state >> _AT_JOURNAL & (1 << JOURNAL) - 1
-            marks = self.universe.journals[journal] | {outcome.mark}
-            state += self.universe.journal(marks) - journal << _AT_JOURNAL
+            marks = self.store.journals[journal] | {outcome.mark}
+            state += self.store.journal(marks) - journal << _AT_JOURNAL
         if outcome.sent:
             network = state >> _AT_NETWORK & (1 << NETWORK) - 1
             sent = self._send(network, slot, outcome.sent)
@@ -194,25 +194,25 @@ class Search:
             labels.append((outcome.what, slot, outcome.argument))
 
     def _send(self, network: int, slot: int, sent: tuple[int, ...]) -> int:
-        """The network with these records behind the slot's others; -1 if that is more than the bounds allow."""
+        """The network with these records after the slot's others; -1 if that is more than the bounds allow."""
         known = self._sent.get((network, slot, sent))
         if known is None:
-            before = self.universe.networks[network]
+            before = self.store.networks[network]
             queues = list(before.queues)
             queues[slot] = (*queues[slot], *sent)
             after = Network(tuple(queues), before.strays)
-            known = -1 if after.size > self.bounds.in_flight else self.universe.network(after)
+            known = -1 if after.size > self.bounds.in_flight else self.store.network(after)
             self._sent[network, slot, sent] = known
         return known
 
     def _crash(self, state: int, slot: int, local: int, found: list[int], labels: list[Label] | None) -> None:
-        """The process is gone. What its producer held may come at any time, or never."""
+        """The process is gone. Records that its producer held may come at any time, or never."""
         network = state >> _AT_NETWORK & (1 << NETWORK) - 1
-        before = self.universe.networks[network]
+        before = self.store.networks[network]
         queues = list(before.queues)
         strays = tuple(sorted((*before.strays, *queues[slot])))
         queues[slot] = ()
-        after = self.universe.network(Network(tuple(queues), strays))
+        after = self.store.network(Network(tuple(queues), strays))
         found.append(
             state + (CRASH << TIME) + (after - network << _AT_NETWORK) + (GONE - local << _AT_LOCALS + LOCAL * slot)
         )
@@ -220,7 +220,7 @@ class Search:
             labels.append(("crash", slot, 0))
 
     def _start(self, state: int, slot: int, found: list[int], labels: list[Label] | None) -> None:
-        """A process starts, and has read all that stands in the log."""
+        """A process starts, having read the whole log."""
         role = self.configuration.roles[slot]
         quanta, spent, _, _, log, locals_ = self.unpack(state)
         if role.after >= 0 and locals_[role.after] == ABSENT:
@@ -237,29 +237,29 @@ class Search:
             labels.append(("start", slot, 0))
 
     def start(self, slot: int, number: int, log: int, quanta: int) -> int:
-        """A process in this slot that has read this log; ABSENT for an admin who finds no group to work on.
+        """A process in this slot that has read this log; ABSENT for an admin that finds no group to work on.
 
         `number`: another one draws other random bytes.
         """
-        role, universe, configuration = self.configuration.roles[slot], self.universe, self.configuration
-        path = universe.paths[log]
+        role, store, configuration = self.configuration.roles[slot], self.store, self.configuration
+        path = store.paths[log]
         loaded = (len(path) - 1) // CHECKPOINT_OFFSETS * CHECKPOINT_OFFSETS if configuration.snapshots else 0
-        world, _ = universe.world(log, path[loaded])
+        world, _ = store.world(log, path[loaded])
         if role.options is not None:
             actor: Consumer | AdminActor = Consumer(
                 number, role.options, world, {TOPIC: configuration.partitions}, configuration.messages
             )
         else:
             assert role.plan is not None
-            verdicts = [universe.world(further)[1] for further in path[1:]]
+            verdicts = [store.world(further)[1] for further in path[1:]]
             try:
                 actor = AdminActor(
-                    number, role.name, world, role.plan, role.aim, [v for v in verdicts if v is not None]
+                    number, role.name, world, role.plan, role.position, [v for v in verdicts if v is not None]
                 )
             except GroupMissing:
                 return ABSENT
         actor.loaded = loaded
-        return universe.born(actor, log, quanta)
+        return store.born(actor, log, quanta)
 
     def _by_network(self, state: int, network: int, log: int, found: list[int], labels: list[Label] | None) -> None:
         """A record comes to the log: in its producer's order, out of it, twice, late, or not at all."""
@@ -267,7 +267,7 @@ class Search:
             return
         flow = self._flow.get(network)
         if flow is None:
-            flow = self._flow[network] = tuple(self._flows(self.universe.networks[network]))
+            flow = self._flow[network] = tuple(self._flows(self.store.networks[network]))
         spent = state >> TIME & (1 << SPENT) - 1
         for what, slot, entry, after in flow:
             unit = _FLOW_COSTS[what]
@@ -284,7 +284,7 @@ class Search:
                 labels.append((what, slot, entry))
 
     def _flows(self, network: Network) -> Iterator[tuple[str, int, int, int]]:
-        number = self.universe.network
+        number = self.store.network
         for slot, queue in enumerate(network.queues):
             for what, at in (("append", 0), ("duplicate", 0), ("drop", 0), ("reorder", 1)):
                 if at < len(queue):
@@ -299,15 +299,15 @@ class Search:
 
     def _append(self, state: int, log: int, entry: int, label: Label) -> int:
         """The longer log, or -1 if it breaks something or leaves the bounds."""
-        universe = self.universe
-        if len(universe.paths[log]) >= self._records_max:
+        store = self.store
+        if len(store.paths[log]) >= self._records_max:
             self.clipped += 1
             return -1
-        appended = universe.append(log, entry)
-        facts = universe.facts[appended]
-        broken = universe.broken_logs.get(appended, "")
+        appended = store.append(log, entry)
+        facts = store.facts[appended]
+        broken = store.broken_logs.get(appended, "")
         if facts.advances and not broken:
-            broken = judge_advances(facts, universe.journals[state >> _AT_JOURNAL & (1 << JOURNAL) - 1])
+            broken = judge_advances(facts, store.journals[state >> _AT_JOURNAL & (1 << JOURNAL) - 1])
         if facts.kind == "SetPosition" and facts.outcome == "accepted" and not broken:
             broken = self._denied(state, facts.by)
         return -1 if broken and self._breaks(broken, label) else appended
@@ -321,17 +321,17 @@ class Search:
         return invariant not in self.tolerated
 
     def _denied(self, state: int, by: str) -> str:
-        """S12: who said that nothing moved, or will, is not made a liar by a late copy."""
+        """S12: after an admin has reported `not_moved`, no late copy moves a position."""
         for slot, local in enumerate(self.unpack(state)[5]):
             name = self.configuration.roles[slot].name
-            if self.universe.views[local].said == "not_moved" and by.startswith(f"{name}@"):
+            if self.store.views[local].said == "not_moved" and by.startswith(f"{name}@"):
                 return f"S12: {name} said not moved, and it moved"
         return ""
 
     def _by_time(self, state: int, found: list[int], labels: list[Label] | None) -> None:
-        """A third of an interval goes by. Who does not stand still does in it what is due."""
+        """A third of an interval goes by. Every process that is not stopped does what is due in it."""
         quanta, spent, _, _, _, locals_ = self.unpack(state)
-        living = [slot for slot, local in enumerate(locals_) if local > GONE and not self.universe.views[local].over]
+        living = [slot for slot, local in enumerate(locals_) if local > GONE and not self.store.views[local].over]
         for running in product((True, False), repeat=len(living)):
             stops = len(living) - sum(running)
             if (spent & 15) + stops > self._caps[0]:
@@ -351,7 +351,7 @@ class Search:
         key = local << TIME | quanta
         outcome = self._runs.get(key)
         if outcome is None:
-            outcome = self._runs[key] = self.universe.runs(local, slot, quanta)
+            outcome = self._runs[key] = self.store.runs(local, slot, quanta)
         landed: list[int] = []
         self._land(state, slot, local, outcome, landed, None)
         return landed[0] if landed else -1
@@ -359,22 +359,22 @@ class Search:
     # --- words
 
     def describe(self, state: int, label: Label) -> str:
-        """One step as people read it: when, who, what, with which record at which offset."""
+        """One step in words: time, process, action, record and offset."""
         quanta, _, _, _, log, _ = self.unpack(state)
         what, slot, argument = label
         who = self.configuration.roles[slot].name if slot >= 0 else "-"
         match what:
             case "append" | "duplicate" | "reorder" | "stray":
-                told = self.universe.tell_record(log, argument)
+                text = self.store.describe_record(log, argument)
                 how = {
                     "append": "",
                     "duplicate": ", and a copy stays on its way",
                     "reorder": ", before an earlier one",
                     "stray": ", late",
                 }[what]
-                text = f"{told}{how}"
+                text = f"{text}{how}"
             case "drop":
-                text = f"loses {self.universe.tell_entry(argument)}"
+                text = f"loses {self.store.describe_entry(argument)}"
             case "read":
                 text = f"reads {argument} more of the log, and acts"
             case "deliver":

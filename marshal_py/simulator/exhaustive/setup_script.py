@@ -1,4 +1,4 @@
-"""The way to where a search begins: a script that takes one possible step after the other, in calm weather."""
+"""The script that leads to where a search begins: it takes one possible step after the other, without faults."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from marshal_py.simulator.exhaustive.configuration import UNBOUNDED
 from marshal_py.simulator.exhaustive.search import Label, Search, invariant_of
 from marshal_py.simulator.exhaustive.state_store import Network, moment_ms
 
-STEPS_MAX = 1_000  # a script that needs more goes round in a circle
+STEPS_MAX = 1_000  # a script that needs more is in an endless loop
 
 
 class SetupScript:
-    """One state, moved step by step. Time stands still unless `wait` is called."""
+    """One state, moved step by step. Time passes only in `wait`."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
-        self.broken: dict[str, Broken] = {}  # what a step that it might have taken breaks
+        self.broken: dict[str, Broken] = {}  # what a possible step of the script breaks
         self.state = search.first()
-        search.bound(UNBOUNDED, 0, search.universe.genesis)
+        search.bound(UNBOUNDED, 0, search.store.genesis)
 
     def begin(self) -> int:
         """The state where the search begins: nothing of its bounds is spent, and they hold from here on."""
@@ -61,34 +61,34 @@ class SetupScript:
             if handlers and any(self.take(what, slot) for slot in slots for what in ("finish", "deliver")):
                 continue
             return
-        raise AssertionError("the script goes round in a circle")
+        raise AssertionError("the script is in an endless loop")
 
     def wait(self, quanta: int, *running: int, settle: bool = True) -> None:
-        """Time goes by; who is not named stands still."""
+        """Time goes by; the processes that are not named are stopped."""
         for _ in range(quanta):
             self.must("time", -1, sum(1 << slot for slot in running))
             if settle:
                 self.settle(*running)
 
-    def fork(self, slot: int, twin: int) -> None:
-        """The process in `slot` is cloned into the slot `twin`."""
+    def clone(self, slot: int, copy: int) -> None:
+        """Clones the process in `slot` into the slot `copy`."""
         quanta, spent, journal, network, log, locals_ = self.search.unpack(self.state)
-        universe = self.search.universe
-        actor = universe.get(locals_[slot])
-        actor.forked(twin)
-        put = universe.put(actor, universe.views[locals_[slot]].log)
-        locals_ = (*locals_[:twin], put, *locals_[twin + 1 :])
+        store = self.search.store
+        actor = store.get(locals_[slot])
+        actor.become_clone(copy)
+        put = store.put(actor, store.views[locals_[slot]].log)
+        locals_ = (*locals_[:copy], put, *locals_[copy + 1 :])
         self.state = self.search.pack(quanta, spent, journal, network, log, locals_)
 
     def plant(self, make: Callable[[Group], Iterable[Record | bytes]]) -> None:
-        """Records of somebody who is not in this world: each may come at any time, or never."""
+        """Adds records of an author outside the model: each may come at any time, or never."""
         quanta, spent, journal, network, log, locals_ = self.search.unpack(self.state)
-        universe = self.search.universe
-        group = universe.world(log)[0].groups[GROUP]
-        now_ms, before = moment_ms(quanta), universe.networks[network]
+        store = self.search.store
+        group = store.world(log)[0].groups[GROUP]
+        now_ms, before = moment_ms(quanta), store.networks[network]
         made = [
-            universe.entry(item, now_ms, -1) if isinstance(item, bytes) else universe.record(item, now_ms, -1)
+            store.entry(item, now_ms, -1) if isinstance(item, bytes) else store.record(item, now_ms, -1)
             for item in make(group)
         ]
-        planted = universe.network(Network(before.queues, tuple(sorted((*before.strays, *made)))))
+        planted = store.network(Network(before.queues, tuple(sorted((*before.strays, *made)))))
         self.state = self.search.pack(quanta, spent, journal, planted, log, locals_)

@@ -1,7 +1,7 @@
-"""What can be, made once each: logs, networks, journals, and every process in every condition, all by small numbers.
+"""The parts of all states, each stored once under a small number: logs, networks, journals, conditions of processes.
 
-Strategy: a global state is a handful of these numbers, and its many interleavings meet the same few local conditions
-again and again. So the shipped code runs once for each (condition of one process, event, moment); what came of it is
+A global state is a handful of these numbers, and its many interleavings meet the same few local conditions again and
+again. So the shipped code runs once for each (condition of one process, event, time); what came of it is
 remembered, and the search is arithmetic. A condition is a pickle for going on and 16 bytes of its canonical form
 (canonical.py) for being recognised. A log is its parent and one record; its world is folded once and shared by all
 readers.
@@ -30,9 +30,9 @@ from marshal_py.simulator.step_checker import Delivery, Facts, Mark, begun, fini
 T = TypeVar("T")
 
 INCARNATION: Final = b"small and closed"
-WORLDS_KEPT: Final = 2_048  # folded ones; a world takes some 80 KB, and one that is missed is folded anew
-# What a story tells of a record.
-TOLD: Final = (
+WORLDS_KEPT: Final = 2_048  # folded ones; a world takes some 80 KB, and one that is missed is folded again
+# The fields of a record that a path shows.
+SHOWN_FIELDS: Final = (
     "client_id",
     "session",
     "epoch",
@@ -73,25 +73,25 @@ class Entry(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the search must know of a condition to see what can happen to it."""
+    """The part of a condition that decides what can happen to it."""
 
     log: int  # the prefix that was read
-    due_quanta: int  # a tick at this moment or later does something
+    due_quanta: int  # a tick at this time or later does something
     over: bool
     said: str
-    flights: tuple[tuple[int, int], ...]
+    handler_messages: tuple[tuple[int, int], ...]
 
 
 class Frozen(NamedTuple):
-    """A condition that is put away."""
+    """A stored condition."""
 
     view: View
     digest: bytes  # of its canonical form
-    actor: bytes  # for going on
+    actor: bytes  # to continue from
 
 
 class Outcome(NamedTuple):
-    """What an event makes of a process."""
+    """The result of an event of a process."""
 
     what: str
     argument: int
@@ -114,7 +114,7 @@ class Network(NamedTuple):
 
 
 class StateStore:
-    """Tables of everything that was met."""
+    """The tables of everything that the search has met."""
 
     def __init__(self, slots: int) -> None:
         self.entries: list[Entry] = []
@@ -123,7 +123,7 @@ class StateStore:
         self.newest: list[int] = [-1]  # entry at the end of each log
         self.paths: list[tuple[int, ...]] = [(0,)]  # logs by length, from the empty one to this
         self.facts: list[Facts] = [Facts()]
-        self.shelves: list[int] = [0]  # a number per log that says the same in every process
+        self.stable_ids: list[int] = [0]  # a number per log that is the same in every process
         self._log_ids: dict[tuple[int, int], int] = {}
         self._worlds: OrderedDict[tuple[int, int], tuple[World, Verdict | None]] = OrderedDict()
         self.networks: list[Network] = [Network(((),) * slots, ())]
@@ -149,7 +149,7 @@ class StateStore:
         return self.entry(codec.encode(record, GROUP, INCARNATION), sent_ms, slot)
 
     def append(self, log: int, entry: int) -> int:
-        """The log with one record more, folded by the heart and by the oracle."""
+        """The log with one record more, folded by the rationalizer and by the oracle."""
         known = self._log_ids.get((log, entry))
         if known is not None:
             return known
@@ -158,8 +158,8 @@ class StateStore:
         self.newest.append(entry)
         self.paths.append((*self.paths[log], made))
         value, sent_ms, slot = self.entries[entry]
-        name = blake2b(b"%d %d %d " % (self.shelves[log], sent_ms, slot) + value, digest_size=8).digest()
-        self.shelves.append(int.from_bytes(name, "big"))
+        name = blake2b(b"%d %d %d " % (self.stable_ids[log], sent_ms, slot) + value, digest_size=8).digest()
+        self.stable_ids.append(int.from_bytes(name, "big"))
         facts = self.facts[log].then(GROUP, value, sent_ms)
         self.facts.append(facts)
         broken = facts.broken
@@ -177,7 +177,7 @@ class StateStore:
         return made
 
     def world(self, log: int, loaded: int = 0) -> tuple[World, Verdict | None]:
-        """The shipped fold's world of a log, and its verdict on the newest record. Nobody may change it.
+        """The shipped fold's world of a log, and its verdict on the newest record. It must not be changed.
 
         `loaded`: the log at whose checkpoint the reader began from a snapshot, 0 for one that folded it all.
         """
@@ -210,18 +210,18 @@ class StateStore:
     # --- processes
 
     def put(self, actor: Actor, log: int) -> int:
-        """The number of this condition; the actor is put away in it."""
+        """Stores the actor; returns the number of its condition."""
         actor.attach(None)
         key = (log, digest(actor))
         known = self._local_ids.get(key)
         if known is not None:
             return known
         due = max(0, -(-(actor.deadline_ms - ORIGIN_MS) // QUANTUM_MS))
-        view = View(log, 0 if actor.stirred else due, actor.over, actor.said, actor.flights())
+        view = View(log, 0 if actor.woken else due, actor.over, actor.said, actor.handler_messages())
         return self.adopt(Frozen(view, key[1], zlib.compress(pickle.dumps(actor, 5), 1)))
 
     def adopt(self, frozen: Frozen) -> int:
-        """The number of a condition that was put away, here or in another process."""
+        """The number of a condition that was stored, here or in another process."""
         key = (frozen.view.log, frozen.digest)
         known = self._local_ids.get(key)
         if known is None:
@@ -235,12 +235,12 @@ class StateStore:
         return Frozen(self.views[local], self._digests[local], self._frozen[local])
 
     def conditions(self) -> set[tuple[int, bytes]]:
-        """All that were met, by names that mean the same in every process."""
+        """All conditions that were met, by names that mean the same in every process."""
         met = zip(self.views[GONE + 1 :], self._digests[GONE + 1 :], strict=True)
-        return {(self.shelves[view.log], digest) for view, digest in met}
+        return {(self.stable_ids[view.log], digest) for view, digest in met}
 
     def get(self, local: int) -> Actor:
-        """The process in this condition, to go on with."""
+        """A process in this condition, to continue from."""
         actor: Actor = pickle.loads(zlib.decompress(self._frozen[local]))
         actor.attach(self._world_of(actor, self.views[local].log)[0])
         return actor
@@ -251,13 +251,13 @@ class StateStore:
 
     def born(self, actor: Actor, log: int, quanta: int) -> int:
         """A process that has read the whole log and did nothing yet."""
-        actor.look(self._world_of(actor, log)[0], moment_ms(quanta))
+        actor.note_extensions(self._world_of(actor, log)[0], moment_ms(quanta))
         return self.put(actor, log)
 
     def after(
         self, local: int, slot: int, what: str, argument: int, event: Callable[[Actor, Effects], None]
     ) -> Outcome:
-        """What `event` makes of a process that reads nothing meanwhile."""
+        """The result of `event` on a process that reads nothing meanwhile."""
         return self._after(self.get(local), self.views[local].log, slot, what, argument, event)
 
     def _after(
@@ -276,10 +276,10 @@ class StateStore:
             epoch, offset, first = effects.handed
             assert isinstance(actor, Consumer)
             delivery = Delivery(actor.member.newest_instance, epoch, offset, first)
-            if facts.mode == 2 and epoch in facts.tenures:
-                mark = begun(facts.tenures[epoch], offset)
-        elif effects.ended is not None and facts.mode == 1 and effects.ended[0] in facts.tenures:
-            mark = finished(facts.tenures[effects.ended[0]], effects.ended[1])
+            if facts.mode == 2 and epoch in facts.claims:
+                mark = begun(facts.claims[epoch], offset)
+        elif effects.ended is not None and facts.mode == 1 and effects.ended[0] in facts.claims:
+            mark = finished(facts.claims[effects.ended[0]], effects.ended[1])
         return Outcome(what, argument, self.put(actor, log), sent, delivery, mark, effects.broken)
 
     def reads(self, local: int, slot: int, log: int, quanta: int) -> Outcome:
@@ -311,7 +311,7 @@ class StateStore:
             outcome = self.after(local, slot, "deliver", epoch, deliver)
             if outcome.delivery is not None:
                 found.append(outcome)
-        for at in range(len(view.flights)):
+        for at in range(len(view.handler_messages)):
 
             def finish(actor: Actor, effects: Effects, at: int = at) -> None:
                 assert isinstance(actor, Consumer)
@@ -340,21 +340,21 @@ class StateStore:
 
     # --- words
 
-    def tell_entry(self, entry: int) -> str:
+    def describe_entry(self, entry: int) -> str:
         value, sent_ms, _ = self.entries[entry]
         opened = codec.open_envelope(value, crc32(INCARNATION))
         record = codec.decode_body(opened[3], opened[4]) if opened is not None and opened[3] <= codec.TYPE_MAX else None
         if record is None:
             return "a record that this library does not read"
-        fields = ", ".join(f"{name} {getattr(record, name)}" for name in TOLD if hasattr(record, name))
+        fields = ", ".join(f"{name} {getattr(record, name)}" for name in SHOWN_FIELDS if hasattr(record, name))
         return f"{type(record).__name__} ({fields}; sent at {sent_ms - ORIGIN_MS} ms)"
 
-    def tell_record(self, log: int, entry: int) -> str:
-        """What becomes of a record that is appended to this log."""
+    def describe_record(self, log: int, entry: int) -> str:
+        """The record that is appended to this log, and its verdict, in words."""
         made = self._log_ids.get((log, entry))
         facts = self.facts[made] if made is not None else None
         fate = f"{facts.outcome} {facts.reason}".strip() if facts is not None else "not folded"
-        return f"{self.tell_entry(entry)} comes to offset {len(self.paths[log]) - 1}: {fate}"
+        return f"{self.describe_entry(entry)} comes to offset {len(self.paths[log]) - 1}: {fate}"
 
 
 def _reloaded(world: World) -> World:

@@ -1,0 +1,40 @@
+"""The simulated coordination log as client/replay_start.py reads it: its records, its bounds, where a reader starts.
+
+Needs the broker only. Reads values; folds nothing itself and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from marshal_py.client import replay_start
+from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.world import World
+from marshal_py.simulator.broker import MISSING, Broker
+from marshal_py.transport.ports import Bounds, CoordinationLog, LogRecord
+
+
+class _LogReader:
+    """The reading half of a CoordinationLog."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
+        values = self.broker.logs[log].values
+        yield [LogRecord(log, at, values[at], 0) for at in range(start, end) if values[at] is not MISSING]
+
+
+def log_reader(broker: Broker) -> CoordinationLog:
+    return cast(CoordinationLog, _LogReader(broker))  # replay_start.py only reads
+
+
+def bounds_of(broker: Broker, number: int) -> Bounds:
+    log = broker.logs[number]
+    return Bounds(log.first, len(log.values))
+
+
+def starting_world(broker: Broker, number: int, root: Genesis | None, at: int) -> World:
+    """The world from which a reader starts that may not start above `at` (N9, N10). Raises CoordinationError."""
+    return replay_start.base_of(log_reader(broker), number, root, bounds_of(broker, number), at)
