@@ -10,7 +10,7 @@ cannot fail proves nothing.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,9 +40,6 @@ MODULE_LINES_MAX = 500
 
 # errors.py has no limit: it is a list of errors, looked up and not read from start to end.
 LOOKED_UP = f"{PACKAGE}/errors.py"
-
-# Circles of imports that are still there: the files of each, which may become fewer and not more.
-CIRCLES_LEFT: tuple[str, ...] = ()
 
 ModuleName = tuple[str, ...]
 Graph = dict[ModuleName, set[ModuleName]]  # what each module imports
@@ -176,16 +173,15 @@ def shortest_circle(graph: Graph, start: ModuleName) -> list[ModuleName]:
                 paths.append([*path, name])
 
 
-def circle_violations(modules: list[Module], graph: Graph, left: Iterable[str]) -> Iterator[Violation]:
+def circle_violations(modules: list[Module], graph: Graph) -> Iterator[Violation]:
     paths = {module.name: module.path for module in modules}
     for circle in circles_of(graph):
         first, files = min(circle), sorted(name[-1] for name in circle)
-        if not any(set(files) <= set(allowed.split()[1:]) for allowed in left):
-            way = " -> ".join(name[-1] for name in shortest_circle(graph, first))
-            yield Violation("circle", paths[first], 1, f"{way}; these import each other: {' '.join(files)}")
+        way = " -> ".join(name[-1] for name in shortest_circle(graph, first))
+        yield Violation("circle", paths[first], 1, f"{way}; these import each other: {' '.join(files)}")
 
 
-def violations(root: Path, circles_left: Iterable[str] = ()) -> list[Violation]:
+def violations(root: Path) -> list[Violation]:
     modules = modules_of(root)
     known = frozenset(module.name for module in modules)
     graph: Graph = {name: set() for name in known}
@@ -205,12 +201,12 @@ def violations(root: Path, circles_left: Iterable[str] = ()) -> list[Violation]:
             if target in known and target[1:2] == module.name[1:2]:  # across packages, the order forbids circles
                 graph[module.name].add(target)
             found.extend(Violation(rule, module.path, line, message) for rule, message in broken_by(module, target))
-    found.extend(circle_violations(modules, graph, circles_left))
+    found.extend(circle_violations(modules, graph))
     return sorted(set(found))
 
 
 def test_the_package_obeys_the_rules() -> None:
-    found = violations(REPOSITORY, CIRCLES_LEFT)
+    found = violations(REPOSITORY)
     assert not found, "\n".join(map(str, found))
 
 
@@ -337,12 +333,6 @@ def test_each_circle_is_reported_once_and_alone(tmp_path: Path) -> None:
         "these import each other: a b",
         "these import each other: acks message",
     ]
-
-
-def test_a_circle_that_is_left_may_shrink_and_not_grow(tmp_path: Path) -> None:
-    root = plant(tmp_path, CIRCLES[3])
-    assert violations(root, ["client: acks buffers message prefetch"]) == []
-    assert len(violations(root, ["client: acks message"])) == 1
 
 
 @pytest.mark.parametrize("name", ["protocol/world.py", "protocol/assignment/greedy.py", "errors.py"])
