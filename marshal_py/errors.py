@@ -16,6 +16,9 @@
     |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
     |   +-- RangeReadTwice        in at-most-once mode, Spark retried a task whose range may have been processed
     |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas or Java
+    |   +-- BadRequest            a request to a topic is empty, contradicts itself or is out of bounds (408)
+    |   +-- MessageNotFound       a topic holds no message that a request describes (404)
+    |   +-- TooManyKeys           a request matches more keys than one answer may hold (413)
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
     |   +-- GroupExists           a group cannot be created because it exists
     |   +-- PositionOutOfRange    an admin asked for a position that the partition does not have
@@ -273,6 +276,43 @@ class GroupExists(CallerError):
     def __init__(self, group: str) -> None:
         self.group = group
         super().__init__(f"group {group!r} exists: update its settings, or delete it first")
+
+
+class BadRequest(CallerError):
+    """A request to a topic is empty, contradicts itself or is out of bounds. `status`: ADR-31's 408."""
+
+    status: ClassVar[int] = 408
+
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
+        super().__init__(f"bad request (408): {rule}")
+
+
+class MessageNotFound(CallerError):
+    """The request is valid, and the topic holds no message that it describes. `status`: ADR-31's 404.
+
+    `tombstone`: the key's last message deletes it.
+    """
+
+    status: ClassVar[int] = 404
+
+    def __init__(self, topic: str, request: str, tombstone: bool = False) -> None:
+        self.topic, self.request, self.tombstone = topic, request, tombstone
+        deleted = ": a tombstone deletes it (tombstones=True finds the tombstone)" if tombstone else ""
+        super().__init__(f"topic {topic!r} has no message for {request} (404){deleted}")
+
+
+class TooManyKeys(CallerError):
+    """A multi_last request names or matches too many keys. `status`: ADR-31's 413."""
+
+    status: ClassVar[int] = 413
+
+    def __init__(self, keys: int, most: int) -> None:
+        self.keys, self.most = keys, most
+        super().__init__(
+            f"multi_last matches {keys} keys, at most {most} are answered (413): name fewer keys, or read the topic "
+            "with a consumer"
+        )
 
 
 class PositionOutOfRange(CallerError):

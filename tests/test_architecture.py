@@ -20,7 +20,7 @@ PACKAGE = "marshal_py"
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # A file may import from its own package and from those further left.
-PACKAGES = ("errors", "protocol", "history", "transport", "client", "admin", "simulator", "spark", "cli")
+PACKAGES = ("errors", "protocol", "history", "transport", "topics", "client", "admin", "simulator", "spark", "cli")
 
 # The public modules collect what users import, so they may import anything; nothing inside the package imports them.
 PUBLIC_MODULES = ("__init__", "aio", "embedded", "metrics", "sql")

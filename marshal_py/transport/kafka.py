@@ -43,6 +43,7 @@ from marshal_py.transport.connection_errors import (
 )
 from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
 from marshal_py.transport.kafka_admin import KafkaAdmin
+from marshal_py.transport.kafka_reader import KafkaReader
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import Bounds, LogRecord
 from marshal_py.transport.requests import list_bounds, make_requester
@@ -382,6 +383,10 @@ class KafkaTransport:
         own = redirect_callbacks(settings.checked(dict(extra)), self._call)
         given = {**self._settings, **self._statistics_settings, **own}
         return KafkaSource(settings.data_reader(given, client_id, group, wait_ms, queue_bytes))
+
+    def reader(self, client_id: str, extra: Mapping[str, Any]) -> KafkaReader:
+        wait_ms = FETCH_WAIT_MS if self.embedded else None
+        return KafkaReader({**self._settings, **settings.checked(dict(extra))}, client_id, wait_ms)
 
     def admin(self) -> KafkaAdmin:
         return KafkaAdmin(self._settings, self.client_id, self.embedded, self.timeout_s)

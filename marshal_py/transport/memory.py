@@ -18,6 +18,7 @@ from marshal_py.errors import (
     CoordinationTopicMissing,
     HistoryTruncated,
     MarshalError,
+    RangeLost,
     TopicMissing,
     TopicRecreated,
 )
@@ -322,6 +323,34 @@ class MemorySource:
             self.broker.changed.notify_all()
 
 
+class MemoryReader:
+    """MessageReader over a MemoryBroker."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+
+    def read(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
+    ) -> Iterator[Sequence[RawMessage]]:
+        for tp, start in starts.items():
+            at, end = start, ends[tp]
+            while at < end:
+                with self.broker.lock:
+                    if not self.broker.has(tp):
+                        raise RangeLost(tp.topic, tp.partition, at, end, "no such partition")
+                    bounds = self.broker.bounds(tp)
+                    if not bounds.first <= at <= bounds.end:
+                        raise RangeLost(tp.topic, tp.partition, at, end, f"it holds {bounds.first} to {bounds.end}")
+                    found = self.broker.read(tp, at, min(READ_MAX, end - at))
+                if not found:
+                    break  # the end of the partition
+                at += len(found)
+                yield found
+
+    def close(self) -> None:
+        pass
+
+
 class MemoryAdmin:
     """ClusterAdmin over a MemoryBroker."""
 
@@ -413,6 +442,9 @@ class MemoryTransport:
         self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
     ) -> MemorySource:
         return MemorySource(self.broker)
+
+    def reader(self, client_id: str, settings: Mapping[str, Any]) -> MemoryReader:
+        return MemoryReader(self.broker)
 
     def admin(self) -> MemoryAdmin:
         return MemoryAdmin(self.broker)

@@ -178,6 +178,21 @@ class DataSource(Protocol):
         """Disconnects; inside a callback or signal handler of the polling thread, as soon as that has returned."""
 
 
+class MessageReader(Protocol):
+    """Explicit ranges of offsets, without a group, a claim or a commit. One thread at a time."""
+
+    def read(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
+    ) -> Iterator[Sequence[RawMessage]]:
+        """The messages of [start, end) of each partition that exist, in offset order per partition; then it ends.
+
+        Raises RangeLost for a start outside the partition, AccessDenied, ClusterUnreachable when nothing came for
+        `timeout_s`. One reading at a time: the next one ends the one before it.
+        """
+
+    def close(self) -> None: ...
+
+
 class ClusterAdmin(Protocol):
     """Requests that may wait, called from a worker thread. All raise ClusterUnreachable."""
 
@@ -240,3 +255,5 @@ class Transport(Protocol):
         ...
 
     def admin(self) -> ClusterAdmin: ...
+
+    def reader(self, client_id: str, settings: Mapping[str, Any]) -> MessageReader: ...

@@ -1,0 +1,102 @@
+"""Message keys as subjects: tokens between dots, wildcards, and the partition that a producer chose for a key. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from marshal_py.errors import BadRequest
+
+SEPARATOR: Final = "."
+ONE: Final = "*"  # any single token
+REST: Final = ">"  # one or more tokens, at the end
+
+Key = str | bytes
+
+
+def exact(name: str, key: object) -> bytes:
+    """The bytes of one key. A text is UTF-8 and may hold no wildcard; bytes are taken as they are.
+
+    Raises BadRequest.
+    """
+    if isinstance(key, bytes):
+        return key
+    if not isinstance(key, str) or not key:
+        raise BadRequest(f"{name}={key!r} is no key: give a text that is not empty, or bytes")
+    if has_wildcard(key):
+        raise BadRequest(f"{name}={key!r} has a wildcard: multi_last takes wildcards; give a literal * or > as bytes")
+    return key.encode()
+
+
+def has_wildcard(pattern: str) -> bool:
+    """Whether a token of it is `*`, or the last one `>`."""
+    tokens = pattern.split(SEPARATOR)
+    return ONE in tokens or REST in tokens
+
+
+def matcher(pattern: Key) -> Callable[[bytes], bool]:
+    """Whether a key matches: bytes exactly, a text token by token. A key that is no UTF-8 matches no wildcard.
+
+    Raises BadRequest for a `>` that is not the last token, and for an empty token.
+    """
+    if isinstance(pattern, bytes):
+        return lambda key: key == pattern
+    if not isinstance(pattern, str) or not pattern:
+        raise BadRequest(f"multi_last has {pattern!r}: a key is a text that is not empty, or bytes")
+    if not has_wildcard(pattern):
+        wanted = pattern.encode()
+        return lambda key: key == wanted
+    tokens = pattern.split(SEPARATOR)
+    if REST in tokens[:-1] or "" in tokens:
+        raise BadRequest(
+            f"multi_last has {pattern!r}: `>` stands for the rest, so only the last token may be it; no token is empty"
+        )
+    rest = tokens[-1] == REST
+    fixed = tokens[:-1] if rest else tokens
+
+    def matches(key: bytes) -> bool:
+        try:
+            found = key.decode().split(SEPARATOR)
+        except UnicodeDecodeError:
+            return False
+        if len(found) < len(fixed) + 1 if rest else len(found) != len(fixed):
+            return False
+        return all(want in (ONE, got) for want, got in zip(fixed, found, strict=False))
+
+    return matches
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's own hash of keys (org.apache.kafka.common.utils.Utils.murmur2), as an unsigned 32-bit number."""
+    mask, factor = 0xFFFFFFFF, 0x5BD1E995
+    result = (0x9747B28C ^ len(data)) & mask
+    whole = len(data) & ~3
+    for at in range(0, whole, 4):
+        part = int.from_bytes(data[at : at + 4], "little") * factor & mask
+        part = (part ^ part >> 24) * factor & mask
+        result = result * factor & mask ^ part
+    if tail := data[whole:]:
+        result = (result ^ int.from_bytes(tail, "little")) * factor & mask
+    result = (result ^ result >> 13) * factor & mask
+    return result ^ result >> 15
+
+
+def _murmur2_partition(key: bytes, partitions: int) -> int:
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def _crc32_partition(key: bytes, partitions: int) -> int:
+    return zlib.crc32(key) % partitions
+
+
+# librdkafka's names of them. The Java producer's default is murmur2_random, librdkafka's consistent_random. "all": the
+# producers of the topic are not known, so every partition is read.
+ALL: Final = "all"
+PARTITIONERS: Final[Mapping[str, Callable[[bytes, int], int] | None]] = {
+    ALL: None,
+    "murmur2_random": _murmur2_partition,
+    "murmur2": _murmur2_partition,
+    "consistent_random": _crc32_partition,
+    "consistent": _crc32_partition,
+}

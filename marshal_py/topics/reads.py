@@ -1,0 +1,323 @@
+"""How the messages of a GetRequest are found: bounds first, then ranges of offsets, read once and held to nothing.
+
+Every question has a moment: the ends of the partitions when it was asked (the last stable offsets for read_committed
+readers). Nothing beyond them counts, so a busy topic cannot keep a question from ending. Keys are compared in bulk, by
+functions that loop in C; the last message of a key is searched backwards, in windows that grow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TooManyKeys, TopicMissing, UnsupportedPlatform
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.topics.keys import PARTITIONERS, has_wildcard, matcher
+from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, time_ms
+from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage
+
+WINDOW: Final = 2_000  # offsets per partition that the first look backwards reads; each next one reads four times more
+WINDOW_FACTOR: Final = 4
+
+Offsets = Mapping[TopicPartition, int]
+Matches = Callable[[Sequence[RawMessage]], Iterable[RawMessage]]
+
+
+class Page(NamedTuple):
+    """Messages that answer a batch. `pending`: after each message. `lower`: where the next page begins."""
+
+    messages: list[RawMessage]
+    pending: list[int]
+    left: int
+    lower: dict[int, int]
+    up_to: dict[int, int]
+
+
+class Reads:
+    """Of one topic. One thread at a time."""
+
+    def __init__(
+        self,
+        topic: str,
+        admin: ClusterAdmin,
+        reader: MessageReader,
+        partitioner: str,
+        committed: bool,
+        timeout_s: float,
+    ) -> None:
+        self.topic, self._admin, self._reader = topic, admin, reader
+        self._choose = PARTITIONERS[partitioner]
+        self._committed, self._timeout_s = committed, timeout_s
+
+    # --- one message
+
+    def find(self, request: GetRequest) -> RawMessage:
+        """Raises MessageNotFound."""
+        found = self._find(request)
+        if found is None or (found.value() is None and not request.tombstones):
+            raise MessageNotFound(self.topic, described(request), found is not None)
+        return found
+
+    def _find(self, request: GetRequest) -> RawMessage | None:
+        if request.last_by_key is not None:
+            tps = self._partitions(request)
+            key = request.key
+            assert key is not None
+            return self._lasts({key}, self._begins(tps), self._ends(tps)).get(key)
+        if request.offset is not None and request.next_by_key is None:
+            return self._at(self._only_partition(request), request.offset)
+        return self._first(request)
+
+    def _at(self, tp: TopicPartition, offset: int) -> RawMessage | None:
+        """Exactly this offset, never its neighbour. Asks for no bounds: one fetch is all."""
+        try:
+            for messages in self._reader.read({tp: offset}, {tp: offset + 1}, self._timeout_s):
+                return next(iter(messages), None)
+        except RangeLost:
+            return None  # deleted, or beyond the end
+        return None
+
+    def _first(self, request: GetRequest) -> RawMessage | None:
+        """The oldest match at or after the start, over all partitions that may have it."""
+        starts, ends = self._span(request)
+        matches = self._matches(request)
+        found: dict[TopicPartition, RawMessage] = {}
+        for messages in self._read(starts, ends, stop=lambda tp: tp in found):
+            for message in matches(messages):
+                tp = place(message)
+                if tp not in found and (message.value() is not None or request.tombstones or request.key is None):
+                    found[tp] = message
+        return min(found.values(), key=lambda m: (m.timestamp()[1], m.partition() or 0), default=None)
+
+    # --- a batch
+
+    def page(self, request: GetRequest) -> Page:
+        """Raises TooManyKeys, BadRequest for a next message that is larger than max_bytes."""
+        starts, ends = self._span(request)
+        if request.multi_last is not None:
+            found = sorted(self._newest(request, starts, ends), key=lambda m: (m.partition() or 0, m.offset() or 0))
+            count = len(found)
+            taken = _cut(found, request)
+            pending = [count - at for at in range(1, len(taken) + 1)]
+            lower = {tp.partition: start for tp, start in starts.items()}
+            for message in taken:  # in this order, so partitions before the last one are done
+                lower[message.partition() or 0] = (message.offset() or 0) + 1
+            if taken:
+                lower |= {tp.partition: ends[tp] for tp in ends if tp.partition < (taken[-1].partition() or 0)}
+            return Page(taken, pending, count - len(taken), lower, _last(ends))
+        return self._following(request, starts, ends)
+
+    def _following(self, request: GetRequest, starts: Offsets, ends: Offsets) -> Page:
+        assert request.batch is not None
+        matches, filtered = self._matches(request), request.key is not None
+        kept: dict[TopicPartition, deque[RawMessage]] = {tp: deque() for tp in starts}
+        counts = dict.fromkeys(starts, 0)
+        limit = request.max_bytes or MAX_BYTES_DEFAULT
+        sizes = dict.fromkeys(starts, 0)
+
+        def stop(tp: TopicPartition) -> bool:
+            return not filtered and (len(kept[tp]) >= (request.batch or 0) or sizes[tp] > limit)
+
+        for messages in self._read(starts, ends, stop):
+            for message in matches(messages):
+                tp = place(message)
+                counts[tp] += 1
+                if len(kept[tp]) < request.batch and sizes[tp] <= limit:
+                    kept[tp].append(message)
+                    sizes[tp] += size_of(message)
+        total = sum(counts.values()) if filtered else sum(ends[tp] - start for tp, start in starts.items())
+        taken = _cut(list(_by_time(kept)), request)
+        lower, pending = {tp.partition: start for tp, start in starts.items()}, []
+        for at, message in enumerate(taken, 1):
+            number, offset = message.partition() or 0, message.offset() or 0
+            total -= 0 if filtered else offset + 1 - lower[number]
+            lower[number] = offset + 1
+            pending.append(total - at if filtered else total)
+        left = total - len(taken) if filtered else total
+        return Page(taken, pending, left, lower, _last(ends))
+
+    def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> list[RawMessage]:
+        """The last message of each key that matches multi_last."""
+        assert request.multi_last is not None
+        patterns = request.multi_last
+        if any(isinstance(pattern, str) and has_wildcard(pattern) for pattern in patterns):
+            tests = [matcher(pattern) for pattern in patterns]
+            found: dict[bytes, RawMessage] = {}
+            for messages in self._read(starts, ends):
+                for message in messages:
+                    key = message.key()
+                    if key is not None and any(test(key) for test in tests):
+                        known = found.get(key)
+                        if known is None or _newer(message, known):
+                            found[key] = message
+        else:
+            keys = {pattern.encode() if isinstance(pattern, str) else pattern for pattern in patterns}
+            found = self._lasts(keys, starts, ends)
+        if len(found) > KEYS_MAX:
+            raise TooManyKeys(len(found), KEYS_MAX)
+        return [message for message in found.values() if message.value() is not None or request.tombstones]
+
+    def _lasts(self, keys: set[bytes], starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
+        """The last message of each of these keys in [start, end) of these partitions.
+
+        A key found in one partition may have a newer message in another, if the topic has grown or its producers
+        differ. So the others are read down to the time of the oldest find, and no further.
+        """
+        found: dict[bytes, RawMessage] = {}
+        lows, window = dict(ends), WINDOW
+
+        def look(floors: Offsets) -> None:
+            spans = {tp: floor for tp, floor in floors.items() if floor < lows[tp]}
+            for messages in self._read(spans, {tp: lows[tp] for tp in spans}):
+                for key, message in zip([message.key() for message in messages], messages, strict=True):
+                    if key in keys and (key not in found or _newer(message, found[key])):
+                        found[key] = message
+            lows.update(spans)
+
+        while len(found) < len(keys) and any(lows[tp] > start for tp, start in starts.items()):
+            look({tp: max(start, lows[tp] - window) for tp, start in starts.items()})
+            window *= WINDOW_FACTOR
+        if found and len(starts) > 1 and any(lows[tp] > start for tp, start in starts.items()):
+            oldest = min(message.timestamp()[1] for message in found.values())
+            look(self._floors(starts, ends, oldest))
+        return found
+
+    def _floors(self, starts: Offsets, ends: Offsets, since_ms: int) -> dict[TopicPartition, int]:
+        try:
+            found = self._admin.offsets_at([*starts], max(0, since_ms))
+        except UnsupportedPlatform:
+            return dict(starts)  # a cluster that cannot look times up: everything is read
+        return {tp: min(max(start, found.get(tp, ends[tp])), ends[tp]) for tp, start in starts.items()}
+
+    # --- where to look
+
+    def _partitions(self, request: GetRequest) -> list[TopicPartition]:
+        """Those that may have what is wanted. Raises BadRequest, TopicMissing."""
+        count = self._admin.partition_count(self.topic)
+        if not count:
+            raise TopicMissing(self.topic)
+        if request.partition is not None:
+            if request.partition >= count:
+                raise BadRequest(f"partition={request.partition}: topic {self.topic!r} has partitions 0 to {count - 1}")
+            return [TopicPartition(self.topic, request.partition)]
+        key = request.key
+        if key is not None and self._choose is not None:
+            return [TopicPartition(self.topic, self._choose(key, count))]
+        return [TopicPartition(self.topic, number) for number in range(count)]
+
+    def _only_partition(self, request: GetRequest) -> TopicPartition:
+        if request.partition is not None:
+            return TopicPartition(self.topic, request.partition)
+        tps = self._partitions(request)
+        if len(tps) > 1:
+            raise BadRequest(
+                f"offset={request.offset} needs a partition: topic {self.topic!r} has {len(tps)}, and each has offsets "
+                "of its own"
+            )
+        return tps[0]
+
+    def _begins(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: bounds.first for tp, bounds in self._admin.bounds(tps, committed=self._committed).items()}
+
+    def _ends(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: bounds.end for tp, bounds in self._admin.bounds(tps, committed=self._committed).items()}
+
+    def _span(self, request: GetRequest) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """[start, end) of each partition, as of now or as of the question whose page this is."""
+        tps = [self._only_partition(request)] if request.offset is not None else self._partitions(request)
+        bounds = self._admin.bounds(tps, committed=self._committed)
+        ends = {tp: bounds[tp].end for tp in tps}
+        up_to = request.up_to_offset
+        if up_to is not None:
+            last = up_to if isinstance(up_to, Mapping) else {request.partition: up_to}
+            ends = {tp: min(end, last.get(tp.partition, -1) + 1) for tp, end in ends.items()}
+        elif request.up_to_time is not None:
+            found = self._admin.offsets_at(tps, time_ms("up_to_time", request.up_to_time) + 1)
+            ends = {tp: min(end, found.get(tp, end)) for tp, end in ends.items()}
+        starts = {tp: max(bounds[tp].first, request.lower.get(tp.partition, 0)) for tp in tps}
+        if request.offset is not None:
+            starts = {tp: max(start, request.offset) for tp, start in starts.items()}
+        elif request.start_time is not None:
+            found = self._admin.offsets_at(tps, time_ms("start_time", request.start_time))
+            starts = {tp: max(start, found.get(tp, ends[tp])) for tp, start in starts.items()}
+        return {tp: min(start, max(ends[tp], 0)) for tp, start in starts.items()}, ends
+
+    def _matches(self, request: GetRequest) -> Matches:
+        key = request.key
+        if key is None:
+            return lambda messages: messages
+
+        def with_key(messages: Sequence[RawMessage]) -> Iterable[RawMessage]:
+            keys = [message.key() for message in messages]
+            return [message for message, got in zip(messages, keys, strict=True) if got == key] if key in keys else ()
+
+        return with_key
+
+    def _read(
+        self, starts: Offsets, ends: Offsets, stop: Callable[[TopicPartition], bool] = lambda tp: False
+    ) -> Iterator[Sequence[RawMessage]]:
+        """Messages of [start, end), until every partition is read or needs no more of them (`stop`)."""
+        open_ = {tp: start for tp, start in starts.items() if start < ends[tp]}
+        if not open_:
+            return
+        reading = self._reader.read(open_, {tp: ends[tp] for tp in open_}, self._timeout_s)
+        for messages in reading:
+            yield messages
+            if all(stop(tp) for tp in open_):
+                return
+
+
+def place(message: RawMessage) -> TopicPartition:
+    return TopicPartition(message.topic() or "", message.partition() or 0)
+
+
+def size_of(message: RawMessage) -> int:
+    """Bytes of topic, key, headers and value."""
+    headers = sum(len(name) + len(value or b"") for name, value in message.headers() or ())
+    return len(message.topic() or "") + len(message.key() or b"") + headers + len(message.value() or b"")
+
+
+def described(request: GetRequest) -> str:
+    """The question in words, for an error."""
+    shown = {
+        name: getattr(request, name) for name in ("partition", "offset", "start_time", "last_by_key", "next_by_key")
+    }
+    return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
+
+
+def _newer(one: RawMessage, other: RawMessage) -> bool:
+    """Of two messages of one key: by offset in a partition, by time between two."""
+    if one.partition() == other.partition():
+        return (one.offset() or 0) > (other.offset() or 0)
+    return one.timestamp()[1] > other.timestamp()[1]
+
+
+def _by_time(kept: Mapping[TopicPartition, deque[RawMessage]]) -> Iterator[RawMessage]:
+    """All of them: in offset order per partition, between partitions the older one first."""
+    waiting = {tp: deque(messages) for tp, messages in kept.items() if messages}
+    while waiting:
+        tp = min(waiting, key=lambda tp: (waiting[tp][0].timestamp()[1], tp.partition))
+        yield waiting[tp].popleft()
+        if not waiting[tp]:
+            del waiting[tp]
+
+
+def _cut(messages: Sequence[RawMessage], request: GetRequest) -> list[RawMessage]:
+    """At most `batch` messages and `max_bytes` bytes. Raises BadRequest where not even the first one fits."""
+    limit, size = request.max_bytes or MAX_BYTES_DEFAULT, 0
+    taken: list[RawMessage] = []
+    for message in messages[: request.batch]:
+        size += size_of(message)
+        if size > limit:
+            if not taken:
+                raise BadRequest(
+                    f"max_bytes={limit}: the next message, {place(message)}@{message.offset()}, has {size}"
+                )
+            break
+        taken.append(message)
+    return taken
+
+
+def _last(ends: Offsets) -> dict[int, int]:
+    return {tp.partition: end - 1 for tp, end in sorted(ends.items())}

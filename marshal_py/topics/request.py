@@ -1,0 +1,143 @@
+"""One question to a topic, checked: which messages are wanted, as in JetStream's Direct Get (ADR-31). Reads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final, Self
+
+from marshal_py.errors import BadRequest, TooManyKeys
+from marshal_py.protocol.records import OFFSET_MAX
+from marshal_py.topics.keys import Key, exact, matcher
+
+MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024  # the seed's: what a server sends when max_bytes is left out
+KEYS_MAX: Final = 1024  # of one multi_last
+Time = str | datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class GetRequest:
+    """What `Topic.get` was asked. Raises BadRequest (408) or TooManyKeys (413) from its construction.
+
+    Offsets are per partition. `lower` and `up_to` bound a page of a larger question: the first offset of each partition
+    that is still to be read, and the last offset that counts. `next_request` of a batch fills them in.
+    """
+
+    offset: int | None = None
+    partition: int | None = None
+    start_time: Time | None = None
+    last_by_key: Key | None = None
+    next_by_key: Key | None = None
+    batch: int | None = None
+    max_bytes: int | None = None
+    multi_last: Sequence[Key] | None = None
+    up_to_offset: int | Mapping[int, int] | None = None
+    up_to_time: Time | None = None
+    tombstones: bool = False
+    lower: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.asks_nothing:
+            raise BadRequest(
+                "the request is empty: name offset, start_time, last_by_key, next_by_key, batch or multi_last"
+            )
+        for name in ("offset", "partition"):
+            _check_number(name, getattr(self, name), 0, OFFSET_MAX)
+        for name in ("batch", "max_bytes"):
+            _check_number(name, getattr(self, name), 1, OFFSET_MAX)
+        self._check_combination()
+        self._check_keys()
+        for name in ("start_time", "up_to_time"):
+            if getattr(self, name) is not None:
+                time_ms(name, getattr(self, name))
+        self._check_up_to()
+
+    @property
+    def asks_nothing(self) -> bool:
+        wanted = (self.offset, self.start_time, self.last_by_key, self.next_by_key, self.batch, self.multi_last)
+        return all(value is None for value in wanted)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the answer is a StoredBatch."""
+        return self.batch is not None or self.multi_last is not None
+
+    @property
+    def key(self) -> bytes | None:
+        """Of last_by_key or next_by_key."""
+        key = self.next_by_key if self.last_by_key is None else self.last_by_key
+        return None if key is None else exact("last_by_key" if self.next_by_key is None else "next_by_key", key)
+
+    def page(self, lower: Mapping[int, int], up_to: Mapping[int, int]) -> Self:
+        """The same question about what is left of it, at the same point in time."""
+        return replace(
+            self,
+            offset=None,
+            start_time=None,
+            lower=dict(lower),
+            up_to_offset=dict(up_to),
+            up_to_time=None,
+            batch=self.batch or OFFSET_MAX,
+        )
+
+    def _check_combination(self) -> None:
+        if self.last_by_key is not None:
+            self._refuse("last_by_key", "offset", "start_time", "next_by_key", "batch", "max_bytes", "multi_last")
+        if self.multi_last is not None:
+            self._refuse("multi_last", "offset", "start_time", "next_by_key")
+        if self.offset is not None:
+            self._refuse("offset", "start_time")
+        if not self.is_batch and self.max_bytes is not None:
+            raise BadRequest("max_bytes bounds a batch: give batch or multi_last as well")
+        if self.up_to_offset is not None and self.up_to_time is not None:
+            raise BadRequest("up_to_offset and up_to_time contradict each other: give one")
+        if (
+            self.multi_last is None
+            and not self.lower
+            and (self.up_to_offset is not None or self.up_to_time is not None)
+        ):
+            raise BadRequest("up_to_offset and up_to_time belong to multi_last")
+
+    def _refuse(self, name: str, *others: str) -> None:
+        given = [other for other in others if getattr(self, other) is not None]
+        if given:
+            raise BadRequest(f"{name} and {', '.join(given)} contradict each other: give one")
+
+    def _check_keys(self) -> None:
+        _ = self.key
+        if self.multi_last is None:
+            return
+        if isinstance(self.multi_last, str | bytes) or not self.multi_last:
+            raise BadRequest(f"multi_last={self.multi_last!r}: a list of keys and patterns, at least one")
+        if len(self.multi_last) > KEYS_MAX:
+            raise TooManyKeys(len(self.multi_last), KEYS_MAX)
+        for pattern in self.multi_last:
+            matcher(pattern)
+
+    def _check_up_to(self) -> None:
+        if isinstance(self.up_to_offset, Mapping):
+            for partition, offset in self.up_to_offset.items():
+                _check_number("up_to_offset's partition", partition, 0, OFFSET_MAX)
+                _check_number("up_to_offset", offset, -1, OFFSET_MAX)
+        elif self.up_to_offset is not None:
+            _check_number("up_to_offset", self.up_to_offset, 0, OFFSET_MAX)
+            if self.partition is None:
+                raise BadRequest("up_to_offset is a number: name its partition too, or give a map of partition: offset")
+
+
+def _check_number(name: str, value: object, least: int, most: int) -> None:
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise BadRequest(f"{name}={value!r}: a whole number, at least {least}")
+
+
+def time_ms(name: str, when: object) -> int:
+    """A datetime or an RFC 3339 text as ms since 1970; without a zone it is UTC. Raises BadRequest."""
+    try:
+        at = datetime.fromisoformat(when) if isinstance(when, str) else when
+        if not isinstance(at, datetime):
+            raise ValueError(when)
+    except ValueError as error:
+        raise BadRequest(f"{name}={when!r}: a datetime, or a time as 2026-01-31T12:00:00Z") from error
+    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    return max(0, round(at.timestamp() * 1000))

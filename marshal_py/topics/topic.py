@@ -1,0 +1,180 @@
+"""A topic as an object: any of its messages by offset, time or key. Apart from every group; it writes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from marshal_py.errors import BadRequest, InvalidOption
+from marshal_py.topics.keys import ALL, PARTITIONERS, Key
+from marshal_py.topics.reads import Reads
+from marshal_py.topics.request import GetRequest, Time
+from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
+from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage
+
+TIMEOUT_S: Final = 30.0
+Deserializer = Callable[[Any, Any], Any]
+
+
+class ReadingTransport(Protocol):
+    """What a Topic needs of a transport."""
+
+    def admin(self) -> ClusterAdmin: ...
+    def reader(self, client_id: str, settings: Mapping[str, Any]) -> MessageReader: ...
+
+
+class SerializationField:
+    """What deserializers get beside the bytes, as confluent-kafka's SerializationContext."""
+
+    __slots__ = ("field", "headers", "topic")
+
+    def __init__(self, topic: str, field: str, headers: Any) -> None:
+        self.topic, self.field, self.headers = topic, field, headers
+
+
+class Topic:
+    """Made by `Marshal.topic`. Any thread may call it; one question is answered at a time. `close` lets its client go.
+
+    Reads promise no read-after-write: with `client.rack` among the connection's settings the nearest replica answers.
+    """
+
+    def __init__(
+        self,
+        transport: ReadingTransport,
+        name: str,
+        *,
+        client_id: str = "marshal-get",
+        partitioner: str = ALL,
+        isolation: str = "read_committed",
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if partitioner not in PARTITIONERS:
+            raise InvalidOption("partitioner", partitioner, f"one of {', '.join(PARTITIONERS)}")
+        if isolation not in ("read_committed", "read_uncommitted"):
+            raise InvalidOption("isolation", isolation, "read_committed or read_uncommitted")
+        if not timeout_s > 0:
+            raise InvalidOption("timeout_s", timeout_s, "more than 0")
+        self.name = name
+        self._transport, self._client_id = transport, client_id
+        self._partitioner, self._isolation, self._timeout_s = partitioner, isolation, timeout_s
+        self._key, self._value = key_deserializer, value_deserializer
+        self._lock = threading.Lock()
+        self._open: tuple[ClusterAdmin, MessageReader] | None = None
+
+    def get(
+        self,
+        *,
+        offset: int | None = None,
+        partition: int | None = None,
+        start_time: Time | None = None,
+        last_by_key: Key | None = None,
+        next_by_key: Key | None = None,
+        batch: int | None = None,
+        max_bytes: int | None = None,
+        multi_last: Sequence[Key] | None = None,
+        up_to_offset: int | Mapping[int, int] | None = None,
+        up_to_time: Time | None = None,
+        tombstones: bool = False,
+    ) -> Any:
+        """One message, or with `batch` or `multi_last` a StoredBatch (ADR-31).
+
+        - `offset`: exactly that message; a topic of several partitions needs `partition` as well.
+        - `start_time`: the first message that is not older; a datetime or RFC 3339 text, UTC without a zone.
+        - `last_by_key`, `next_by_key`: the last message of a key; the first one, at or after `offset` or `start_time`.
+        - `batch`: up to so many messages from there on, of the key if one is named; without a start from the beginning.
+        - `multi_last`: the last message of each key, at most 1,024; `*` stands for one token between dots, `>` for the
+          rest. `up_to_offset` (a number with `partition`, or a map of partition: offset) or `up_to_time` (inclusive)
+          answers as things were then.
+        - `max_bytes`: upper bound of a batch, of topics, keys, headers and values; 64 MiB if left out.
+        - `tombstones`: messages that delete their key are found too; otherwise they are as if they were not there.
+
+        Raises BadRequest (408) for a request that is empty or contradicts itself, MessageNotFound (404), TooManyKeys
+        (413), TopicMissing, AccessDenied, ClusterUnreachable.
+        """
+        request = GetRequest(
+            offset=offset,
+            partition=partition,
+            start_time=start_time,
+            last_by_key=last_by_key,
+            next_by_key=next_by_key,
+            batch=batch,
+            max_bytes=max_bytes,
+            multi_last=multi_last,
+            up_to_offset=up_to_offset,
+            up_to_time=up_to_time,
+            tombstones=tombstones,
+        )
+        return self.get_page(request) if request.is_batch else self._one(request)
+
+    def __getitem__(self, key: Key) -> StoredMessage:
+        """The last message of a key: ADR-31's subject-appended form, which takes no further arguments."""
+        if isinstance(key, tuple | slice):
+            raise BadRequest(f"topic[{key!r}]: one key and nothing else; use get() for more")
+        return self._one(GetRequest(last_by_key=key))
+
+    def get_page(self, request: GetRequest) -> StoredBatch:
+        """The answer to `StoredBatch.next_request`. Raises as `get`."""
+        with self._lock:
+            page = self._reads().page(request)
+        last: dict[int, int] = {}
+        messages = []
+        for raw, pending in zip(page.messages, page.pending, strict=True):
+            number, at = raw.partition() or 0, raw.offset() or 0
+            messages.append(self._stored(raw, pending, last.get(number, -1)))
+            last[number] = at
+        end = EndOfBatch(page.left, last, page.up_to)
+        return StoredBatch(messages, end, request.page(page.lower, page.up_to) if page.left else None)
+
+    def pages(self, request: GetRequest) -> Iterator[StoredBatch]:
+        """Every page of a question, all at the point in time of the first."""
+        following: GetRequest | None = request
+        while following is not None:
+            batch = self.get_page(following)
+            yield batch
+            following = batch.next_request()
+
+    def close(self) -> None:
+        """Lets the connection go. A later question opens another one."""
+        with self._lock:
+            if self._open is not None:
+                for part in self._open:
+                    part.close()
+                self._open = None
+
+    def _one(self, request: GetRequest) -> StoredMessage:
+        with self._lock:
+            raw = self._reads().find(request)
+        return self._stored(raw, None, None)
+
+    def _reads(self) -> Reads:
+        if self._open is None:
+            settings = {"isolation.level": self._isolation}
+            self._open = self._transport.admin(), self._transport.reader(self._client_id, settings)
+        committed = self._isolation == "read_committed"
+        return Reads(self.name, *self._open, self._partitioner, committed, self._timeout_s)
+
+    def _stored(self, raw: RawMessage, pending: int | None, last_offset: int | None) -> StoredMessage:
+        kind, at_ms = raw.timestamp()
+        topic, headers = raw.topic() or self.name, raw.headers()
+        key, value = raw.key(), raw.value()
+        if self._key is not None:
+            key = self._key(key, SerializationField(topic, "key", headers))
+        if self._value is not None:
+            value = self._value(value, SerializationField(topic, "value", headers))
+        return StoredMessage(
+            topic,
+            raw.partition() or 0,
+            raw.offset() or 0,
+            at_ms if kind else -1,
+            key,
+            value,
+            tuple(headers or ()),
+            pending,
+            last_offset,
+        )
+
+    def __repr__(self) -> str:
+        return f"Topic({self.name!r})"

@@ -1,0 +1,464 @@
+"""Topic.get: the requests of ADR-31, over a cluster in memory and over the embedded broker, and against a plain model.
+
+Each test that stands for a sentence of the seed quotes it.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import pytest
+
+from marshal_py.embedded import Broker
+from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TooManyKeys, TopicMissing
+from marshal_py.topics.keys import PARTITIONERS, murmur2
+from marshal_py.topics.request import GetRequest
+from marshal_py.topics.stored import StoredBatch, StoredMessage
+from marshal_py.topics.topic import Topic
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
+from marshal_py.transport.producer import KafkaProducer
+
+T0 = 1_700_000_000_000
+NAME = "users"
+
+
+class Entry(NamedTuple):
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    at_ms: int
+
+
+Fill = Callable[[list[Entry], int], Topic]
+
+
+def in_memory(entries: list[Entry], partitions: int, **options: Any) -> Topic:
+    broker = MemoryBroker()
+    broker.create_topic(NAME, partitions)
+    for entry in entries:
+        broker.produce(NAME, entry.partition, entry.value, entry.key, None, entry.at_ms)
+    return Topic(MemoryTransport(broker), NAME, **options)
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def fill(request: pytest.FixtureRequest) -> Iterator[Callable[..., Topic]]:
+    if request.param == "memory":
+        yield in_memory
+        return
+    opened: list[Topic] = []
+    with Broker() as broker:
+        made = iter(range(100))
+
+        def fill_embedded(entries: list[Entry], partitions: int, **options: Any) -> Topic:
+            name = f"{NAME}-{next(made)}"
+            broker.create_topic(name, partitions)
+            transport = KafkaTransport(broker.bootstrap_servers, 30)
+            producer = KafkaProducer(transport)
+            for entry in entries:
+                producer.write(name, entry.value, entry.key, (), entry.partition, entry.at_ms)
+            producer.flush(30)
+            producer.close()
+            opened.append(Topic(transport, name, **options))
+            return opened[-1]
+
+        yield fill_embedded
+        for topic in opened:
+            topic.close()
+
+
+def users() -> list[Entry]:
+    """The seed's example: address 3 is updated by 4."""
+    pairs = [
+        ("1234.name", "Bob"),
+        ("1234.surname", "Smith"),
+        ("1234.address", "1 Main Street"),
+        ("1234.address", "10 Oak Lane"),
+        ("99.name", "Eve"),
+    ]
+    return [Entry(0, key.encode(), value.encode(), T0 + 1000 * at) for at, (key, value) in enumerate(pairs)]
+
+
+def values(found: StoredBatch) -> list[bytes]:
+    return [message.value for message in found]
+
+
+def places(found: StoredBatch) -> list[tuple[int, int]]:
+    return [(message.partition, message.offset) for message in found]
+
+
+# --- one message
+
+
+def test_a_message_by_offset(fill: Any) -> None:
+    """`{seq: number}` - get a message by sequence."""
+    found = fill(users(), 1).get(offset=1)
+    assert (found.offset, found.key, found.value, found.timestamp) == (1, b"1234.surname", b"Smith", T0 + 1000)
+    assert (found.num_pending, found.last_offset) == (None, None)
+
+
+def test_the_last_message_of_a_key(fill: Any) -> None:
+    """`{last_by_subj: string}` - get the last message having the subject."""
+    assert fill(users(), 1).get(last_by_key="1234.address").value == b"10 Oak Lane"
+
+
+def test_the_first_message_of_a_key(fill: Any) -> None:
+    """`{next_by_subj: string}` - get the first message (lowest seq) having the specified subject."""
+    assert fill(users(), 1).get(next_by_key="1234.address").value == b"1 Main Street"
+
+
+def test_the_next_message_of_a_key(fill: Any) -> None:
+    """`{seq: number, next_by_subj: string}` - the first message with a seq >= to the input seq that has the subject."""
+    topic = fill(users(), 1)
+    assert topic.get(offset=2, next_by_key="1234.address").offset == 2
+    assert topic.get(offset=3, next_by_key="1234.address").offset == 3
+    with pytest.raises(MessageNotFound):
+        topic.get(offset=4, next_by_key="1234.address")
+
+
+def test_the_subject_appended_form(fill: Any) -> None:
+    """A shortcut for `last_by_subj`. It is an error (408) if a client includes a request payload."""
+    topic = fill(users(), 1)
+    assert topic["1234.name"].value == b"Bob"
+    with pytest.raises(BadRequest) as caught:
+        topic["1234.name", 1]
+    assert caught.value.status == 408
+
+
+def test_a_message_by_time() -> None:
+    """`{start_time: string}` - the first message at or newer than the time specified in RFC 3339 format."""
+    topic = in_memory(users(), 1)
+    for when in (datetime.fromtimestamp(T0 / 1000 + 2, UTC), "2023-11-14T22:13:22Z", "2023-11-14T22:13:21.5"):
+        assert topic.get(start_time=when).offset == 2
+    assert topic.get(start_time="2023-11-14T22:13:22Z", next_by_key="99.name").offset == 4
+    with pytest.raises(MessageNotFound):
+        topic.get(start_time="2030-01-01T00:00:00Z")
+
+
+# --- batches
+
+
+def test_a_batch_of_a_key(fill: Any) -> None:
+    """`{seq: number, batch: number, next_by_subj: string}` - up to batch messages >= than seq that have the subject."""
+    found = fill(users(), 1).get(offset=0, batch=5, next_by_key="1234.address")
+    assert places(found) == [(0, 2), (0, 3)]
+    assert [(message.num_pending, message.last_offset) for message in found] == [(1, -1), (0, 2)]
+    assert (found.end.num_pending, found.end.last_offset, found.end.up_to) == (0, {0: 3}, {0: 4})
+    assert (found.end.status, found.end.description) == (204, "EOB")
+    assert found.next_request() is None
+
+
+def test_a_batch_is_limited_in_bytes(fill: Any) -> None:
+    """As above but limited to a maximum size of messages received in bytes: 250 bytes over messages of 100 give 2."""
+    entries = [Entry(0, b"k", b"v" * 80, T0 + at) for at in range(5)]
+    topic = fill(entries, 1)
+    size = 81 + len(topic.name)
+    found = topic.get(batch=10, max_bytes=2 * size + size // 2)
+    assert places(found) == [(0, 0), (0, 1)]
+    assert found.end.num_pending == 3
+    with pytest.raises(BadRequest, match="the next message"):
+        topic.get(batch=10, max_bytes=size - 1)
+
+
+def test_pages_go_on_where_the_last_one_ended(fill: Any) -> None:
+    """Nats-Num-Pending and Nats-Last-Sequence let clients determine if further batch calls are needed."""
+    topic = fill([Entry(at % 3, b"k%d" % at, b"v", T0 + at) for at in range(20)], 3)
+    pages = list(topic.pages(GetRequest(batch=6)))
+    assert [len(page) for page in pages] == [6, 6, 6, 2]
+    assert [page.end.num_pending for page in pages] == [14, 8, 2, 0]
+    assert [message.timestamp - T0 for page in pages for message in page] == [*range(20)], "in the order of time"
+
+
+# --- several keys at one point in time
+
+
+def test_the_last_of_several_keys(fill: Any) -> None:
+    """`{"multi_last":["$KV.USERS.1234.>"]}`: all the latest values for all subjects below that wildcard."""
+    topic = fill(users(), 1)
+    assert values(topic.get(multi_last=["1234.>"])) == [b"Bob", b"Smith", b"10 Oak Lane"]
+    assert values(topic.get(multi_last=["*.name"])) == [b"Bob", b"Eve"]
+    assert values(topic.get(multi_last=["1234.name", "1234.address", "nobody"])) == [b"Bob", b"10 Oak Lane"]
+    found = topic.get(multi_last=["1234.>"])
+    assert [(message.num_pending, message.last_offset) for message in found] == [(2, -1), (1, 0), (0, 1)]
+    assert found.end.up_to == {0: 4}
+
+
+def test_as_it_was_at_an_offset(fill: Any) -> None:
+    """Adding "up_to_seq":3 to the request will return address 1 Main Street along with the other data."""
+    topic = fill(users(), 1)
+    for up_to in ({"up_to_offset": 2, "partition": 0}, {"up_to_offset": {0: 2}}):
+        assert values(topic.get(multi_last=["1234.>"], **up_to)) == [b"Bob", b"Smith", b"1 Main Street"]
+        assert values(topic.get(multi_last=["1234.address", "1234.name"], **up_to)) == [b"Bob", b"1 Main Street"]
+
+
+def test_as_it_was_at_a_time() -> None:
+    """The `up_to_time` could be used as a form of temporal querying."""
+    topic = in_memory(users(), 1)
+    when = datetime.fromtimestamp(T0 / 1000 + 2, UTC)
+    assert values(topic.get(multi_last=["1234.>"], up_to_time=when)) == [b"Bob", b"Smith", b"1 Main Street"]
+
+
+def test_pages_of_keys_are_of_one_point_in_time() -> None:
+    """Nats-UpTo-Sequence ensures batches of multi-gets are done around a consistent point in time."""
+    broker = MemoryBroker()
+    broker.create_topic(NAME, 2)
+    for at in range(10):
+        broker.produce(NAME, at % 2, b"old", b"u.%d" % at, None, T0 + at)
+    topic = Topic(MemoryTransport(broker), NAME)
+    first = topic.get(multi_last=["u.*"], batch=4)
+    broker.produce(NAME, 1, b"new", b"u.9", None, T0 + 99)
+    broker.produce(NAME, 0, b"new", b"u.0", None, T0 + 99)
+    following = first.next_request()
+    assert following is not None
+    rest = [message for page in topic.pages(following) for message in page]
+    assert {message.value for message in (*first, *rest)} == {b"old"}
+    assert sorted(message.key for message in (*first, *rest)) == [b"u.%d" % at for at in range(10)]
+
+
+def test_up_to_1024_keys() -> None:
+    """Any multi-subject request may only allow matching up to 1024 subjects. Any more will result in a 413."""
+    topic = in_memory([Entry(at % 4, b"u.%d" % at, b"v", T0 + at) for at in range(1025)], 4)
+    assert len(topic.get(multi_last=[f"u.{at}" for at in range(1024)])) == 1024
+    for patterns in (["u.*"], [f"u.{at}" for at in range(1025)]):
+        with pytest.raises(TooManyKeys) as caught:
+            topic.get(multi_last=patterns)
+        assert (caught.value.status, caught.value.keys) == (413, 1025)
+
+
+# --- tombstones, holes, keys of all kinds
+
+
+def test_a_tombstone_is_not_found_unless_asked_for(fill: Any) -> None:
+    topic = fill([Entry(0, b"k", b"v", T0), Entry(0, b"k", None, T0 + 1), Entry(0, b"e", b"", T0 + 2)], 1)
+    with pytest.raises(MessageNotFound, match="tombstones=True") as caught:
+        topic.get(last_by_key="k")
+    assert (caught.value.status, caught.value.tombstone) == (404, True)
+    assert topic.get(last_by_key="k", tombstones=True).tombstone
+    assert topic.get(last_by_key="e").value == b"", "an empty value is a value"
+    assert values(topic.get(multi_last=["k", "e"])) == [b""]
+    assert values(topic.get(multi_last=["k", "e"], tombstones=True)) == [None, b""]
+    with pytest.raises(MessageNotFound):
+        topic.get(offset=1)
+
+
+def test_what_is_not_there_is_not_found(fill: Any) -> None:
+    """404 if the request is valid but no matching message is found."""
+    topic = fill(users(), 1)
+    for question in (
+        {"offset": 5},
+        {"offset": 99},
+        {"last_by_key": "x"},
+        {"next_by_key": "x"},
+        {"last_by_key": b"\xff"},
+    ):
+        with pytest.raises(MessageNotFound) as caught:
+            topic.get(**question)
+        assert caught.value.status == 404
+    assert list(topic.get(multi_last=["x"])) == []
+    assert list(topic.get(batch=3, offset=5)) == []
+
+
+def test_deleted_offsets_are_not_found() -> None:
+    broker = MemoryBroker()
+    broker.create_topic(NAME, 1)
+    for entry in users():
+        broker.produce(NAME, 0, entry.value, entry.key, None, entry.at_ms)
+    broker.delete_records(place := Topic(MemoryTransport(broker), NAME)._reads()._partitions(GetRequest(batch=1))[0], 3)
+    topic = Topic(MemoryTransport(broker), NAME)
+    with pytest.raises(MessageNotFound):
+        topic.get(offset=1)
+    assert topic.get(next_by_key="1234.address").offset == 3
+    assert places(topic.get(batch=10, offset=0)) == [(0, 3), (0, 4)]
+    assert place.partition == 0
+
+
+def test_keys_that_are_bytes_are_literal() -> None:
+    topic = in_memory(
+        [Entry(0, b"a.*", b"star", T0), Entry(0, b"\xff\x00", b"raw", T0), Entry(0, None, b"none", T0)], 1
+    )
+    assert topic.get(last_by_key=b"a.*").value == b"star"
+    assert topic.get(last_by_key=b"\xff\x00").value == b"raw"
+    assert values(topic.get(multi_last=[">"])) == [b"star"], "keys that are no UTF-8, and none, match no wildcard"
+    assert values(topic.get(multi_last=[b"a.*", b"\xff\x00"])) == [b"star", b"raw"]
+
+
+def test_a_key_in_two_partitions_is_the_newer_one(fill: Any) -> None:
+    """A topic that has grown: the old partition holds old messages of the key."""
+    entries = [Entry(1, b"k", b"new", T0 + 500), *[Entry(0, b"other", b"x", T0 + at) for at in range(300)]]
+    entries = [Entry(0, b"k", b"old", T0 - 1), *entries]
+    topic = fill(entries, 2)
+    assert topic.get(last_by_key="k").value == b"new"
+    assert values(topic.get(multi_last=["k"])) == [b"new"]
+
+
+# --- partitions
+
+
+def test_the_partition_of_a_key() -> None:
+    """The Java producer's murmur2, with values of Kafka's own tests, and librdkafka's CRC32."""
+    known = {
+        b"21": -973932308,
+        b"foobar": -790332482,
+        b"a-little-bit-long-string": -985981536,
+        b"a-little-bit-longer-string": -1486304829,
+        b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+        b"abc": 479470107,
+    }
+    assert {key: (murmur2(key) ^ 1 << 31) - (1 << 31) for key in known} == known
+    crc = PARTITIONERS["consistent_random"]
+    assert crc is not None
+    assert crc(b"123456789", 1 << 32) == 0xCBF43926
+
+
+@pytest.mark.parametrize("partitioner", ["murmur2_random", "consistent_random"])
+def test_a_partitioner_reads_one_partition(partitioner: str) -> None:
+    choose = PARTITIONERS[partitioner]
+    assert choose is not None
+    keys = [f"k{at}".encode() for at in range(20)]
+    entries = [Entry(choose(key, 4), key, key, T0) for key in keys]
+    topic = in_memory(entries, 4, partitioner=partitioner)
+    assert [topic.get(last_by_key=key).value for key in keys] == keys
+    assert [topic.get(next_by_key=key, offset=0).value for key in keys] == keys, "the key says which partition's offset"
+
+
+def test_an_offset_of_several_partitions_names_one(fill: Any) -> None:
+    topic = fill([Entry(1, b"k", b"v", T0)], 2)
+    assert topic.get(offset=0, partition=1).value == b"v"
+    with pytest.raises(BadRequest, match="needs a partition"):
+        topic.get(offset=0)
+    with pytest.raises(BadRequest, match="0 to 1"):
+        topic.get(batch=1, partition=2)
+
+
+# --- wrong requests
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {},
+        {"partition": 0},
+        {"tombstones": True},
+        {"max_bytes": 10},
+        {"offset": 1, "start_time": "2026-01-01T00:00:00Z"},
+        {"offset": -1},
+        {"offset": True},
+        {"offset": 1.5},
+        {"batch": 0},
+        {"batch": 1, "max_bytes": 0},
+        {"offset": 1, "max_bytes": 5},
+        {"last_by_key": "k", "next_by_key": "k"},
+        {"last_by_key": "k", "offset": 1},
+        {"last_by_key": "k", "batch": 1},
+        {"last_by_key": ""},
+        {"last_by_key": 5},
+        {"last_by_key": "a.*"},
+        {"next_by_key": "a.>"},
+        {"multi_last": []},
+        {"multi_last": "k"},
+        {"multi_last": ["k"], "offset": 1},
+        {"multi_last": ["a.>.b"]},
+        {"multi_last": ["a..*"]},
+        {"multi_last": [""]},
+        {"multi_last": ["k"], "up_to_offset": 3},
+        {"multi_last": ["k"], "up_to_offset": {0: "x"}},
+        {"multi_last": ["k"], "up_to_offset": {0: 1}, "up_to_time": "2026-01-01T00:00:00Z"},
+        {"offset": 1, "up_to_offset": {0: 1}},
+        {"start_time": "soon"},
+        {"start_time": 17},
+    ],
+)
+def test_empty_and_contradictory_requests_are_bad(question: dict[str, Any]) -> None:
+    """408 if the request is empty or invalid. Nothing is asked of the cluster."""
+    topic = Topic(MemoryTransport(MemoryBroker()), "not there")
+    with pytest.raises(BadRequest) as caught:
+        topic.get(**question)
+    assert caught.value.status == 408
+
+
+def test_a_topic_that_does_not_exist(fill: Any) -> None:
+    topic = fill([], 1)
+    topic.name = "nothing"
+    with pytest.raises(TopicMissing):
+        topic.get(batch=1)
+
+
+@pytest.mark.parametrize("options", [{"partitioner": "round robin"}, {"isolation": "none"}, {"timeout_s": 0}])
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption):
+        Topic(MemoryTransport(MemoryBroker()), NAME, **options)
+
+
+def test_deserializers_get_what_confluent_kafkas_get() -> None:
+    seen = []
+
+    def read(data: bytes, context: Any) -> str:
+        seen.append((context.topic, context.field))
+        return data.decode().upper()
+
+    topic = in_memory([Entry(0, b"k", b"v", T0)], 1, key_deserializer=read, value_deserializer=read)
+    found = topic["k"]
+    assert (found.key, found.value, seen) == ("K", "V", [(NAME, "key"), (NAME, "value")])
+
+
+# --- against a plain model
+
+
+class Model:
+    """The same answers by looking at a list."""
+
+    def __init__(self, entries: list[Entry], partitions: int) -> None:
+        self.stored: list[StoredMessage] = []
+        ends = [0] * partitions
+        for entry in entries:
+            self.stored.append(
+                StoredMessage(NAME, entry.partition, ends[entry.partition], entry.at_ms, entry.key, entry.value)
+            )
+            ends[entry.partition] += 1
+
+    def last(self, key: bytes) -> StoredMessage | None:
+        found = [message for message in self.stored if message.key == key]
+        newest = max(found, key=lambda message: message.timestamp, default=None)
+        return newest if newest is not None and newest.value is not None else None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_answers_are_those_of_a_list(seed: int) -> None:
+    dice = random.Random(seed)
+    partitions = dice.randrange(1, 4)
+    names = [f"u{at % 3}.{at}" for at in range(dice.randrange(2, 9))]
+    entries = [
+        Entry(
+            zlib.crc32(name.encode()) % partitions,
+            name.encode(),
+            None if dice.random() < 0.2 else b"%d" % at,
+            T0 + at,
+        )
+        for at in range(dice.randrange(0, 60))
+        for name in [dice.choice(names)]
+    ]
+    model, topic = Model(entries, partitions), in_memory(entries, partitions)
+    for name in names:
+        wanted = model.last(name.encode())
+        if wanted is None:
+            with pytest.raises(MessageNotFound):
+                topic.get(last_by_key=name)
+        else:
+            found = topic.get(last_by_key=name)
+            assert (found.partition, found.offset, found.value) == (wanted.partition, wanted.offset, wanted.value)
+        batch = dice.randrange(1, 5)
+        pages = list(topic.pages(GetRequest(next_by_key=name, batch=batch)))
+        got = [(message.partition, message.offset) for page in pages for message in page]
+        assert got == [(m.partition, m.offset) for m in model.stored if m.key == name.encode()]
+        pending = [message.num_pending for page in pages for message in page]
+        assert pending == [*range(len(got) - 1, -1, -1)]
+    wanted_keys = {m.key for name in names if (m := model.last(name.encode())) is not None}
+    for patterns in ([">"], ["*.*"], names):
+        pages = list(topic.pages(GetRequest(multi_last=patterns, batch=dice.randrange(1, 5))))
+        assert sorted(message.key for page in pages for message in page) == sorted(wanted_keys)
+    every = [message for page in topic.pages(GetRequest(batch=dice.randrange(1, 9))) for message in page]
+    assert [message.timestamp for message in every] == [entry.at_ms for entry in entries]
