@@ -127,7 +127,11 @@ class Reads:
                     kept[tp].append(message)
                     sizes[tp] += size_of(message)
         total = sum(counts.values()) if filtered else sum(ends[tp] - start for tp, start in starts.items())
-        taken = _cut(list(_by_time(kept)), request)
+        every = list(_by_time(kept))
+        taken = _cut(every, request)
+        whole = len(taken) == len(every) and not any(stop(tp) for tp in starts)  # nothing that exists is left
+        if whole and not filtered:
+            total, filtered = len(taken), True
         lower, pending = {tp.partition: start for tp, start in starts.items()}, []
         for at, message in enumerate(taken, 1):
             number, offset = message.partition() or 0, message.offset() or 0

@@ -433,10 +433,7 @@ def test_answers_are_those_of_a_list(seed: int) -> None:
     names = [f"u{at % 3}.{at}" for at in range(dice.randrange(2, 9))]
     entries = [
         Entry(
-            zlib.crc32(name.encode()) % partitions,
-            name.encode(),
-            None if dice.random() < 0.2 else b"%d" % at,
-            T0 + at,
+            zlib.crc32(name.encode()) % partitions, name.encode(), None if dice.random() < 0.2 else b"%d" % at, T0 + at
         )
         for at in range(dice.randrange(0, 60))
         for name in [dice.choice(names)]
