@@ -30,6 +30,8 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import PARTITION_MAX, Genesis
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
+from marshal_py.topics.keys import ALL
+from marshal_py.topics.topic import Deserializer, Topic
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport
@@ -155,6 +157,33 @@ class Marshal:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def topic(
+        self,
+        name: str,
+        *,
+        partitioner: str = ALL,
+        isolation: str = "read_committed",
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+    ) -> Topic:
+        """A topic of the cluster, to read any of its messages from (`Topic.get`). Joins nothing and asks nothing yet.
+
+        `partitioner`: which partition the topic's producers choose for a key, "murmur2_random" (Java's default) or
+        "consistent_random" (librdkafka's); by default every partition is searched. `isolation`: "read_committed" or
+        "read_uncommitted". Close the topic when it is not needed any more. Raises InvalidName, InvalidOption.
+        """
+        check_topics([name])
+        return Topic(
+            self.transport,
+            name,
+            client_id=self.client_id,
+            partitioner=partitioner,
+            isolation=isolation,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+            timeout_s=self._timeout_s,
+        )
 
     def consumer(self, group: str, topics: Sequence[str], **options: Any) -> Consumer:
         """Joins `group` as a consumer of `topics`, and returns once the group has it.
