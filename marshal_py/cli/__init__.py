@@ -19,6 +19,7 @@ from marshal_py.cli import (
     demo,
     doctor,
     explain,
+    get,
     groups,
     lag,
     log,
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
 app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
 app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
+app.command("get", epilog=get.EXAMPLE)(get.get)
 app.command("state", epilog=state.EXAMPLE)(state.state)
 app.command("lag", epilog=lag.EXAMPLE)(lag.lag)
 log.app.command("reset", epilog=log_reset.EXAMPLE)(log_reset.reset)

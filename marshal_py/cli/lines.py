@@ -17,6 +17,7 @@ import msgspec
 
 from marshal_py.cli import output
 from marshal_py.client.message import Message
+from marshal_py.topics.stored import StoredMessage
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -49,25 +50,29 @@ def as_text(message: Message, separator: str | None) -> bytes:
 
 
 def as_json(message: Message) -> bytes:
+    """One line of JSON with everything that the message has."""
+    return json.dumps({**content(message), "token": str(message.token)}, ensure_ascii=False).encode() + b"\n"
+
+
+def content(message: Message | StoredMessage) -> dict[str, Any]:
+    """Where the message is, and its key, value and headers, as JSON's types."""
     key, key_base64 = _split(message.key)
     value, value_base64 = _split(message.value)
     headers = [
         dict(zip(("name", "value", "value_base64"), (name, *_split(content)), strict=True))
         for name, content in message.headers
     ]
-    line: dict[str, Any] = {
+    return {
         "topic": message.topic,
         "partition": message.partition,
         "offset": message.offset,
         "key": key,
         "value": value,
         "timestamp": message.timestamp,
-        "token": str(message.token),
         "key_base64": key_base64,
         "value_base64": value_base64,
         "headers": headers,
     }
-    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
 def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Headers]:

@@ -107,13 +107,19 @@ class Topic:
             up_to_time=up_to_time,
             tombstones=tombstones,
         )
-        return self.get_page(request) if request.is_batch else self._one(request)
+        return self.get_page(request) if request.is_batch else self.find(request)
 
     def __getitem__(self, key: Key) -> StoredMessage:
         """The last message of a key: ADR-31's subject-appended form, which takes no further arguments."""
         if isinstance(key, tuple | slice):
             raise BadRequest(f"topic[{key!r}]: one key and nothing else; use get() for more")
-        return self._one(GetRequest(last_by_key=key))
+        return self.find(GetRequest(last_by_key=key))
+
+    def find(self, request: GetRequest) -> StoredMessage:
+        """The answer to a request for one message. Raises as `get`."""
+        with self._lock:
+            raw = self._reads().find(request)
+        return self._stored(raw, None, None)
 
     def get_page(self, request: GetRequest) -> StoredBatch:
         """The answer to `StoredBatch.next_request`. Raises as `get`."""
@@ -143,11 +149,6 @@ class Topic:
                 for part in self._open:
                     part.close()
                 self._open = None
-
-    def _one(self, request: GetRequest) -> StoredMessage:
-        with self._lock:
-            raw = self._reads().find(request)
-        return self._stored(raw, None, None)
 
     def _reads(self) -> Reads:
         if self._open is None:

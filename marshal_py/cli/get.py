@@ -1,0 +1,179 @@
+"""`marshal get`: any message of a topic, by offset, time or key. Joins no group and writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from marshal_py.cli import lines, output
+from marshal_py.cli.options import CommonOptions, command
+from marshal_py.errors import BadRequest
+from marshal_py.topics.keys import ALL, PARTITIONERS
+from marshal_py.topics.request import GetRequest
+from marshal_py.topics.stored import StoredMessage
+from marshal_py.topics.topic import Topic
+
+EXAMPLE: Final = output.example("marshal get users --multi-last '1234.>' --up-to-time 2026-01-31T12:00:00Z")
+PAGE: Final = 1_000  # messages of a page, where --all asks for every one
+HEX_BYTES: Final = 16  # of a line
+
+
+@command
+def get(
+    options: CommonOptions,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Print the last message of this key.")] = None,
+    offset: Annotated[int | None, typer.Option(min=0, help="This message, or those from here on.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Of this partition.")] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="From this time on, as 2026-01-31T12:00:00Z.")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--last", metavar="KEY", help="The last message of a key.")] = None,
+    following: Annotated[str | None, typer.Option("--next", metavar="KEY", help="The first message of a key.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="At most so many messages.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=1, help="At most so many bytes of a batch.")] = None,
+    multi_last: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="The last message of each key; * is one token, > the rest; repeatable."),
+    ] = None,
+    up_to_offset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PARTITION:OFFSET", help="Of --multi-last, as of this offset; repeatable."),
+    ] = None,
+    up_to_time: Annotated[str | None, typer.Option(metavar="TIME", help="Of --multi-last, as of this time.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every page, and not the first alone.")] = False,
+    tombstones: Annotated[bool, typer.Option("--tombstones", help="Also messages that delete their key.")] = False,
+    partitioner: Annotated[
+        str, typer.Option(help=f"How the producers choose the partition of a key: {', '.join(PARTITIONERS)}.")
+    ] = ALL,
+    read_uncommitted: Annotated[
+        bool, typer.Option("--read-uncommitted", help="Also messages of open and aborted transactions.")
+    ] = False,
+) -> None:
+    """Print messages of a topic by offset, time or key.
+
+    A value is printed as text, as indented JSON or as hexadecimal bytes, whatever it is. With --json each message is
+    one line, and a batch ends with a line that says what is left. Exit code 1 if nothing is found.
+    """
+    asked: dict[str, Any] = {
+        "offset": offset,
+        "start_time": time,
+        "last_by_key": last,
+        "next_by_key": following,
+        "batch": batch,
+        "max_bytes": max_bytes,
+        "multi_last": multi_last or None,
+        "up_to_time": up_to_time,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if key is not None:
+        if asked or up_to_offset or every:
+            raise typer.BadParameter("KEY alone means its last message: use --last or --next together with options")
+        asked["last_by_key"] = key
+    if every and "batch" not in asked:
+        asked["batch"] = PAGE
+    try:
+        request = GetRequest(**asked, partition=partition, up_to_offset=_offsets(up_to_offset), tombstones=tombstones)
+    except BadRequest as error:
+        raise typer.BadParameter(error.rule) from error
+    isolation = "read_uncommitted" if read_uncommitted else "read_committed"
+    source = Topic(options.transport(), topic, partitioner=partitioner, isolation=isolation)
+    try:
+        _print(source, request, every, options.as_json)
+    finally:
+        source.close()
+
+
+def _print(source: Topic, request: GetRequest, every: bool, as_json: bool) -> None:
+    if not request.is_batch:
+        _show(source.find(request), as_json)
+        return
+    count = 0
+    for page in source.pages(request):
+        for message in page:
+            _show(message, as_json)
+        count += len(page)
+        if not every or page.end.num_pending == 0:
+            end = page.end
+            if as_json:
+                text = {
+                    "status": end.status,
+                    "description": end.description,
+                    "num_pending": end.num_pending,
+                    "last_offset": _by_partition(end.last_offset),
+                    "up_to": _by_partition(end.up_to),
+                }
+                print(json.dumps(text))
+            elif end.num_pending:
+                output.say(f"{end.num_pending} more match: --all prints them")
+            break
+    if not count:
+        raise output.CommandFailed(f"topic {source.name!r} has no message that matches")
+
+
+def _show(message: StoredMessage, as_json: bool) -> None:
+    if as_json:
+        found = lines.content(message)
+        if message.num_pending is not None:
+            found |= {"num_pending": message.num_pending, "last_offset": message.last_offset}
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    when = datetime.fromtimestamp(message.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
+    console.print(Text(f"{message.topic}:{message.partition}@{message.offset}  {when}", style="bold"))
+    if message.key is not None:
+        console.print(Text("key    "), Text(_readable(message.key), style="cyan"), sep="")
+    for name, value in message.headers:
+        console.print(Text(f"header {name}: {'-' if value is None else _readable(value)}"))
+    if message.value is None:
+        console.print(Text("tombstone: the key is deleted", style="red"))
+    else:
+        _show_value(console, message.value)
+
+
+def _show_value(console: Console, value: bytes) -> None:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        for at in range(0, len(value), HEX_BYTES):
+            piece = value[at : at + HEX_BYTES]
+            plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in piece)
+            console.print(Text(f"{at:08x}  {piece.hex(' '):<{HEX_BYTES * 3}} {plain}"))
+        return
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, dict | list):
+        console.print_json(text)
+    else:
+        console.print(Text(text))
+
+
+def _readable(content: bytes) -> str:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return content.hex(" ")
+    return text if text.isprintable() else repr(text)
+
+
+def _offsets(given: list[str] | None) -> Mapping[int, int] | None:
+    """`3:120` per partition. Wrong usage for anything else."""
+    found = {}
+    for text in given or ():
+        number, colon, at = text.partition(":")
+        if not colon or not number.isdigit() or not at.isdigit():
+            raise typer.BadParameter(f"--up-to-offset {text!r}: expected PARTITION:OFFSET")
+        found[int(number)] = int(at)
+    return found or None
+
+
+def _by_partition(offsets: Mapping[int, int]) -> dict[str, Any]:
+    return {str(partition): offset for partition, offset in offsets.items()}

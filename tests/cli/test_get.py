@@ -1,0 +1,102 @@
+"""`marshal get`: the questions of ADR-31 from the shell, on the embedded broker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from marshal_py.transport.embedded import Broker
+from tests.cli.shell import Shell
+
+TOPIC = "get-users"
+
+
+@pytest.fixture(scope="module")
+def users(shell: Shell, broker: Broker) -> Shell:
+    lines = [
+        ("1234.name", "Bob"),
+        ("1234.surname", "Smith"),
+        ("1234.address", "1 Main Street"),
+        ("1234.address", "10 Oak Lane"),
+        ("json", '{"a": [1, 2]}'),
+    ]
+    broker.create_topic(TOPIC, 1)
+    text = "".join(f"{key}:{value}\n" for key, value in lines)
+    assert shell.run("produce", TOPIC, "--key-separator", ":", stdin=text.encode()).exit_code == 0
+    raw = json.dumps({"key_base64": "/w==", "value_base64": "AP9h", "headers": [{"name": "h", "value": "x"}]})
+    deleted = json.dumps({"key": "gone", "value": None})
+    assert shell.run("produce", TOPIC, "--from-json", stdin=f"{raw}\n{deleted}\n".encode()).exit_code == 0
+    return shell
+
+
+def lines_of(shell: Shell, *arguments: str) -> list[dict[str, Any]]:
+    result = shell.run("get", TOPIC, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_one_message(users: Shell) -> None:
+    for arguments in (["1234.address"], ["--last", "1234.address"], ["--offset", "3"]):
+        [found] = lines_of(users, *arguments)
+        assert (found["offset"], found["key"], found["value"]) == (3, "1234.address", "10 Oak Lane")
+    assert lines_of(users, "--next", "1234.address")[0]["offset"] == 2
+    [raw] = lines_of(users, "--offset", "5")
+    assert (raw["key_base64"], raw["value_base64"], raw["headers"][0]["value"]) == ("/w==", "AP9h", "x")
+
+
+def test_a_batch_and_its_end(users: Shell) -> None:
+    *found, end = lines_of(users, "--batch", "2", "--next", "1234.address")
+    assert [message["offset"] for message in found] == [2, 3]
+    assert end == {"status": 204, "description": "EOB", "num_pending": 0, "last_offset": {"0": 3}, "up_to": {"0": 6}}
+    *found, end = lines_of(users, "--batch", "3")
+    assert (len(found), end["num_pending"]) == (3, 4)
+    *found, end = lines_of(users, "--batch", "3", "--all")
+    assert (len(found), end["num_pending"]) == (7, 0)
+
+
+def test_many_keys_at_one_point_in_time(users: Shell) -> None:
+    *found, _ = lines_of(users, "--multi-last", "1234.>", "--up-to-offset", "0:2")
+    assert [message["value"] for message in found] == ["Bob", "Smith", "1 Main Street"]
+
+
+def test_values_are_shown_as_what_they_are(users: Shell) -> None:
+    assert '"a": [' in users.run("get", TOPIC, "json").stdout
+    shown = users.run("get", TOPIC, "--offset", "5").stdout
+    assert "00 ff 61" in shown
+    assert "header h: x" in shown
+    assert "tombstone" in users.run("get", TOPIC, "gone").stderr
+    assert "tombstone: the key is deleted" in users.run("get", TOPIC, "--last", "gone", "--tombstones").stdout
+
+
+def test_a_page_says_what_is_left(users: Shell) -> None:
+    assert "5 more match: --all prints them" in users.run("get", TOPIC, "--batch", "2").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "the request is empty"),
+        (["key", "--offset", "1"], 2, "KEY alone"),
+        (["--last", "a.*"], 2, "has a wildcard"),
+        (["--multi-last", "a.>.b"], 2, "only the last token"),
+        (["--multi-last", "a", "--up-to-offset", "x"], 2, "PARTITION:OFFSET"),
+        (["--time", "soon"], 2, "2026-01-31"),
+        (["--offset", "99"], 1, "has no message for offset=99"),
+        (["nobody"], 1, "404"),
+        (["--multi-last", "nobody"], 1, "no message that matches"),
+        (["--batch", "1", "--partition", "7"], 1, "partitions 0 to 0"),
+        (["--batch", "1", "--partitioner", "dice"], 1, "murmur2_random"),
+    ],
+)
+def test_wrong_questions(users: Shell, arguments: list[str], code: int, says: str) -> None:
+    result = users.run("get", TOPIC, *arguments)
+    assert result.exit_code == code, result.output
+    assert says in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_topic_that_is_not_there(shell: Shell) -> None:
+    result = shell.run("get", "nothing", "key")
+    assert result.exit_code == 1
+    assert "does not exist" in result.stderr
