@@ -116,7 +116,7 @@ def x39() -> list[Patch]:
 
 
 def x42() -> list[Patch]:
-    def finish(self: PauseLock, group: Group, now: Instant) -> bool:
+    def release(self: PauseLock, group: Group, now: Instant) -> bool:
         """Is done as soon as the end of the pause is on its way."""
         if any(record.duration_ms == 0 for record in self.operation.sent(ReleaseGroup)):
             return True
@@ -124,4 +124,4 @@ def x42() -> list[Patch]:
         self.operation.send(end_of(group, token, self.operation.context.author.by), now)
         return False
 
-    return [(PauseLock, "finish", finish)]
+    return [(PauseLock, "release", release)]

@@ -93,10 +93,10 @@ def q3() -> list[Patch]:
 
 
 def q4() -> list[Patch]:
-    def told(self: MicroBatches, digest: str, now: Instant) -> bool:
+    def commit_reported(self: MicroBatches, digest: str, now: Instant) -> bool:
         return any([self.commit(json.loads(key), now) for key in list(self.delivered)])
 
-    return [(MicroBatches, "told", told)]
+    return [(MicroBatches, "commit_reported", commit_reported)]
 
 
 def q5() -> list[Patch]:

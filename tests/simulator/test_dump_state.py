@@ -44,20 +44,19 @@ def test_runs_go_on_from_there_and_keep_every_promise(dump: Path) -> None:
     dead = {session for group in left.groups.values() for session in group.sessions}
     assert dead
     for seed in SEEDS:
-        told = sweep.trace_schedule(Schedule(seed, Options(dump=str(dump))))
-        assert told.result.violations == ()
-        assert told.result.deliveries > 0
-        (log,) = told.logs
+        traced = sweep.trace_schedule(Schedule(seed, Options(dump=str(dump))))
+        assert traced.result.violations == ()
+        assert traced.result.deliveries > 0
+        (log,) = traced.logs
         history = History(log)
         assert log.inherited == left.next_offset
         assert all(
-            moment.offset is None or moment.what != "record" or moment.offset >= log.inherited
-            for moment in told.moments
-        ), "the past is not told again"
-        if not told.result.scenario.kinds & {"newer", "envelope", "gap"}:  # then nobody can go on
+            event.offset is None or event.what != "record" or event.offset >= log.inherited for event in traced.trace
+        ), "the past is not in the trace"
+        if not traced.result.scenario.kinds & {"newer", "envelope", "gap"}:  # then no client can continue
             live = {session for group in history.oracle.groups.values() for session in group.sessions}
             assert not live & dead, "who was dead when the run began is gone when it ends"
-        assert told.result.takeovers <= sum(
+        assert traced.result.takeovers <= sum(
             new.epoch >= log.inherited for claims in history.by_key.values() for new in claims
         ), "this run's alone"
 
@@ -65,14 +64,14 @@ def test_runs_go_on_from_there_and_keep_every_promise(dump: Path) -> None:
 def test_delivery_goes_on_at_the_positions_of_the_dump(dump: Path) -> None:
     left = world_of(dump)
     options = Options(dump=str(dump), kinds=frozenset())
-    told = sweep.trace_schedule(Schedule(1, options))
-    (log,) = told.logs
+    traced = sweep.trace_schedule(Schedule(1, options))
+    (log,) = traced.logs
     for group in left.groups.values():
         for tp, part in group.partitions.items():
             seen = [each.offset for each in log.deliveries if each.key == (group.name, *tp)]
             assert seen, f"{tp} is delivered again"
             assert min(seen) == next(offset for offset in log.topics[tp] if offset >= part.position)
-    assert told.result.scenario.interval_ms >= max(
+    assert traced.result.scenario.interval_ms >= max(
         session.join.interval_ms for group in left.groups.values() for session in group.sessions.values()
     )
 

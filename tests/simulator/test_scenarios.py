@@ -99,9 +99,9 @@ def test_a_run_can_end_early() -> None:
 def test_the_story_marks_the_record_and_names_the_promise() -> None:
     kept = parse((FOLDER / "x9.txt").read_text(encoding="utf-8"))
     schedule = shrink(kept).schedule if run(kept).violations else shrink(of_seed(find("X9", 40).seed, "X9")).schedule
-    told = sweep.trace_schedule(schedule)
-    violation = telling(told.result.violations)
-    lines = list(story(violation, told.moments))
+    traced = sweep.trace_schedule(schedule)
+    violation = telling(traced.result.violations)
+    lines = list(story(violation, traced.trace))
     marked = [line for line in lines if line.startswith(">")]
     assert [f"@{violation.offset}" in line for line in marked] == [True]
     assert PROMISES[violation.invariant] in lines[-2]
