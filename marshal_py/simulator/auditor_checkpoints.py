@@ -1,6 +1,6 @@
 """The digests that a fold held at each checkpoint (G1), to compare with the digests that records carry (S1).
 
-The auditor uses it with the oracle's fold; `marshal log verify` uses it after it has compared both folds. A group's
+The auditor uses it with the oracle's fold; `marshal verify` uses it after it has compared both folds. A group's
 digest is kept only where it changed.
 """
 
