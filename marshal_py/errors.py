@@ -18,6 +18,7 @@
     |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas or Java
     |   +-- BadRequest            a request to a topic is empty, contradicts itself or is out of bounds (408)
     |   +-- MessageNotFound       a topic holds no message that a request describes (404)
+    |   +-- IndexUnusable         a key index is another topic's, damaged, or of a topic that was created again
     |   +-- TooManyKeys           a request matches more keys than one answer may hold (413)
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
     |   +-- GroupExists           a group cannot be created because it exists
@@ -44,6 +45,7 @@
     |   +-- ClaimLost             claims of a batch were released or lost before it was committed
     |   +-- BatchUnclaimed        nobody claims the partitions of a batch that was planned before a restart (retriable)
     |   +-- SnapshotNotConfirmed  a snapshot was written and no consumer confirmed it (retriable)
+    |   +-- IndexBusy             another process writes the same key index (retriable)
     |   +-- AdminGaveUp           an operation did not complete in time (retriable)
     +-- ClusterError              Kafka or its topics are not as they must be
         +-- ClusterUnreachable    no broker answered in time (retriable)
@@ -315,6 +317,14 @@ class TooManyKeys(CallerError):
         )
 
 
+class IndexUnusable(CallerError):
+    """The file of a key index cannot be used. It is left as it is."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"the key index {path} cannot be used: {reason}")
+
+
 class PositionOutOfRange(CallerError):
     """The requested position is outside the partition. Nothing was moved."""
 
@@ -556,6 +566,16 @@ class BatchUnclaimed(PeerError):
             f"start the query again, let it claim more (max_claims), or start more members; without its "
             f"checkpoint folder the query continues at the group's positions"
         )
+
+
+class IndexBusy(PeerError):
+    """Another process was writing the same key index for too long."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, path: str, waited_s: float) -> None:
+        self.path, self.waited_s = path, waited_s
+        super().__init__(f"another process has been writing the key index {path} for {waited_s:g} s: try again")
 
 
 class AdminGaveUp(PeerError):

@@ -21,6 +21,7 @@ from marshal_py.cli import (
     explain,
     get,
     groups,
+    index,
     lag,
     log,
     log_reset,
@@ -48,6 +49,7 @@ app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
 app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
 app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
 app.command("get", epilog=get.EXAMPLE)(get.get)
+app.add_typer(index.app, name="index")
 app.command("state", epilog=state.EXAMPLE)(state.state)
 app.command("lag", epilog=lag.EXAMPLE)(lag.lag)
 log.app.command("reset", epilog=log_reset.EXAMPLE)(log_reset.reset)

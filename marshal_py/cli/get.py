@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -52,6 +53,9 @@ def get(
     partitioner: Annotated[
         str, typer.Option(help=f"How the producers choose the partition of a key: {', '.join(PARTITIONERS)}.")
     ] = ALL,
+    index: Annotated[
+        Path | None, typer.Option("--index", metavar="FILE", help="Answer with this key index (`marshal index build`).")
+    ] = None,
     read_uncommitted: Annotated[
         bool, typer.Option("--read-uncommitted", help="Also messages of open and aborted transactions.")
     ] = False,
@@ -85,6 +89,8 @@ def get(
     isolation = "read_uncommitted" if read_uncommitted else "read_committed"
     source = Topic(options.transport(), topic, partitioner=partitioner, isolation=isolation)
     try:
+        if index is not None:
+            source.key_index(index)
         _print(source, request, every, options.as_json)
     finally:
         source.close()

@@ -25,7 +25,11 @@ Matches = Callable[[Sequence[RawMessage]], Iterable[RawMessage]]
 
 
 class Page(NamedTuple):
-    """Messages that answer a batch. `pending`: after each message. `lower`: where the next page begins."""
+    """One page of the answer to a batch request.
+
+    `pending`: for each message, how many that match come after it. `left`: how many match and are not in the page.
+    `lower`: by partition, the offset at which the next page begins. `up_to`: by partition, the last offset that counts.
+    """
 
     messages: list[RawMessage]
     pending: list[int]
@@ -93,7 +97,10 @@ class Reads:
     # --- a batch
 
     def page(self, request: GetRequest) -> Page:
-        """Raises TooManyKeys, BadRequest for a next message that is larger than max_bytes."""
+        """Reads the page that answers a batch request.
+
+        Raises TooManyKeys; BadRequest if the next message alone is larger than max_bytes.
+        """
         starts, ends = self._span(request)
         if request.multi_last is not None:
             found = sorted(self._newest(request, starts, ends), key=lambda m: (m.partition() or 0, m.offset() or 0))
@@ -111,7 +118,7 @@ class Reads:
     def _following(self, request: GetRequest, starts: Offsets, ends: Offsets) -> Page:
         assert request.batch is not None
         matches, filtered = self._matches(request), request.key is not None
-        kept: dict[TopicPartition, deque[RawMessage]] = {tp: deque() for tp in starts}
+        kept: dict[TopicPartition, list[RawMessage]] = {tp: [] for tp in starts}
         counts = dict.fromkeys(starts, 0)
         limit = request.max_bytes or MAX_BYTES_DEFAULT
         sizes = dict.fromkeys(starts, 0)
@@ -119,26 +126,41 @@ class Reads:
         def stop(tp: TopicPartition) -> bool:
             return not filtered and (len(kept[tp]) >= (request.batch or 0) or sizes[tp] > limit)
 
-        for messages in self._read(starts, ends, stop):
+        for messages in self._read(starts, ends, None if filtered else stop):
             for message in matches(messages):
                 tp = place(message)
                 counts[tp] += 1
                 if len(kept[tp]) < request.batch and sizes[tp] <= limit:
                     kept[tp].append(message)
                     sizes[tp] += size_of(message)
-        total = sum(counts.values()) if filtered else sum(ends[tp] - start for tp, start in starts.items())
+        if filtered:
+            return self._page_of(request, kept, sum(counts.values()), starts, ends)
+        return self._page_of(request, kept, None, starts, ends, any(stop(tp) for tp in starts))
+
+    def _page_of(
+        self,
+        request: GetRequest,
+        kept: Mapping[TopicPartition, Sequence[RawMessage]],
+        matching: int | None,
+        starts: Offsets,
+        ends: Offsets,
+        more: bool = False,
+    ) -> Page:
+        """Makes a page of these messages.
+
+        `matching`: how many messages match in all; None: unknown, so offsets are counted. `more`: some were not read.
+        """
         every = list(_by_time(kept))
         taken = _cut(every, request)
-        whole = len(taken) == len(every) and not any(stop(tp) for tp in starts)  # nothing that exists is left
-        if whole and not filtered:
-            total, filtered = len(taken), True
+        if matching is None and len(taken) == len(every) and not more:
+            matching = len(taken)  # nothing that exists is left, whatever offsets are missing
+        left = sum(ends[tp] - start for tp, start in starts.items()) if matching is None else matching
         lower, pending = {tp.partition: start for tp, start in starts.items()}, []
-        for at, message in enumerate(taken, 1):
+        for message in taken:
             number, offset = message.partition() or 0, message.offset() or 0
-            total -= 0 if filtered else offset + 1 - lower[number]
+            left -= offset + 1 - lower[number] if matching is None else 1
             lower[number] = offset + 1
-            pending.append(total - at if filtered else total)
-        left = total - len(taken) if filtered else total
+            pending.append(left)
         return Page(taken, pending, left, lower, _last(ends))
 
     def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> list[RawMessage]:
@@ -153,7 +175,7 @@ class Reads:
                     key = message.key()
                     if key is not None and any(test(key) for test in tests):
                         known = found.get(key)
-                        if known is None or _newer(message, known):
+                        if known is None or newer(message, known):
                             found[key] = message
         else:
             keys = {pattern.encode() if isinstance(pattern, str) else pattern for pattern in patterns}
@@ -175,7 +197,7 @@ class Reads:
             spans = {tp: floor for tp, floor in floors.items() if floor < lows[tp]}
             for messages in self._read(spans, {tp: lows[tp] for tp in spans}):
                 for key, message in zip([message.key() for message in messages], messages, strict=True):
-                    if key in keys and (key not in found or _newer(message, found[key])):
+                    if key in keys and (key not in found or newer(message, found[key])):
                         found[key] = message
             lows.update(spans)
 
@@ -259,17 +281,19 @@ class Reads:
         return with_key
 
     def _read(
-        self, starts: Offsets, ends: Offsets, stop: Callable[[TopicPartition], bool] = lambda tp: False
+        self, starts: Offsets, ends: Offsets, stop: Callable[[TopicPartition], bool] | None = None
     ) -> Iterator[Sequence[RawMessage]]:
-        """Messages of [start, end), until every partition is read or needs no more of them (`stop`)."""
-        open_ = {tp: start for tp, start in starts.items() if start < ends[tp]}
-        if not open_:
+        """Messages of [start, end). With `stop` one partition after the other, each until it needs no more of them."""
+        spans = {tp: start for tp, start in starts.items() if start < ends[tp]}
+        if stop is None:
+            if spans:
+                yield from self._reader.read(spans, {tp: ends[tp] for tp in spans}, self._timeout_s)
             return
-        reading = self._reader.read(open_, {tp: ends[tp] for tp in open_}, self._timeout_s)
-        for messages in reading:
-            yield messages
-            if all(stop(tp) for tp in open_):
-                return
+        for tp, start in spans.items():
+            for messages in self._reader.read({tp: start}, {tp: ends[tp]}, self._timeout_s):
+                yield messages
+                if stop(tp):
+                    break
 
 
 def place(message: RawMessage) -> TopicPartition:
@@ -290,14 +314,14 @@ def described(request: GetRequest) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
 
 
-def _newer(one: RawMessage, other: RawMessage) -> bool:
+def newer(one: RawMessage, other: RawMessage) -> bool:
     """Of two messages of one key: by offset in a partition, by time between two."""
     if one.partition() == other.partition():
         return (one.offset() or 0) > (other.offset() or 0)
     return one.timestamp()[1] > other.timestamp()[1]
 
 
-def _by_time(kept: Mapping[TopicPartition, deque[RawMessage]]) -> Iterator[RawMessage]:
+def _by_time(kept: Mapping[TopicPartition, Sequence[RawMessage]]) -> Iterator[RawMessage]:
     """All of them: in offset order per partition, between partitions the older one first."""
     waiting = {tp: deque(messages) for tp, messages in kept.items() if messages}
     while waiting:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 
-from marshal_py.errors import BadRequest, InvalidOption
+from marshal_py.errors import BadRequest, InvalidOption, TopicMissing
+from marshal_py.topics.indexed_reads import IndexedReads
+from marshal_py.topics.key_index import KeyIndex, Status
 from marshal_py.topics.keys import ALL, PARTITIONERS, Key
 from marshal_py.topics.reads import Reads
 from marshal_py.topics.request import GetRequest, Time
@@ -63,6 +66,7 @@ class Topic:
         self._key, self._value = key_deserializer, value_deserializer
         self._lock = threading.Lock()
         self._open: tuple[ClusterAdmin, MessageReader] | None = None
+        self._index: KeyIndex | None = None
 
     def get(
         self,
@@ -142,20 +146,65 @@ class Topic:
             yield batch
             following = batch.next_request()
 
-    def close(self) -> None:
-        """Lets the connection go. A later question opens another one."""
+    def key_index(self, path: str | Path) -> KeyIndex:
+        """Answers questions by key with the index in this file from now on; creates it if it does not exist.
+
+        Each question brings it up to date first; `update_index` does so beforehand, which takes a while for a long
+        topic. Raises IndexUnusable, IndexBusy, TopicMissing, ClusterUnreachable.
+        """
         with self._lock:
+            admin, _ = self._connection()
+            there = admin.describe_topic(self.name)
+            if there is None:
+                raise TopicMissing(self.name)
+            if self._index is not None:
+                self._index.close()
+            self._index = KeyIndex(path, self.name, there.topic_id)
+            return self._index
+
+    def update_index(self) -> Status:
+        """Indexes everything that the topic holds now, and says what the index has.
+
+        Raises InvalidOption without an index, IndexBusy if another process writes it for 30 s, IndexUnusable.
+        """
+        with self._lock:
+            self._indexed().catch_up(wait=True)
+        return self.index_status()
+
+    def index_status(self) -> Status:
+        """What the index has, and how far it is behind the topic. Changes nothing. Raises InvalidOption without one."""
+        with self._lock:
+            reads = self._indexed()
+            assert self._index is not None
+            return self._index.status({tp: bounds.end for tp, bounds in reads.bounds().items()})
+
+    def close(self) -> None:
+        """Lets the connection and the index go. A later question opens another connection."""
+        with self._lock:
+            if self._index is not None:
+                self._index.close()
+                self._index = None
             if self._open is not None:
                 for part in self._open:
                     part.close()
                 self._open = None
 
-    def _reads(self) -> Reads:
+    def _indexed(self) -> IndexedReads:
+        reads = self._reads()
+        if not isinstance(reads, IndexedReads):
+            raise InvalidOption("key_index", None, "open one first: topic.key_index(path)")
+        return reads
+
+    def _connection(self) -> tuple[ClusterAdmin, MessageReader]:
         if self._open is None:
             settings = {"isolation.level": self._isolation}
             self._open = self._transport.admin(), self._transport.reader(self._client_id, settings)
+        return self._open
+
+    def _reads(self) -> Reads:
         committed = self._isolation == "read_committed"
-        return Reads(self.name, *self._open, self._partitioner, committed, self._timeout_s)
+        arguments = (self.name, *self._connection(), self._partitioner, committed, self._timeout_s)
+        return Reads(*arguments) if self._index is None else IndexedReads(*arguments, self._index)
 
     def _stored(self, raw: RawMessage, pending: int | None, last_offset: int | None) -> StoredMessage:
         kind, at_ms = raw.timestamp()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,3 +101,28 @@ def test_a_topic_that_is_not_there(shell: Shell) -> None:
     result = shell.run("get", "nothing", "key")
     assert result.exit_code == 1
     assert "does not exist" in result.stderr
+
+
+def test_an_index_is_built_shown_and_used(users: Shell, tmp_path: Path) -> None:
+    file = str(tmp_path / "users.idx")
+    missing = users.run("index", "status", TOPIC, file)
+    assert (missing.exit_code, "marshal index build" in missing.stderr) == (1, True)
+    wanted = {"topic": TOPIC, "keys": 6, "messages": 7, "behind": 0}
+    assert users.json("index", "build", TOPIC, file) == wanted
+    assert users.json("index", "status", TOPIC, file) == wanted
+    assert "7 messages of 6 keys" in users.run("index", "build", TOPIC, file).stdout
+    assert lines_of(users, "1234.address", "--index", file) == lines_of(users, "1234.address")
+    assert lines_of(users, "--multi-last", "1234.>", "--index", file) == lines_of(users, "--multi-last", "1234.>")
+    other = users.run("get", "orders", "key", "--index", file)
+    assert (other.exit_code, "the index of topic" in other.stderr) == (1, True)
+
+
+def test_an_index_is_followed(users: Shell, tmp_path: Path) -> None:
+    with users.start("index", "follow", TOPIC, str(tmp_path / "users.idx"), "--json") as follower:
+        try:
+            assert follower.stdout is not None
+            assert json.loads(follower.stdout.readline())["messages"] >= 7
+            assert users.run("produce", TOPIC, "--key-separator", ":", stdin=b"followed:1\n").exit_code == 0
+            assert json.loads(follower.stdout.readline())["keys"] == 7
+        finally:
+            follower.terminate()

@@ -1,0 +1,226 @@
+"""Where the messages of each key are, in one SQLite file: what makes questions by key fast on a long topic.
+
+Strategy: the index holds offsets and times, never values, so an answer is always a message that was just read. It is
+filled incrementally, up to an offset per partition that moves in the transaction of the entries; a crash leaves it as
+it was. One process writes at a time, any number read meanwhile (SQLite's write-ahead log). Entries whose messages are
+gone (retention, compaction) are harmless: the message is not found, and the one before it counts.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from marshal_py.errors import IndexBusy, IndexUnusable
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.ports import Bounds, RawMessage
+
+SCHEMA_VERSION: Final = 1
+LOCK_TIMEOUT_S: Final = 30.0
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS about (topic TEXT, topic_id TEXT, version INTEGER);
+CREATE TABLE IF NOT EXISTS progress (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS entry (
+    key BLOB, partition INTEGER, offset INTEGER, time_ms INTEGER NOT NULL, PRIMARY KEY (key, partition, offset)
+) WITHOUT ROWID;
+"""
+_OF_KEY: Final = (
+    "SELECT key, partition, offset, time_ms FROM entry WHERE key = ? AND partition = ? AND offset >= ? AND offset < ?"
+)
+
+
+class Entry(NamedTuple):
+    """One message of a key."""
+
+    key: bytes
+    partition: int
+    offset: int
+    time_ms: int
+
+
+class Status(NamedTuple):
+    """What an index holds. `behind`: offsets that it has not read yet, over all partitions."""
+
+    topic: str
+    keys: int
+    messages: int
+    behind: int
+
+
+class KeyIndex:
+    """The index of one topic in a file. One thread at a time; a context manager. Made by `Topic.key_index`."""
+
+    def __init__(self, path: str | Path, topic: str, topic_id: str) -> None:
+        """Opens or creates the file.
+
+        Raises IndexUnusable if it belongs to another topic, to one that was deleted and created again since, or is no
+        index at all; IndexBusy if another process writes it for 30 s.
+        """
+        self.path, self.topic = Path(path), topic
+        try:
+            self._database = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+        except sqlite3.Error as error:
+            raise IndexUnusable(
+                str(path), f"{error}: give a path in a folder that exists and may be written"
+            ) from error
+        try:
+            with self._errors():
+                self._database.execute("PRAGMA journal_mode=WAL")
+                self._database.execute("PRAGMA synchronous=NORMAL")
+                self._database.executescript(_SCHEMA)
+                self._check(topic, topic_id)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _check(self, topic: str, topic_id: str) -> None:
+        with self._transaction():
+            found = self._database.execute("SELECT topic, topic_id, version FROM about").fetchone()
+            if found is None:
+                self._database.execute("INSERT INTO about VALUES (?, ?, ?)", (topic, topic_id, SCHEMA_VERSION))
+                return
+        if found[2] != SCHEMA_VERSION:
+            raise IndexUnusable(
+                str(self.path), f"it has version {found[2]}, this release reads {SCHEMA_VERSION}: delete it"
+            )
+        if found[0] != topic:
+            raise IndexUnusable(
+                str(self.path), f"it is the index of topic {found[0]!r}: give {topic!r} a file of its own"
+            )
+        if found[1] and topic_id and found[1] != topic_id:
+            raise IndexUnusable(str(self.path), f"topic {topic!r} was deleted and created again since: delete the file")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._database.close()
+
+    # --- writing
+
+    def add(self, messages: Iterable[RawMessage], progress: Mapping[TopicPartition, int], wait: bool) -> None:
+        """Entries and how far each partition is indexed with them, in one transaction.
+
+        Raises IndexBusy, at once unless `wait`, if another process is writing.
+        """
+        rows = []
+        for message in messages:
+            key = message.key()
+            if key is not None:
+                rows.append((key, message.partition(), message.offset(), message.timestamp()[1]))
+        rows.sort()  # neighbours in the file
+        with self._errors(), self._transaction(wait):
+            self._database.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", rows)
+            self._database.executemany(
+                "INSERT INTO progress VALUES (?, ?) ON CONFLICT (partition) DO UPDATE SET "
+                "next_offset = max(next_offset, excluded.next_offset)",
+                [(tp.partition, offset) for tp, offset in progress.items()],
+            )
+
+    def check(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
+        """Raises IndexUnusable if a log ends below what was indexed.
+
+        Then it lost its tail, or the topic was created again on a cluster that tells no ids.
+        """
+        reached = self.progress()
+        for tp, found in bounds.items():
+            if reached.get(tp.partition, 0) > found.end:
+                raise IndexUnusable(
+                    str(self.path),
+                    f"it has read {tp} up to {reached[tp.partition]} and the log ends at {found.end}: the topic was "
+                    "created again or lost its tail; delete the file",
+                )
+
+    def forget(self, bounds: Mapping[TopicPartition, Bounds], wait: bool) -> None:
+        """Deletes entries below the beginning of each partition."""
+        gone = [(tp.partition, found.first) for tp, found in bounds.items() if found.first > 0]
+        with self._errors(), self._transaction(wait):
+            self._database.executemany("DELETE FROM entry WHERE partition = ? AND offset < ?", gone)
+
+    # --- looking
+
+    def progress(self) -> dict[int, int]:
+        """By partition, the offset up to which it is indexed."""
+        with self._errors():
+            return dict(self._database.execute("SELECT partition, next_offset FROM progress"))
+
+    def newest(self, key: bytes, partition: int, start: int, end: int) -> Entry | None:
+        """The last entry of a key in [start, end) of a partition."""
+        with self._errors():
+            found = self._database.execute(
+                f"{_OF_KEY} ORDER BY offset DESC LIMIT 1", (key, partition, start, end)
+            ).fetchone()
+        return None if found is None else Entry._make(found)
+
+    def following(self, key: bytes, partition: int, start: int, end: int) -> Iterator[Entry]:
+        """The entries of a key in [start, end) of a partition, in offset order."""
+        with self._errors():
+            yield from map(
+                Entry._make, self._database.execute(f"{_OF_KEY} ORDER BY offset", (key, partition, start, end))
+            )
+
+    def keys(self, prefix: bytes) -> Iterator[bytes]:
+        """The keys that begin with these bytes, in order."""
+        after = _after(prefix)
+        sql, values = "SELECT DISTINCT key FROM entry WHERE key >= ?", (prefix,)
+        if after is not None:
+            sql, values = sql + " AND key < ?", (prefix, after)  # type: ignore[assignment]
+        with self._errors():
+            for (key,) in self._database.execute(sql, values):
+                yield key
+
+    def status(self, ends: Mapping[TopicPartition, int]) -> Status:
+        """What it holds, and how far it is behind these ends."""
+        reached = self.progress()
+        with self._errors():
+            [(keys, messages)] = self._database.execute("SELECT count(DISTINCT key), count(*) FROM entry")
+        behind = sum(max(0, end - reached.get(tp.partition, 0)) for tp, end in ends.items())
+        return Status(self.topic, keys, messages, behind)
+
+    # --- the file
+
+    @contextmanager
+    def _transaction(self, wait: bool = True) -> Iterator[None]:
+        self._database.execute(f"PRAGMA busy_timeout={int(LOCK_TIMEOUT_S * 1000) if wait else 0}")
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """SQLite's errors in our words. A full disk and a damaged file leave the index as it was."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error) or "busy" in str(error):
+                raise IndexBusy(str(self.path), LOCK_TIMEOUT_S) from error
+            raise IndexUnusable(str(self.path), f"{error}") from error
+        except sqlite3.DatabaseError as error:
+            raise IndexUnusable(str(self.path), f"{error}: it is no index, or damaged; delete the file") from error
+
+
+def _after(prefix: bytes) -> bytes | None:
+    """The smallest bytes that are greater than everything with this prefix; None if there are none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+def prefix_of(pattern: str, separator: str, wildcards: Sequence[str]) -> bytes:
+    """What every key that matches a pattern begins with."""
+    fixed: list[str] = []
+    for token in pattern.split(separator):
+        if token in wildcards:
+            return (separator.join(fixed) + separator if fixed else "").encode()
+        fixed.append(token)
+    return pattern.encode()

@@ -1,0 +1,197 @@
+"""The key index: the same answers as reading everything; restarts, several processes, and files that are wrong."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marshal_py.errors import IndexBusy, IndexUnusable, InvalidOption, MarshalError, TopicMissing
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.topics import indexed_reads, key_index
+from marshal_py.topics.key_index import prefix_of
+from marshal_py.topics.request import GetRequest
+from marshal_py.topics.topic import Topic
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
+
+NAME = "users"
+T0 = 1_700_000_000_000
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    made = MemoryBroker()
+    made.create_topic(NAME, 3)
+    return made
+
+
+def write(broker: MemoryBroker, dice: random.Random, count: int) -> None:
+    for _ in range(count):
+        key = f"u{dice.randrange(4)}.{dice.randrange(3)}".encode()
+        total = sum(len(messages) for messages in broker.topics[NAME])
+        value = None if dice.random() < 0.15 else b"%d" % total
+        broker.produce(NAME, sum(key) % 3, value, None if dice.random() < 0.05 else key, None, T0 + total)
+
+
+def opened(broker: MemoryBroker, path: Path) -> Topic:
+    topic = Topic(MemoryTransport(broker), NAME)
+    topic.key_index(path)
+    return topic
+
+
+def answer(topic: Topic, question: dict[str, Any]) -> Any:
+    try:
+        found = topic.get(**question)
+    except MarshalError as error:
+        return type(error), str(error)
+    return (list(found), found.end) if isinstance(found, list) or hasattr(found, "end") else found
+
+
+def questions(dice: random.Random) -> list[dict[str, Any]]:
+    keys = [f"u{at}.{part}" for at in range(5) for part in range(3)]
+    found: list[dict[str, Any]] = []
+    for key in keys:
+        found += [{"last_by_key": key}, {"last_by_key": key, "tombstones": True}, {"next_by_key": key}]
+        found += [{"next_by_key": key, "batch": dice.randrange(1, 6)}]
+        found += [{"next_by_key": key, "offset": dice.randrange(20), "partition": sum(key.encode()) % 3}]
+    for patterns in (["u1.*"], [">"], ["*.2", "u0.0"], keys[:4]):
+        found += [{"multi_last": patterns}, {"multi_last": patterns, "batch": 2}]
+        found += [{"multi_last": patterns, "up_to_offset": {0: dice.randrange(30), 1: dice.randrange(30), 2: 5}}]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_answers_as_reading_everything(broker: MemoryBroker, tmp_path: Path, seed: int) -> None:
+    """While the topic grows, across restarts of the index, and after retention deleted records."""
+    dice = random.Random(seed)
+    plain = Topic(MemoryTransport(broker), NAME)
+    for round_ in range(4):
+        write(broker, dice, dice.randrange(0, 60))
+        if round_ == 2:
+            broker.delete_records(TopicPartition(NAME, 0), min(5, len(broker.topics[NAME][0])))
+        with_index = opened(broker, tmp_path / "keys.db")
+        for question in questions(dice):
+            assert answer(with_index, question) == answer(plain, question), question
+        pages = [list(page) for page in with_index.pages(GetRequest(multi_last=[">"], batch=3))]
+        assert pages == [list(page) for page in plain.pages(GetRequest(multi_last=[">"], batch=3))]
+        with_index.close()
+
+
+def test_it_catches_up_incrementally(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexed_reads, "ADD_AT_ONCE", 7)
+    dice = random.Random(1)
+    write(broker, dice, 50)
+    topic = opened(broker, tmp_path / "keys.db")
+    before = topic.update_index()
+    assert (before.topic, before.behind) == (NAME, 0)
+    write(broker, dice, 30)
+    assert topic.update_index().messages > before.messages
+    with_key = sum(message.key() is not None for messages in broker.topics[NAME] for message in messages)
+    assert topic.update_index().messages == with_key
+    topic.close()
+
+
+def test_a_compacted_topic_has_entries_without_messages(broker: MemoryBroker, tmp_path: Path) -> None:
+    """The message before a gone one counts; a key of which nothing is left is not found; counts come from reading."""
+    broker.settings[NAME]["cleanup.policy"] = "compact"
+    for at in range(4):
+        broker.produce(NAME, 0, b"%d" % at, b"k", None, T0 + at)
+    topic = opened(broker, tmp_path / "keys.db")
+    assert topic["k"].value == b"3"
+    assert topic.get(next_by_key="k", batch=2).end.num_pending == 2
+    topic.close()
+
+
+def test_one_writer_many_readers(broker: MemoryBroker, tmp_path: Path) -> None:
+    """While another process writes, questions are answered by reading; an update waits for it, and gives up by name."""
+    write(broker, random.Random(2), 40)
+    topic = opened(broker, tmp_path / "keys.db")
+    topic.update_index()
+    write(broker, random.Random(3), 10)
+    other = sqlite3.connect(tmp_path / "keys.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    plain = Topic(MemoryTransport(broker), NAME)
+    for question in questions(random.Random(2)):
+        assert answer(topic, question) == answer(plain, question)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "LOCK_TIMEOUT_S", 0.05)
+        with pytest.raises(IndexBusy, match="another process"):
+            topic.update_index()
+    other.execute("ROLLBACK")
+    other.close()
+    assert topic.update_index().behind == 0
+    topic.close()
+
+
+def test_a_crash_while_it_is_filled_leaves_it_as_it_was(broker: MemoryBroker, tmp_path: Path) -> None:
+    write(broker, random.Random(4), 60)
+    topic = opened(broker, tmp_path / "keys.db")
+
+    def fails(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("marshal_py.topics.key_index.KeyIndex.add", fails)
+        with pytest.raises(KeyboardInterrupt):
+            topic.update_index()
+    topic.close()
+    again = opened(broker, tmp_path / "keys.db")
+    assert again.update_index().behind == 0
+    again.close()
+
+
+# --- wrong files
+
+
+def test_the_index_of_another_topic(broker: MemoryBroker, tmp_path: Path) -> None:
+    opened(broker, tmp_path / "keys.db").close()
+    broker.create_topic("orders", 1)
+    with pytest.raises(IndexUnusable, match="the index of topic 'users'"):
+        Topic(MemoryTransport(broker), "orders").key_index(tmp_path / "keys.db")
+    with pytest.raises(TopicMissing):
+        Topic(MemoryTransport(broker), "nothing").key_index(tmp_path / "other.db")
+
+
+@pytest.mark.parametrize("tells_ids", [True, False])
+def test_a_topic_that_was_created_again(broker: MemoryBroker, tmp_path: Path, tells_ids: bool) -> None:
+    """By its id where the cluster tells it, else by an end below what was indexed."""
+    broker.tells_ids = tells_ids
+    write(broker, random.Random(5), 30)
+    topic = opened(broker, tmp_path / "keys.db")
+    topic.update_index()
+    broker.delete_topic(NAME)
+    broker.create_topic(NAME, 3)
+    write(broker, random.Random(6), 3)
+    with pytest.raises(IndexUnusable, match="created again"):
+        topic.update_index() if not tells_ids else opened(broker, tmp_path / "keys.db")
+    topic.close()
+
+
+def test_files_that_are_no_index(broker: MemoryBroker, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database, whatever its name is\n" * 100)
+    with pytest.raises(IndexUnusable, match="no index, or damaged"):
+        opened(broker, tmp_path / "text")
+    with pytest.raises(IndexUnusable, match="folder that exists"):
+        opened(broker, tmp_path / "nowhere" / "keys.db")
+    topic = opened(broker, tmp_path / "keys.db")
+    topic.close()
+    with sqlite3.connect(tmp_path / "keys.db") as database:
+        database.execute("UPDATE about SET version = 99")
+    database.close()
+    with pytest.raises(IndexUnusable, match="version 99"):
+        opened(broker, tmp_path / "keys.db")
+
+
+def test_an_update_needs_an_index(broker: MemoryBroker) -> None:
+    with pytest.raises(InvalidOption, match="key_index"):
+        Topic(MemoryTransport(broker), NAME).update_index()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prefix"), [("a.b.*", b"a.b."), ("a.>", b"a."), ("*.b", b""), (">", b""), ("a.*.c", b"a."), ("a", b"a")]
+)
+def test_what_keys_of_a_pattern_begin_with(pattern: str, prefix: bytes) -> None:
+    assert prefix_of(pattern, ".", ("*", ">")) == prefix
