@@ -628,6 +628,17 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     assert wanted - set(MUTANTS) == set(NOT_YET) == {"X3", "X12", "X30"}
 
 
+def test_every_patch_replaces_something_that_exists() -> None:
+    """A renamed attribute would leave a mutant that plants nothing."""
+    missing = [
+        f"{name}: {owner.__name__}.{attribute}"
+        for name, mutant in MUTANTS.items()
+        for owner, attribute, _ in mutant.patches()
+        if not hasattr(owner, attribute)
+    ]
+    assert missing == []
+
+
 def test_a_mutant_leaves_nothing_behind() -> None:
     before = simulate(7).trace_hash
     with switched_on(MUTANTS["X9"]), switched_on(MUTANTS["D8"]):
