@@ -60,6 +60,7 @@
         |   +-- PartitionTruncated    records that were read are gone; others may be at their offsets
         |   +-- PartitionUnreadable   no consumer of the group can read it: a right is missing, or records are damaged
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
+        +-- PurgeRefused          Kafka refuses to delete records of a partition
         +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
             +-- CoordinationTopicMissing   missing, and may not be created
@@ -787,6 +788,17 @@ class RangeLost(ClusterError):
             f"{topic}:{partition} [{start}, {to}) cannot be read any more ({reason}): retention deleted "
             f"records before the job read them; run it again, lengthen retention.ms, or plan smaller "
             f"batches"
+        )
+
+
+class PurgeRefused(ClusterError):
+    """Kafka refuses to delete records of a partition. Partitions that come before it are purged."""
+
+    def __init__(self, topic: str, partition: int, reason: str) -> None:
+        self.topic, self.partition, self.reason = topic, partition, reason
+        super().__init__(
+            f"Kafka deletes no records of {topic}:{partition} ({reason}): the topic's cleanup.policy must contain "
+            "delete, and the client needs the right to delete"
         )
 
 

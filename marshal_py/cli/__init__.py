@@ -33,6 +33,7 @@ from marshal_py.cli import (
     snapshot,
     spark,
     state,
+    topics,
     verify,
 )
 from marshal_py.client.marshal import VERSION
@@ -50,6 +51,7 @@ app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
 app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
 app.command("get", epilog=get.EXAMPLE)(get.get)
 app.add_typer(index.app, name="index")
+app.add_typer(topics.app, name="topics")
 app.command("state", epilog=state.EXAMPLE)(state.state)
 app.command("lag", epilog=lag.EXAMPLE)(lag.lag)
 log.app.command("reset", epilog=log_reset.EXAMPLE)(log_reset.reset)

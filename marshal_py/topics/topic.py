@@ -11,6 +11,7 @@ from marshal_py.errors import BadRequest, InvalidOption, TopicMissing
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
 from marshal_py.topics.keys import ALL, PARTITIONERS, Key
+from marshal_py.topics.purging import Purged, PurgeTarget, TopicInfo, info_of, purge
 from marshal_py.topics.reads import Reads
 from marshal_py.topics.request import GetRequest, Time
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
@@ -145,6 +146,36 @@ class Topic:
             batch = self.get_page(following)
             yield batch
             following = batch.next_request()
+
+    def info(self) -> TopicInfo:
+        """What the cluster says of the topic. Raises TopicMissing, ClusterUnreachable, AccessDenied."""
+        with self._lock:
+            admin, _ = self._connection()
+            return info_of(admin, self.name)
+
+    def purge(
+        self,
+        *,
+        before_offset: int | Mapping[int, int] | None = None,
+        before_time: Time | None = None,
+        keep: int | None = None,
+        partition: int | None = None,
+        dry_run: bool = False,
+    ) -> dict[int, Purged]:
+        """Deletes the beginning of partitions, for good. Returns what went, by partition, or with `dry_run` would go.
+
+        One of: `before_offset`, messages below it (a number with `partition`, or a map of partition: offset);
+        `before_time`, messages that are older (a datetime or RFC 3339 text, UTC without a zone); `keep`, all but the
+        last so many offsets of each partition. `partition` limits it to one. Kafka deletes by DeleteRecords (KIP-107).
+
+        Raises BadRequest for none or several of them and for an offset beyond the end, PurgeRefused where Kafka refuses
+        (a topic that is compacted only, a missing right; the partitions before it are purged), TopicMissing,
+        UnsupportedPlatform, ClusterUnreachable.
+        """
+        with self._lock:
+            admin, _ = self._connection()
+            target = PurgeTarget(before_offset, before_time, keep, partition)
+            return purge(admin, self.name, target, dry_run)
 
     def key_index(self, path: str | Path) -> KeyIndex:
         """Answers questions by key with the index in this file from now on; creates it if it does not exist.

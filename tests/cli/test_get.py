@@ -126,3 +126,23 @@ def test_an_index_is_followed(users: Shell, tmp_path: Path) -> None:
             assert json.loads(follower.stdout.readline())["keys"] == 7
         finally:
             follower.terminate()
+
+
+def test_topics_are_listed_shown_and_purged(shell: Shell, broker: Broker) -> None:
+    """The embedded broker deletes nothing when Kafka's clients ask: the refusal is named, and a dry run shows all."""
+    broker.create_topic("purged", 2)
+    assert shell.run("produce", "purged", "--partition", "1", stdin=b"1\n2\n3\n").exit_code == 0
+    assert {"topic": "purged", "partitions": 2} in shell.json("topics", "ls")
+    assert "__marshal" not in shell.run("topics", "ls").stdout
+    assert shell.json("topics", "info", "purged")["partitions"][1] == {"partition": 1, "first": 0, "end": 3}
+    assert "2 partitions, 3 offsets" in shell.run("topics", "info", "purged").stdout
+    planned = shell.json("topics", "purge", "purged", "--keep", "1", "--dry-run")
+    assert planned["partitions"][1] == {"partition": 1, "before": 0, "after": 2, "end": 3}
+    asked = shell.run("topics", "purge", "purged", "--keep", "1", stdin=b"n\n")
+    assert (asked.exit_code, "Delete 2 offsets" in asked.stderr) == (1, True)
+    refused = shell.run("topics", "purge", "purged", "--keep", "1", "--yes")
+    assert (refused.exit_code, "deletes no records of purged:1" in refused.stderr) == (1, True)
+    own = shell.run("topics", "purge", "__marshal", "--keep", "1", "--yes")
+    assert (own.exit_code, "marshal snapshot --truncate" in own.stderr) == (1, True)
+    for arguments in ([], ["--keep", "1", "--before-offset", "1"], ["--before-offset", "9", "--partition", "1"]):
+        assert shell.run("topics", "purge", "purged", *arguments, "--yes").exit_code == 1

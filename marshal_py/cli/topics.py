@@ -1,0 +1,94 @@
+"""`marshal topics ls / info / purge`: the topics of a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from marshal_py.cli import output
+from marshal_py.cli.options import CommonOptions, command
+from marshal_py.topics.topic import Topic
+
+LS_EXAMPLE: Final = output.example("marshal topics ls")
+INFO_EXAMPLE: Final = output.example("marshal topics info orders")
+PURGE_EXAMPLE: Final = output.example("marshal topics purge orders --keep 1000 --dry-run")
+
+app = typer.Typer(no_args_is_help=True, help="Topics: what they hold, and deleting their beginning.")
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+
+
+@app.command("ls", epilog=LS_EXAMPLE)
+@command
+def ls(options: CommonOptions) -> None:
+    """List the topics that this client may see. Kafka's own, which begin with two underscores, are left out."""
+    admin = options.transport().admin()
+    try:
+        names = sorted(name for name in admin.topics() if not name.startswith("__"))
+        counts = {name: admin.partition_count(name) or 0 for name in names}
+    finally:
+        admin.close()
+    text = "\n".join(f"{name}  {count} partitions" for name, count in counts.items())
+    options.print_result([{"topic": name, "partitions": count} for name, count in counts.items()], text or "no topics")
+
+
+@app.command("info", epilog=INFO_EXAMPLE)
+@command
+def info(options: CommonOptions, topic: Name) -> None:
+    """Show a topic's partitions with their first and end offsets, and its settings."""
+    source = Topic(options.transport(), topic)
+    try:
+        found = source.info()
+    finally:
+        source.close()
+    if options.as_json:
+        partitions = [
+            {"partition": number, "first": first, "end": end} for number, (first, end) in found.partitions.items()
+        ]
+        output.print_json({**found._asdict(), "partitions": partitions})
+        return
+    table = Table("partition", "first", "end", "offsets", box=None)
+    for number, (first, end) in found.partitions.items():
+        table.add_row(*map(str, (number, first, end, end - first)))
+    Console().print(table)
+    print(f"topic {topic}: {len(found.partitions)} partitions, {found.offsets} offsets, id {found.topic_id or '-'}")
+    for name, value in sorted(found.settings.items()):
+        print(f"  {name}={value}")
+
+
+@app.command("purge", epilog=PURGE_EXAMPLE)
+@command
+def purge(
+    options: CommonOptions,
+    topic: Name,
+    before_offset: Annotated[int | None, typer.Option(min=0, help="Messages below it; with --partition.")] = None,
+    before_time: Annotated[str | None, typer.Option(metavar="TIME", help="Messages that are older.")] = None,
+    keep: Annotated[int | None, typer.Option(min=0, help="All but the last so many of each partition.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="This partition alone.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete the beginning of a topic's partitions, for good. Consumers that have not read it lose it."""
+    if topic == options.coordination_topic:
+        raise output.CommandFailed(
+            f"{topic} is the coordination topic: `marshal snapshot --truncate` shortens it safely"
+        )
+    source = Topic(options.transport(), topic)
+    target = {"before_offset": before_offset, "before_time": before_time, "keep": keep, "partition": partition}
+    try:
+        planned = source.purge(**target, dry_run=True)  # type: ignore[arg-type]  # typer has checked the kinds
+        going = sum(each.after - each.before for each in planned.values())
+        if not dry_run and not yes:
+            typer.confirm(f"Delete {going} offsets of {topic!r} for good?", abort=True, err=True)
+        found = planned if dry_run else source.purge(**target)  # type: ignore[arg-type]
+    finally:
+        source.close()
+    rows = [{"partition": number, **each._asdict()} for number, each in found.items()]
+    would = "would be" if dry_run else "are"
+    lines = [f"{topic}:{row['partition']} begins at {row['after']} (was {row['before']})" for row in rows]
+    options.print_result(
+        {"topic": topic, "dry_run": dry_run, "partitions": rows},
+        "\n".join([*lines, f"{going} offsets {would} deleted"]),
+    )

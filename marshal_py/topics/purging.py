@@ -1,0 +1,106 @@
+"""What a topic is, and the deletion of its beginning: by offset, by time, or all but the newest messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from marshal_py.errors import BadRequest, PurgeRefused, TopicMissing
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.topics.request import Time, time_ms
+from marshal_py.transport.ports import Bounds, ClusterAdmin
+
+
+class TopicInfo(NamedTuple):
+    """`topic_id`: Kafka's, "" where the cluster tells none. `partitions`: first and end offset of each, by number.
+
+    `settings`: the topic's configuration; empty where it cannot be described.
+    """
+
+    name: str
+    topic_id: str
+    partitions: dict[int, Bounds]
+    settings: dict[str, str]
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets all partitions span. Messages are fewer where the log has holes."""
+        return sum(end - first for first, end in self.partitions.values())
+
+
+class Purged(NamedTuple):
+    """The partition began at `before` and begins at `after` now. `end`: the offset after its last message."""
+
+    before: int
+    after: int
+    end: int
+
+
+class PurgeTarget(NamedTuple):
+    """Exactly one of the first three says where the partitions begin afterwards. See `Topic.purge`."""
+
+    before_offset: int | Mapping[int, int] | None
+    before_time: Time | None
+    keep: int | None
+    partition: int | None
+
+    def check(self) -> None:
+        """Raises BadRequest."""
+        given = [name for name, value in zip(self._fields[:3], self[:3], strict=True) if value is not None]
+        if len(given) != 1:
+            named = ", ".join(given) or "none of them"
+            raise BadRequest(f"{named}: name one of before_offset, before_time and keep")
+        if type(self.before_offset) is int and self.partition is None:
+            raise BadRequest("before_offset is a number: name its partition too, or give a map of partition: offset")
+        if isinstance(self.before_offset, Mapping) and self.partition is not None:
+            raise BadRequest("before_offset names partitions already: leave partition out")
+        if self.keep is not None and (type(self.keep) is not int or self.keep < 0):
+            raise BadRequest(f"keep={self.keep!r}: a whole number, at least 0")
+        if self.before_time is not None:
+            time_ms("before_time", self.before_time)
+
+
+def info_of(admin: ClusterAdmin, name: str) -> TopicInfo:
+    """Raises TopicMissing."""
+    found = admin.describe_topic(name)
+    if found is None:
+        raise TopicMissing(name)
+    bounds = admin.bounds([TopicPartition(name, number) for number in range(found.partitions)])
+    partitions = {tp.partition: each for tp, each in sorted(bounds.items())}
+    return TopicInfo(name, found.topic_id, partitions, admin.settings(name))
+
+
+def purge(admin: ClusterAdmin, name: str, target: PurgeTarget, dry_run: bool) -> dict[int, Purged]:
+    """Deletes what the target says, and returns it by partition. Everything is checked before anything is deleted."""
+    target.check()
+    known = info_of(admin, name).partitions
+    starts = _starts(admin, name, target, known)
+    for number, start in starts.items():
+        if number not in known:
+            raise BadRequest(f"partition={number}: topic {name!r} has partitions 0 to {len(known) - 1}")
+        if not 0 <= start <= known[number].end:
+            raise BadRequest(f"before_offset={start}: {name}:{number} ends at {known[number].end}")
+    found = {}
+    for number, start in sorted(starts.items()):
+        before, end = known[number]
+        if start > before and not dry_run:
+            refused = admin.delete_records(TopicPartition(name, number), start)
+            if refused:
+                raise PurgeRefused(name, number, refused)
+        found[number] = Purged(before, max(before, start), end)
+    return found
+
+
+def _starts(admin: ClusterAdmin, name: str, target: PurgeTarget, known: Mapping[int, Bounds]) -> dict[int, int]:
+    """Where each partition of the target should begin."""
+    if isinstance(target.before_offset, Mapping):
+        return dict(target.before_offset)
+    numbers = [*known] if target.partition is None else [target.partition]
+    if target.before_offset is not None:
+        return dict.fromkeys(numbers, target.before_offset)
+    ends = {number: known[number].end for number in numbers if number in known}
+    if target.keep is not None:
+        return {number: max(0, ends.get(number, 0) - target.keep) for number in numbers}
+    tps = [TopicPartition(name, number) for number in ends]
+    found = admin.offsets_at(tps, time_ms("before_time", target.before_time))
+    return {number: found.get(TopicPartition(name, number), ends.get(number, 0)) for number in numbers}
