@@ -23,9 +23,9 @@ from marshal_py.transport.producer import KafkaProducer
 
 
 def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: bool = False) -> int:
-    """Writes the whole logs, or a group's, as they are now. Returns the number of records.
+    """Writes all logs as they are now, or with `group` only log 0 and the group's log. Returns the number of records.
 
-    `verdicts`: each line also says what the fold thinks of its record. Raises ClusterUnreachable, CoordinationError.
+    `verdicts`: each line also contains the fold's verdict on its record. Raises ClusterUnreachable, CoordinationError.
     """
     logs = sorted({0, *observer.logs_of(group)})  # log 0 also where there is no root: what is there may tell why
     bounds = observer.bounds(logs)
@@ -54,7 +54,7 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
 
 
 def load(path: Path, transport: KafkaTransport, topic: str) -> int:
-    """Writes a dump into a coordination topic that holds nothing; creates it if it is missing. Returns the records.
+    """Writes a dump into an empty coordination topic, which is created if it is missing. Returns the number of records.
 
     The whole file is checked before anything is written. Raises DumpDamaged, LoadRefused, ProtocolOutdated,
     CoordinationTopicMissing, WrongTopicSetting, ClusterUnreachable.
@@ -100,7 +100,7 @@ def load(path: Path, transport: KafkaTransport, topic: str) -> int:
 
 
 def _prepare(transport: KafkaTransport, topic: str, partitions: int) -> None:
-    """The topic is there, large enough and empty."""
+    """Creates the topic if it is missing. Raises LoadRefused if it has too few partitions or is not empty."""
     admin = transport.admin()
     try:
         count = admin.prepare_coordination(topic, partitions)

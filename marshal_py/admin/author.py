@@ -16,7 +16,10 @@ class Author(NamedTuple):
 
     @classmethod
     def of(cls, user: str, host: str, tool: str, random: bytes) -> Author:
-        """`random`: RUN_BYTES of it. A text that is too long loses its middle, never the unique part at its end."""
+        """Returns the author for one run. `random`: RUN_BYTES random bytes that make the run unique.
+
+        If `by` would be too long, the names of user and host are cut, never the unique part at the end.
+        """
         tail = f" {tool} run {random.hex()}"
         who = f"{user}@{host}".replace(" ", "_")
         left = BY_BYTES_MAX - len(tail.encode())
@@ -24,15 +27,15 @@ class Author(NamedTuple):
         return cls(who, who + tail)
 
     def signed(self, reason: str) -> str:
-        """`by` for a record without a field for the reason: the reason follows after a colon, cut to fit."""
+        """Returns `by` for a record that has no field for the reason: the reason follows after a colon, cut to fit."""
         if not reason:
             return self.by
         return f"{self.by}: {reason}".encode()[:BY_BYTES_MAX].decode(errors="ignore")
 
     def wrote(self, by: str) -> bool:
-        """Whether a record is of this very run (M1)."""
+        """Returns whether this very run wrote the record that is signed `by` (M1)."""
         return by == self.by or by.startswith(f"{self.by}:")
 
     def is_also(self, by: str) -> bool:
-        """Whether a record is of the same person on the same machine (M2)."""
+        """Returns whether the same person, on the same machine, wrote the record that is signed `by` (M2)."""
         return by.partition(" ")[0] == self.who

@@ -1,7 +1,8 @@
 """Changing a group's settings and a topic's shape: GroupConfig and Topology (PROTOCOL.md rule 9, M2-M4, M9, M13).
 
-A change is one record, compare-and-set on what was looked at. Another mode and fewer partitions are accepted only in a
-pause, so such a change pauses the group, and the pause ends with it. Settings that are not named stay as they were.
+A change is one record, which the fold accepts only if nobody has changed the same thing since this run read it.
+Another mode and fewer partitions are accepted only in a pause, so such a change pauses the group, and the pause ends
+with it. Settings that are not named stay as they were.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class ChangePlan(Operation):
         duration_ms: int | None = None,
         patience_ms: int | None = None,
     ) -> None:
-        """`tps`: what must be free for the record to be accepted; None means every partition."""
+        """`in_pause`: whether the record is accepted only in a pause.
+
+        `tps`: the partitions that nobody may own when the record is sent in the pause; None means every partition.
+        """
         super().__init__(context, patience_ms, reason)
         self.by = context.author.signed(reason)
         self.in_pause = in_pause
@@ -64,7 +68,9 @@ class ChangePlan(Operation):
         raise NotImplementedError
 
     def refusal(self, group: Group) -> MarshalError | None:
-        """Why the record would be rejected or mean something else by now: what others have changed meanwhile."""
+        """Returns None if the record may be sent. Returns an error if somebody else has changed the group meanwhile, so
+        that the record would be rejected or mean something else.
+        """
         raise NotImplementedError
 
     def read(self, verdict: Verdict, now: Instant) -> None:
@@ -100,7 +106,10 @@ class ChangePlan(Operation):
         return AdminGaveUp(self.context.name, f"the change of {self.what}", waited_s)
 
     def close(self, group: Group, now: Instant) -> bool:
-        """A change in a pause cannot be accepted after that pause (F9.2, F9.6). One without a pause still can."""
+        """Ends the own pause, because a change that was sent in a pause cannot be accepted after it (F9.2, F9.6).
+
+        Without a pause there is nothing to undo: the record may still be accepted, as `may_land` says.
+        """
         if self.pause_lock.adopted is not None:
             return not self.may_land(group)  # M14: this run does not end a pause that it adopted
         return not self.in_pause or self.pause_lock.release(group, now)
@@ -119,12 +128,12 @@ class ChangePlan(Operation):
         return AdminGaveUp(self.context.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
 
     def end(self, error: MarshalError | None = None) -> None:
-        """A change that was accepted while it was given up is a success."""
+        """Ends the operation, with success if the change was accepted while the operation was giving up."""
         super().end(None if error is self.giving_up and self.changed_at != NONE else error)
 
 
 class ConfigPlan(ChangePlan):
-    """Settings of a group, compare-and-set on those that were looked at (F9.4, M13)."""
+    """Changes settings of a group, unless somebody has changed them since the plan was made (F9.4, M13)."""
 
     what = "the settings"
 
@@ -141,7 +150,10 @@ class ConfigPlan(ChangePlan):
         duration_ms: int | None = None,
         patience_ms: int | None = None,
     ) -> None:
-        """`wanted` as `check_settings` takes it. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
+        """`wanted`: the new settings, as `check_settings` takes them. `create`: creates the group, or revives it.
+
+        Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption.
+        """
         group = context.group
         self.creates = create
         check_group(context, create)
@@ -173,7 +185,9 @@ class ConfigPlan(ChangePlan):
 
 
 class ShrinkPlan(ChangePlan):
-    """Makes a topic of the group smaller after it was created again; forgets the positions beyond it (F9.2).
+    """Makes a topic of the group smaller after Kafka's topic was created again with fewer partitions (F9.2).
+
+    The group forgets the positions of the partitions that are cut off.
 
     It is needed where the cluster has no topic ids. With ids, a move of positions accepts the new topic
     (recreated_topics.py).
@@ -192,7 +206,11 @@ class ShrinkPlan(ChangePlan):
         duration_ms: int | None = None,
         patience_ms: int | None = None,
     ) -> None:
-        """Raises GroupMissing for a topic that the group never had, InvalidOption for a count that is no smaller."""
+        """`partitions`: how many the topic has now.
+
+        Raises GroupMissing if the group never consumed the topic, InvalidOption unless the number is smaller than the
+        one that the group's log names.
+        """
         known = check_shrink(context, topic, partitions)
         self.topic, self.partitions = topic, partitions
         self.what = f"the partitions of {topic}"
@@ -220,9 +238,9 @@ class ShrinkPlan(ChangePlan):
 
 
 def check_settings(wanted: Mapping[str, str]) -> dict[str, str]:
-    """`delivery`, `policy` and `on_topic_recreated`, those that are named.
+    """Returns a copy of `wanted`, which may name `delivery`, `policy` and `on_topic_recreated`.
 
-    Raises InvalidOption for a name or value that no release obeys.
+    Raises InvalidOption for any other name, and for a value that its setting cannot have.
     """
     allowed = {"delivery": tuple(MODES), "policy": (*POLICIES, OWN_POLICY), "on_topic_recreated": ON_TOPIC_RECREATED}
     for name, value in wanted.items():
@@ -234,7 +252,10 @@ def check_settings(wanted: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_group(context: GroupContext, create: bool) -> None:
-    """Raises GroupExists, GroupMissing, GroupDeleted."""
+    """Checks that the group can be created if `create` is true, and that it can be changed if not.
+
+    Raises GroupExists, GroupMissing, GroupDeleted.
+    """
     group = context.group
     if create:
         if group is not None and not group.deleted:
@@ -246,7 +267,10 @@ def check_group(context: GroupContext, create: bool) -> None:
 
 
 def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[int, int]:
-    """The topic's count and the offset of its last Topology. Raises GroupMissing, InvalidOption."""
+    """Checks that the group's topic can shrink to `partitions`. Raises GroupMissing, InvalidOption.
+
+    Returns how many partitions the group's log names now, and the offset of the Topology record that names them.
+    """
     known = context.group.topics.get(topic) if context.group is not None else None
     if known is None:
         topics = context.group.topics if context.group is not None else ()
@@ -261,14 +285,16 @@ def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[in
 
 
 def base_of(group: Group | None) -> GroupConfig:
-    """What a change starts from: the settings as they are. A deleted group starts from nothing."""
+    """Returns the settings that a change starts from: the group's own, or none for a new or deleted group."""
     if group is None or group.config is None or group.deleted:
         return GroupConfig(NONE)
     return group.config
 
 
 def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: int, by: str) -> GroupConfig:
-    """The old settings with the wanted ones in their place. The rest stays, also fields unknown to this release."""
+    """Returns the record that puts the wanted settings in place. Everything else stays as in `base`, also fields that
+    this release does not know.
+    """
     policy = wanted.get("policy", base.policy)
     mode = MODES[wanted["delivery"]] if "delivery" in wanted else base.mode
     return replace(
@@ -284,24 +310,27 @@ def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: i
 
 
 def changes_mode(group: Group | None, wanted: Mapping[str, str]) -> bool:
-    """Whether a delivery is named that differs from the one the group has (F9.6)."""
+    """Returns whether `wanted` names a delivery although the group has another one already (F9.6)."""
     return group is not None and "delivery" in wanted and group.mode not in (0, MODES[wanted["delivery"]])
 
 
 def others_mode(group: Group | None) -> str | None:
-    """The delivery that would end every consumer of the group (F9.6, M15); None if none lives."""
+    """Returns the delivery that the group does not have: a change to it ends every consumer (F9.6, M15).
+
+    None if the group has no live session.
+    """
     if group is None or group.deleted or not group.sessions:
         return None
     return next(name for name, mode in MODES.items() if mode != group.mode)
 
 
 def held_beyond(group: Group, topic: str, partitions: int) -> dict[TopicPartition, int]:
-    """Owners of the partitions that a shrink takes away."""
+    """Returns the owner's session of each owned partition that a shrink of the topic to `partitions` takes away."""
     return {tp: owner for tp, owner in holders(group).items() if tp.topic == topic and tp.partition >= partitions}
 
 
 def settings_of(group: Group | None) -> dict[str, str | None]:
-    """What an admin can set, by name; None where nothing is said."""
+    """Returns the group's settings by name; None for a setting that is not set."""
     if group is None or group.deleted:
         return {"delivery": None, "policy": None, "on_topic_recreated": None}
     return {
@@ -312,5 +341,5 @@ def settings_of(group: Group | None) -> dict[str, str | None]:
 
 
 def origin_of(group: Group) -> dict[str, str | int] | None:
-    """The offset and the author of the record that set the settings; None if nobody set any."""
+    """Returns the offset and the author of the record that set the settings; None if nobody set any."""
     return None if group.config is None else {"offset": group.config_offset, "by": group.config.by}

@@ -31,7 +31,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Check(NamedTuple):
-    """One line. `advice` says what to do, "" if nothing is to be done."""
+    """The result of one check, shown as one line. `advice` says what to do, "" if nothing is to be done."""
 
     name: str
     level: Level
@@ -85,7 +85,7 @@ class Study:
 
 
 def of_clocks(study: Study) -> Check:
-    """Clocks of the machines that write, by the timestamps of their records."""
+    """Checks the clocks of the machines that write, by the timestamps of their records."""
     behind = {client: min(found) for client, found in study.behind_ms.items() if len(found) >= SKEW_RECORDS}
     slow = {client: ms for client, ms in behind.items() if ms > SKEW_MS}
     fast = {client: ms for client, ms in study.ahead_ms.items() if ms > SKEW_MS}
@@ -103,7 +103,7 @@ def of_clocks(study: Study) -> Check:
 
 
 def of_versions(groups: Iterable[Group]) -> Check:
-    """Libraries of the live consumers, by their Joins."""
+    """Checks that all live consumers use the same version of the library, which their Joins name."""
     libraries: dict[str, set[str]] = defaultdict(set)
     for group in groups:
         for session in group.sessions.values():
@@ -125,10 +125,11 @@ def of_groups(
     study: Study,
     extended_ms: Mapping[tuple[str, int], int],
 ) -> Iterator[Check]:
-    """Groups that nobody uses, sessions that nobody ends, parked partitions, positions of topics that are gone.
+    """Yields a warning for each group that nobody uses, for silent sessions that nobody ends, for parked partitions,
+    and for topics that are gone or have become smaller. Yields one "ok" if there is no warning.
 
-    `infos`: what Kafka says of a topic, None if it is gone; a topic that may not be looked at is left out.
-    `extended_ms`: timestamp of the last sign of life, by group and session.
+    `infos`: what Kafka says of each topic, None if the topic is gone; a topic that this client may not describe is left
+    out. `extended_ms`: timestamp of the last sign of life, by group and session.
     """
     sound = True
     for group in groups:
@@ -156,7 +157,10 @@ def _orphan(group: Group, study: Study) -> Check | None:
 
 
 def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], int]) -> Check | None:
-    """Timestamps are of the writers' clocks, "now" is of this machine's: their possible difference is allowed for."""
+    """Warns of sessions without a recent sign of life.
+
+    Timestamps come from the writers' clocks and "now" from this machine's, so SKEW_MS is allowed for the difference.
+    """
     silent = {}
     for session in group.sessions.values():
         silent_ms = study.now_ms - extended_ms.get((group.name, session.id), study.now_ms)
@@ -207,7 +211,7 @@ def _gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check
 
 
 def of_growth(study: Study, bounds: Mapping[int, Bounds]) -> Check:
-    """How much a joining consumer has to fold, and how fast that grows."""
+    """Checks how many records a joining consumer has to fold, and shows how fast the logs grow."""
     records = {log: at.end - max(at.first, study.snapshot_at.get(log, 0)) for log, at in bounds.items()}
     longest = max(records, key=lambda log: records[log])
     day_mb = sum(study.day_bytes.values()) / 1_000_000

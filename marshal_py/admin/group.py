@@ -39,10 +39,11 @@ TIMEOUT_S: Final = CONNECT_TIMEOUT_S
 
 
 class Moved(NamedTuple):
-    """What a move did, or with `dry_run` would do. `token`: of a pause that stays. `offset`: of the record. -1: none.
+    """What a move of positions did, or in a dry run would do.
 
-    `recreated`: topics that had been created again and were accepted as they are now. `refused`: in a dry run, why the
-    move would be refused now; "" if it would not.
+    `offset`: of the record that moved the positions, -1 in a dry run. `token`: of the pause that the move left in
+    place, -1 if it left none. `recreated`: topics that had been deleted and created again; the move accepts them as
+    they are now. `refused`: in a dry run, why a running pause would forbid the move; "" if it would not.
     """
 
     rows: list[Row]
@@ -53,7 +54,11 @@ class Moved(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """A pause in which every partition is free. `evicted`: sessions that were silent for twice their interval."""
+    """A pause in which every partition is free. `duration_s`: how long it lasts unless somebody ends or renews it.
+
+    `released`: the partitions that had an owner before. `evicted`: owners that were ended because they gave no sign of
+    life for twice their heartbeat interval.
+    """
 
     token: int
     duration_s: float
@@ -62,9 +67,9 @@ class Paused(NamedTuple):
 
 
 class Group:
-    """One group. Every method may be called from any thread and returns when the operation is complete.
+    """The operations on one group. A method may be called from any thread and returns when its operation is complete.
 
-    Ctrl-C while a method waits makes it undo what it began; a second one stops without undoing.
+    Ctrl-C while a method waits makes the method undo what it began; a second Ctrl-C stops it without undoing.
     """
 
     def __init__(
@@ -81,14 +86,17 @@ class Group:
 
     @contextmanager
     def runner(self, founding: bool = False) -> Iterator[OperationRunner]:
-        """A connection to the group's log; unless `founding`, raises GroupMissing if nobody ever used the group."""
+        """Opens a connection to the group's log.
+
+        Raises GroupMissing if nobody ever used the group, except with `founding`: then the caller may create it.
+        """
         with OperationRunner(self._transport, self._topic, self.name, self._timeout_s, self._author) as runner:
             if runner.context.group is None and not founding:
                 raise self._missing()
             yield runner
 
     def _missing(self) -> GroupMissing:
-        """The error for a group that nobody ever used. Reads all logs to suggest the nearest name."""
+        """Returns the error for a group that nobody ever used. Reads all logs to suggest the nearest name."""
         known = "; it begins with its first consumer"
         with suppress(MarshalError), Observer(self._transport, self._topic, self._timeout_s) as observer:
             observer.fold()
@@ -98,21 +106,21 @@ class Group:
     # --- looking
 
     def info(self) -> dict[str, Any]:
-        """Topics, members, positions, pause, settings, as of now."""
+        """Returns the group's topics, members, positions, pause and settings, as they are now."""
         with self.runner() as runner:
             state, now_ms = _state(runner), SystemClock().now().wall_ms
             return {**overview.info(state, runner.context.pause_history, now_ms), "settings_from": origin_of(state)}
 
     def members(self) -> list[dict[str, Any]]:
-        """Live sessions."""
+        """Returns a description of each live session."""
         with self.runner() as runner:
             return overview.members(_state(runner))
 
     def advisories(self, follow: bool = False) -> Iterator[Advisory]:
-        """What happened to the group since its log begins; with `follow` the iterator waits for more.
+        """Yields what happened to the group since its log begins; with `follow` it then waits for what happens next.
 
-        Every reader gets the same advisories. Leaving the iteration ends it. Raises CoordinationError and
-        ClusterUnreachable.
+        Every reader gets the same advisories. The connection is closed when the caller leaves the loop. Raises
+        CoordinationError and ClusterUnreachable.
         """
         with Observer(self._transport, self._topic, self._timeout_s) as observer:
             for advisory in observer.advisories(self.name, follow):
@@ -120,7 +128,10 @@ class Group:
                     yield advisory
 
     def impact(self, judge: Callable[[GroupContext], Impact]) -> Impact:
-        """What an operation would do now: one of the functions of marshal_py.admin.impact. Writes nothing."""
+        """Returns what an operation would do now; writes nothing.
+
+        `judge` calls the function of marshal_py.admin.impact that belongs to the operation.
+        """
         return self._impact(lambda runner: judge(runner.context))
 
     def _impact(self, judge: Callable[[OperationRunner], Impact]) -> Impact:
@@ -165,12 +176,12 @@ class Group:
         take_over: bool = False,
         watcher: Watcher | None = None,
     ) -> int:
-        """Changes settings, those of `create`; what is not named stays. Returns the offset of the record.
+        """Changes the settings that are named, which mean what they mean in `create`. Returns the offset of the record.
 
-        Another `delivery` pauses the group during the change, and its consumers end with ModeMismatch: start them again
-        with the new one. Positions stay. `token`, `adopt` and `take_over` as in `set_position`. Raises SettingsChanged
-        if somebody else changed them meanwhile, InvalidOption, GroupMissing, GroupDeleted; for a change of the delivery
-        also AdminBusy, PauseOver and PauseNotDrained.
+        To change `delivery`, the group is paused during the change and its consumers end with ModeMismatch: start them
+        again with the new delivery. Positions stay. `token`, `adopt` and `take_over` mean what they mean in
+        `set_position`. Raises SettingsChanged if somebody else changed the settings meanwhile, InvalidOption,
+        GroupMissing, GroupDeleted; for a change of the delivery also AdminBusy, PauseOver and PauseNotDrained.
         """
         wanted = _named(delivery, policy, on_topic_recreated)
         if not wanted:
@@ -207,12 +218,13 @@ class Group:
         take_over: bool = False,
         watcher: Watcher | None = None,
     ) -> int:
-        """Makes a topic smaller for the group, after it was created again with fewer partitions; returns the offset.
+        """Makes a topic smaller for the group after Kafka's topic was created again with fewer partitions.
 
-        The positions of the partitions beyond are forgotten. Pauses the group during the change; `token`, `adopt` and
-        `take_over` as in `set_position`. Raises InvalidOption while Kafka's topic is larger, GroupMissing,
-        SettingsChanged, AdminBusy, PauseOver, PauseNotDrained; DataTopicRecreated where the topic id shows that it is
-        another topic: `set_position` accepts that one.
+        Returns the offset of the record. The group forgets the positions of the partitions numbered `partitions` and
+        above. It is paused during the change; `token`, `adopt` and `take_over` mean what they mean in `set_position`.
+        Raises InvalidOption while Kafka's topic has more than `partitions`, GroupMissing, SettingsChanged, AdminBusy,
+        PauseOver, PauseNotDrained. Raises DataTopicRecreated if the topic's id has changed: call `set_position`
+        instead, which accepts the new topic.
         """
         with self.runner() as runner:
             plan = ShrinkPlan(
@@ -223,7 +235,7 @@ class Group:
             return plan.changed_at
 
     def impact_of_shrink(self, topic: str, partitions: int) -> Impact:
-        """What `shrink` would do now, and why Kafka's topic forbids it, if it does. Writes nothing.
+        """Returns what `shrink` would do now and, if Kafka's topic does not allow it, why not. Writes nothing.
 
         Raises GroupMissing, InvalidOption.
         """
@@ -253,11 +265,12 @@ class Group:
     ) -> Paused:
         """Pauses the group and waits until every partition is free. Its consumers continue by themselves afterwards.
 
-        Without `resume` members end the pause when they have waited `duration_s` (default: 60 s and twice the longest
-        interval). `keep`: stays and renews until ctrl-C. A group that is paused already raises AdminBusy, unless the
-        pause is replaced by this one: that of `token`, with `adopt` one of the same person on the same machine, with
-        `take_over` anybody's. Raises PauseNotDrained, GroupMissing, InvalidOption, CoordinationError,
-        ClusterUnreachable.
+        If nobody calls `resume`, the members end the pause after `duration_s` (default: 60 s plus twice the longest
+        heartbeat interval). With `keep` the call renews the pause until Ctrl-C, which ends it.
+
+        If the group is paused already, this pause replaces that one if `token` names it, if `adopt` is given and the
+        same person made it on the same machine, or if `take_over` is given; otherwise AdminBusy is raised. Raises
+        PauseNotDrained, GroupMissing, InvalidOption, CoordinationError, ClusterUnreachable.
         """
         with self.runner() as runner:
             duration_ms = None if duration_s is None else round(duration_s * 1000)
@@ -279,9 +292,10 @@ class Group:
             return Paused(plan.token, plan.pause_lock.duration_ms / 1000, plan.drain.released, plan.drain.evicted)
 
     def resume(self, *, token: int | None = None, take_over: bool = False, reason: str = "") -> bool:
-        """Ends a pause of the same person on the same machine, that of `token`, or with `take_over` anybody's.
+        """Ends the running pause. Returns False if the group was not paused.
 
-        False if there was none. Raises AdminBusy if it is another's.
+        Without `token` and `take_over` the pause must have been made by the same person on the same machine. `token`
+        names a pause, whoever made it; with `take_over` any pause ends. Raises AdminBusy if the pause may not be ended.
         """
         with self.runner() as runner:
             plan = ResumePlan(runner.context, token=token, take_over=take_over, reason=reason)
@@ -308,7 +322,7 @@ class Group:
 
         `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: earliest, latest, latest-N, an
         offset, an ISO-8601 time, committed, or a table (targets.parse_table). Raises PositionOutOfRange before anything
-        is paused, AdminBusy, PositionNotMoved (nothing moved, and nothing will), PositionUnknown.
+        is paused, AdminBusy, PositionNotMoved (nothing moved, and nothing will), PositionUnknown (it may still move).
 
         A group that is paused already raises AdminBusy. With `token`, or with `adopt` for a pause of the same person on
         the same machine, the move works in that pause and leaves it in place. `take_over` takes anybody's pause, whose
@@ -343,23 +357,27 @@ class Group:
             return Moved(rows_of(owners, plan.before, after, parked), plan.moved_at, plan.token, recreated)
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Every position that the group has: what `targets.print_table` writes down."""
+        """Returns every position that the group has. `targets.print_table` writes them as CSV."""
         with self.runner() as runner:
             return overview.positions(_state(runner))
 
     # --- sessions
 
     def step_down(self, session: int, reason: str = "") -> int:
-        """Makes a session the last candidate for every partition. It stays in the group. Returns the mark."""
+        """Makes a session the last candidate for every partition. It stays in the group.
+
+        Returns the offset of the record that says so.
+        """
         with self.runner() as runner:
             plan = StepDownPlan(runner.context, session, reason)
             runner.run(plan)
             return plan.mark
 
     def evict(self, session: int, *, reason: str = "", watcher: Watcher | None = None) -> str:
-        """Ends a session that is silent for twice its interval, counted from now. Returns who ended it.
+        """Ends a session that gives no sign of life for twice its heartbeat interval, counted from the call.
 
-        Raises MembersAlive if it gives a sign of life: a live session cannot be ended from outside.
+        Returns who evicted it; "left" or "ended" if it ended in another way meanwhile. Raises MembersAlive if the
+        session gives a sign of life, because a live session cannot be ended from outside.
         """
         with self.runner() as runner:
             plan = EvictPlan(runner.context, {session}, reason)
@@ -367,10 +385,11 @@ class Group:
             return plan.ended_by.get(session, "")
 
     def delete(self, *, force: bool = False, reason: str = "", watcher: Watcher | None = None) -> bool:
-        """Deletes the group and its positions; False if it was deleted already. Raises MembersAlive.
+        """Deletes the group and its positions. Returns False if it was deleted already. Raises MembersAlive.
 
         `force` first ends live consumers by a change of the group's delivery (M15); they end with ModeMismatch or
-        GroupDeleted. Then AdminBusy, PauseNotDrained and SettingsChanged are raised too; the positions are kept.
+        GroupDeleted. If that change fails, AdminBusy, PauseNotDrained or SettingsChanged is raised, and the positions
+        are kept.
         """
         with self.runner() as runner:
             others = None if not force else others_mode(runner.context.group)
@@ -383,7 +402,7 @@ class Group:
 
 
 def group(marshal: Marshal, name: str) -> Group:
-    """The operations on a group, over an existing connection.
+    """Returns the operations on the group `name`, on the cluster and the coordination topic that `marshal` uses.
 
     This is not a method of Marshal because the package `client` must not import `admin` (CONTRIBUTING.md).
     """
@@ -418,7 +437,7 @@ def _refused(context: GroupContext, token: int | None, adopt: bool, take_over: b
 
 
 def _named(delivery: str | None, policy: str | None, on_topic_recreated: str | None) -> dict[str, str]:
-    """The settings that are named."""
+    """Returns the settings that are not None, by name."""
     given = {"delivery": delivery, "policy": policy, "on_topic_recreated": on_topic_recreated}
     return {name: value for name, value in given.items() if value is not None}
 

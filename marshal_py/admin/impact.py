@@ -1,4 +1,4 @@
-"""What an operation would do now, in sentences and numbers, as `--dry-run` and the question before it show (M12).
+"""What an operation would do now, in sentences and numbers, as `--dry-run` and the request to confirm show it (M12).
 
 Pure; writes nothing.
 
@@ -35,9 +35,10 @@ from marshal_py.protocol.world import Group
 
 
 class Impact(NamedTuple):
-    """`does`: sentences for people. `releases`: owners of the partitions that would be released, by partition.
+    """What an operation would do. `does` says it in sentences for people.
 
-    `settings`: what changes, from and to.
+    `releases`: the owner of each partition that would be released. `settings`: the old and the new value ("from", "to")
+    of each setting that would change, or of each position that would be forgotten.
     """
 
     does: list[str]
@@ -48,7 +49,7 @@ class Impact(NamedTuple):
 def of_pause(
     context: GroupContext, now: Instant, token: int | None = None, adopt: bool = False, take_over: bool = False
 ) -> Impact:
-    """Raises AdminBusy."""
+    """Returns what a pause of the group would do. Raises AdminBusy if it may not replace a pause that is running."""
     group = _there(context)
     check_pause(context, now, token, adopt, take_over)
     again = " It is paused already: this pause would replace that one." if group.paused else ""
@@ -60,7 +61,7 @@ def of_pause(
 
 
 def of_resume(context: GroupContext, now: Instant, token: int | None = None, take_over: bool = False) -> Impact:
-    """Raises AdminBusy."""
+    """Returns what the end of the running pause would do. Raises AdminBusy if the pause may not be ended."""
     group = _there(context)
     if not group.paused:
         return Impact([f"group {group.name!r} is not paused: nothing would be done."], {}, {})
@@ -71,7 +72,7 @@ def of_resume(context: GroupContext, now: Instant, token: int | None = None, tak
 
 
 def of_eviction(context: GroupContext, session: int) -> Impact:
-    """Raises GroupMissing."""
+    """Returns what the eviction of a session would do. Raises GroupMissing if the session is not live."""
     find_session(context, session)
     group = _there(context)
     wait_s = EVICT_INTERVALS * group.sessions[session].join.interval_ms / 1000
@@ -83,7 +84,7 @@ def of_eviction(context: GroupContext, session: int) -> Impact:
 
 
 def of_step_down(context: GroupContext, session: int) -> Impact:
-    """Raises GroupMissing."""
+    """Returns what the step-down of a session would do. Raises GroupMissing if the session is not live."""
     find_session(context, session)
     group = _there(context)
     does = [
@@ -94,7 +95,7 @@ def of_step_down(context: GroupContext, session: int) -> Impact:
 
 
 def of_deletion(context: GroupContext, force: bool = False) -> Impact:
-    """Raises GroupMissing."""
+    """Returns what the deletion of the group would do. Raises GroupMissing if nobody ever used the group."""
     group = _there(context)
     if group.deleted:
         return Impact([f"group {group.name!r} is deleted already: nothing would be done."], {}, {})
@@ -115,7 +116,11 @@ def of_deletion(context: GroupContext, force: bool = False) -> Impact:
 
 
 def of_settings(context: GroupContext, wanted: Mapping[str, str], create: bool) -> Impact:
-    """Applies the record to a clone of the world. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
+    """Returns what a change of settings would do, or with `create` the creation of the group.
+
+    It folds the record onto a clone of the world. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption, and
+    SettingsChanged if the fold rejects the record.
+    """
     check_group(context, create)
     checked, group = check_settings(wanted), context.group
     in_pause = changes_mode(group, checked)
@@ -144,7 +149,11 @@ def of_settings(context: GroupContext, wanted: Mapping[str, str], create: bool) 
 
 
 def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
-    """Applies the record to a clone of the world. Raises GroupMissing, InvalidOption."""
+    """Returns what a shrink of the topic to `partitions` would do.
+
+    It folds the record onto a clone of the world. Raises GroupMissing, InvalidOption, and SettingsChanged if the fold
+    rejects the record.
+    """
     count, offset = check_shrink(context, topic, partitions)
     group = _there(context)
     lost = {
@@ -171,7 +180,7 @@ def _there(context: GroupContext) -> Group:
 
 
 def check_pause(context: GroupContext, now: Instant, token: int | None, adopt: bool, take_over: bool) -> None:
-    """M2. Raises AdminBusy for a running pause that the operation may not work in, take or end."""
+    """Raises AdminBusy if a pause is running that the operation may not work in, take over or end (M2)."""
     group = context.group
     if group is not None and group.paused and not take_over and not is_named(context, group, token, adopt):
         raise busy(context, group, now)

@@ -39,7 +39,7 @@ INSTANCE_BYTES: Final = 16
 
 
 class Kept(NamedTuple):
-    """A log and its snapshots. Offsets are -1 where there is none."""
+    """Which records a log keeps, and why. `newest` and `older` are -1 if there is no such snapshot."""
 
     log: int
     first: int
@@ -51,7 +51,10 @@ class Kept(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A snapshot in the log. `state_bytes` is 0 if it had been there before."""
+    """A confirmed snapshot of the state at checkpoint `at`. `state_bytes`: its size, 0 if it was not written just now.
+
+    `self_audit`: whether only its own writer has confirmed it.
+    """
 
     log: int
     at: int
@@ -60,7 +63,7 @@ class Written(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A log whose history was restarted."""
+    """A log whose history was restarted at offset `at`. `first`: the oldest offset that can still be read."""
 
     log: int
     at: int
@@ -68,7 +71,7 @@ class Begun(NamedTuple):
 
 
 class LogConnection:
-    """One log, folded to its end."""
+    """A connection to one log, which it folds to its end."""
 
     def __init__(self, log: CoordinationLog, number: int, root: Genesis | None, timeout_s: float) -> None:
         self.log, self.number, self.root, self._timeout_s = log, number, root, timeout_s
@@ -85,7 +88,7 @@ class LogConnection:
         self.snapshotter.store = replay_start.find(log, number, self.bounds, incarnation, 2)
 
     def fold_until(self, condition: Callable[[], bool], wait_s: float) -> bool:
-        """Reads on until the condition holds; False if it does not within `wait_s`."""
+        """Reads and folds records until the condition holds. Returns False if it does not hold within `wait_s`."""
         deadline = time.monotonic() + wait_s
         while not condition():
             for record in self.log.poll(POLL_S):
@@ -123,9 +126,10 @@ class LogConnection:
     # --- a snapshot now
 
     def write(self, wait_s: float) -> Written | None:
-        """Writes a snapshot of the state at the newest checkpoint, and waits until it is confirmed (N5, N6).
+        """Writes a snapshot of the state at the newest checkpoint. Waits up to `wait_s` until it is confirmed (N5, N6).
 
-        None for a log of fewer than 16 records. Raises GroupOpaque, SnapshotNotConfirmed, ClusterUnreachable.
+        Returns None for a log of fewer than 16 records, which has no checkpoint yet. Raises GroupOpaque,
+        SnapshotNotConfirmed, ClusterUnreachable.
         """
         there = [stored for stored in self.snapshotter.store.confirmed() if stored.at == self.wanted]
         if there:
@@ -150,7 +154,7 @@ class LogConnection:
         return any(stored.at == self.wanted for stored in self.snapshotter.store.confirmed()) and pieces is not None
 
     def _confirm_alone(self, piece: Snapshot) -> None:
-        """N6: confirms a snapshot where no consumer lives, by a second fold of the log and of the snapshot."""
+        """Confirms the own snapshot where no consumer lives that could: folds the log again and compares (N6)."""
 
         def read_back() -> bool:
             return any(key.at == piece.at and key.instance == piece.instance for key in self.snapshotter.store.whole)
@@ -172,7 +176,7 @@ class Logs:
     """All logs of a coordination topic. A context manager."""
 
     def __init__(self, transport: Transport, topic: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Raises CoordinationTopicMissing, ClusterUnreachable."""
+        """Connects to the coordination topic. Raises CoordinationTopicMissing, ClusterUnreachable."""
         self.topic, self.timeout_s = topic, timeout_s
         self.admin: ClusterAdmin = transport.admin()
         count = self.admin.partition_count(topic)
@@ -197,7 +201,7 @@ class Logs:
         self.admin.close()
 
     def root(self) -> Genesis | None:
-        """The root Genesis; None if nothing has begun here. Raises HistoryTruncated, CoordinationError."""
+        """Returns the root Genesis; None if nobody has begun log 0 yet. Raises HistoryTruncated, CoordinationError."""
         if self._root is None:
             bounds = self._log.bounds(0, self.timeout_s)
             world = replay_start.open_world(self._log, 0, None, bounds)
@@ -205,7 +209,10 @@ class Logs:
         return self._root
 
     def numbers(self, wanted: int | None) -> list[int]:
-        """The logs that an operation is about: one, or all of the root's."""
+        """Returns the numbers of the logs to work on: the wanted one or, if that is None, all that the root names.
+
+        The list is empty if the topic has no root. Raises InvalidOption for a log that does not exist.
+        """
         root = self.root()
         if root is None:
             return []
@@ -216,7 +223,7 @@ class Logs:
         return [wanted]
 
     def connect(self, number: int) -> LogConnection:
-        """A log, folded to its end. Use one at a time: all share a connection."""
+        """Returns the log with this number, folded to its end. Use one at a time, because all share a connection."""
         connection = LogConnection(self._log, number, self.root() if number else None, self.timeout_s)
         connection.require_end()
         return connection
@@ -224,8 +231,9 @@ class Logs:
     # --- deletion
 
     def limit(self, kept: Kept, kept_s: float) -> int:
-        """The offset below which a log's records may be deleted (N12); its first offset if none may.
+        """Returns the offset below which a log's records may be deleted (N12); its first offset if none may.
 
+        `kept_s`: records younger than that are kept.
         Raises UnsupportedPlatform where the broker cannot look up offsets by time.
         """
         if not kept.deletable:
@@ -235,7 +243,10 @@ class Logs:
         return max(kept.first, min(kept.deletable, self.admin.offsets_at([tp], since_ms).get(tp, kept.deletable)))
 
     def delete(self, number: int, before: int) -> None:
-        """Raises PartitionError if Kafka refuses, UnsupportedPlatform."""
+        """Deletes the records of a log below the offset `before`.
+
+        Raises PartitionError if Kafka refuses, UnsupportedPlatform if the broker cannot delete records.
+        """
         if "truncate" not in self.admin.capabilities:
             raise UnsupportedPlatform("the deletion of records", "the embedded broker", "use a real broker")
         refused = self.admin.delete_records(TopicPartition(self.topic, number), before)
@@ -245,7 +256,9 @@ class Logs:
     # --- a new history
 
     def broken(self) -> dict[int, Bounds]:
-        """Logs whose beginning is gone and that no snapshot replaces (N10)."""
+        """Returns the bounds of each log that nobody can fold, because its beginning is deleted and no snapshot
+        replaces it (N10).
+        """
         found: dict[int, Bounds] = {}
         root: Genesis | None = None
         for number in range(self.count):
@@ -260,7 +273,7 @@ class Logs:
         return found
 
     def surviving_root(self) -> Genesis | None:
-        """The root, from any copy that is left: the Genesis or a snapshot of any log."""
+        """Returns the root from any copy that is left, which may be the Genesis or a snapshot of any log; else None."""
         try:
             return self.root()
         except HistoryTruncated:
@@ -278,7 +291,7 @@ class Logs:
         return None
 
     def new_root(self) -> Genesis:
-        """A root for a topic that has none left: another incarnation of it."""
+        """Returns a new root, of another incarnation, for a topic that has lost its own."""
         created_ms = SystemClock().now().wall_ms
         return Genesis(
             created_ms.to_bytes(6, "big") + secrets.token_bytes(10),
@@ -288,7 +301,10 @@ class Logs:
         )
 
     def restart(self, number: int, root: Genesis) -> Begun:
-        """N13: writes a founding snapshot at the log's end. Consumers that run there stop with HistoryRestarted."""
+        """Begins a new history at the log's end, by a snapshot of an empty state (N13).
+
+        Consumers that use this log stop with HistoryRestarted.
+        """
         bounds = self._log.bounds(number, self.timeout_s)
         deadline = time.monotonic() + self.timeout_s
         # At a checkpoint that is not deleted: up to 15 copies of the Genesis, which every reader ignores (L5).

@@ -52,7 +52,9 @@ class Step(Struct):
 
 
 class GroupContext(NamedTuple):
-    """What an operation works on: a group of a world that is folded to the log's end, and facts beside it."""
+    """What an operation works on: a world that is folded to the log's end, the name of one of its groups, and what the
+    world does not contain.
+    """
 
     world: World
     name: str
@@ -66,12 +68,15 @@ class GroupContext(NamedTuple):
 
 
 class Operation:
-    """One operation. Subclasses say what to do in `act` and what giving up takes in `close`."""
+    """One operation on a group. Subclasses do its work in `act` and, when it gives up, undo that in `close`."""
 
     creates = False  # whether it creates or revives a group; `act` then gets an empty group if there is none (F10.3)
 
     def __init__(self, context: GroupContext, patience_ms: int | None = None, reason: str = "") -> None:
-        """`reason`: in the user's words; every record of it carries them (M1). Raises InvalidOption if too long."""
+        """`patience_ms`: how long the operation may take; by default `patience_of` the group.
+
+        `reason`: in the user's words; the operation's records contain it (M1). Raises InvalidOption if it is too long.
+        """
         if len(reason.encode()) > BY_BYTES_MAX:
             raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: the records contain it")
         self.context = context
@@ -93,34 +98,37 @@ class Operation:
     # --- for subclasses
 
     def act(self, group: Group, now: Instant) -> None:
-        """Sends what is due, or ends."""
+        """Sends the records that are due, or ends the operation. Called at each tick until the operation gives up."""
         raise NotImplementedError
 
     def timeout_error(self) -> MarshalError:
-        """The error when `patience_ms` is over."""
+        """Returns the error of an operation that has taken longer than `patience_ms`."""
         raise NotImplementedError
 
     def close(self, group: Group, now: Instant) -> bool:
-        """Undoes what must not remain after giving up; True when nothing of this operation can still happen."""
+        """Undoes what must not remain after giving up. Called at each tick until it returns True: all is undone."""
         return True
 
     def may_land(self, group: Group) -> bool:
-        """Whether a record that was sent may still be accepted. An interrupted user must know that."""
+        """Returns whether a record that this run sent may still be accepted. An interrupted user is told so."""
         return False
 
     def close_error(self, error: MarshalError) -> MarshalError:
-        """The error of an operation that could not read its own end: it says what is true then."""
+        """Returns the error for a user if `close` did not succeed in time. `error`: why the operation gave up."""
         return error
 
     def read(self, verdict: Verdict, now: Instant) -> None:
-        """A record of the group was folded."""
+        """Called after a record of the group was folded, with the fold's verdict on it."""
 
     def waits(self) -> bool:
-        """Whether it may have to evict a silent session. Then probes must prove that it waited (T2)."""
+        """Returns whether the operation may have to evict a silent session.
+
+        It then writes probes and reads them back, which proves that it was reading the log all the while (T2).
+        """
         return True
 
     def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
-        """The driver has looked up what Step.resolve_positions asked for."""
+        """Called by the driver with the offsets that it has looked up, after a Step with `resolve_positions`."""
 
     # --- driving
 
@@ -132,7 +140,7 @@ class Operation:
         self.read(verdict, now)
 
     def tick(self, now: Instant) -> Step:
-        """Everything that is due at `now`. Call again at `deadline_ms` (monotonic) at the latest."""
+        """Returns what the driver must do at `now`. Call it again at `deadline_ms` (monotonic) at the latest."""
         step, group = self.step, self.context.group
         if group is None and self.creates:
             group = Group(self.context.name)
@@ -157,7 +165,7 @@ class Operation:
         return step
 
     def give_up(self, error: MarshalError) -> None:
-        """Stops the operation and undoes what must not remain. The first reason counts."""
+        """Makes the operation stop and undo what must not remain. Of several calls, the first one's error counts."""
         if self.giving_up is None and not self.ended:
             self.giving_up = error
 
@@ -186,7 +194,7 @@ class Operation:
             self.step.send.append(record)
 
     def sent(self, kind: type[R]) -> Iterator[R]:
-        """What was sent of this kind, each record once."""
+        """Yields each record of this type that was sent, once even if it was sent again."""
         return (record for record in self._sent_ms if isinstance(record, kind))
 
     def report(
@@ -195,7 +203,9 @@ class Operation:
         self.step.events.append(Progress(kind, text, tp, session, offset))
 
     def evict_silent(self, group: Group, sessions: set[int], now: Instant) -> None:
-        """Evicts those of these sessions that are silent, after waiting for them itself (T4, M4)."""
+        """Evicts each of these sessions that has been silent for EVICT_INTERVALS of its heartbeat intervals while this
+        operation was reading the log (T4, M4).
+        """
         for session in sorted(sessions):
             held = group.sessions[session]
             waited_ms = self.detector.session_waited_ms(session)
@@ -214,11 +224,14 @@ class Operation:
 
 
 def patience_of(group: Group | None) -> int:
-    """How long an operation may take: a minute, and the time to evict the slowest session, with probes."""
+    """Returns how long an operation may take, in ms: a minute, plus twice the time to evict the slowest session."""
     longest = max((s.join.interval_ms for s in group.sessions.values()), default=0) if group is not None else 0
     return PATIENCE_MS + 2 * EVICT_INTERVALS * longest
 
 
 def holders(group: Group, tps: set[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-    """Owners of partitions >= 0, of these or of all."""
+    """Returns the owner's session of each owned partition among `tps`, or among all if that is None.
+
+    Claims on a whole topic or on the group, whose partition number is negative, are left out.
+    """
     return {p.tp: p.owner for p in group.claims.values() if p.tp.partition >= 0 and (tps is None or p.tp in tps)}

@@ -17,7 +17,7 @@ from marshal_py.protocol.world import Group, Session
 
 
 def summary(group: Group) -> dict[str, Any]:
-    """One line about a group."""
+    """Returns the facts about a group that fit into one line of a list of groups."""
     return {
         "group": group.name,
         "delivery": MODE_NAMES[group.mode],
@@ -33,14 +33,15 @@ def summary(group: Group) -> dict[str, Any]:
 
 
 def parked(group: Group) -> dict[TopicPartition, str]:
-    """Partitions that nobody may claim, with the reason (F6.4)."""
+    """Returns the partitions that nobody may claim, with the reason (F6.4)."""
     return {tp: partition.parked for tp, partition in sorted(group.partitions.items()) if partition.parked}
 
 
 class Stopped(NamedTuple):
-    """Partitions of one topic that nobody consumes, for one reason. `parked`: whether all are parked in the log.
+    """Partitions of one topic that nobody consumes, all for the same reason.
 
-    The first consumer parks the others. `error`: of the first partition, with the way out.
+    `parked`: whether the log says of all of them that nobody may claim them. If not, the next consumer that runs will
+    say so. `error`: the error about the first partition; it says how the group can consume it again.
     """
 
     topic: str
@@ -55,7 +56,7 @@ class Stopped(NamedTuple):
 
 
 def stopped(group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
-    """Partitions that nobody consumes until an admin acts, by topic and reason (F6.4, D6, D10).
+    """Returns the partitions that nobody consumes until an admin acts, grouped by topic and reason (F6.4, D6, D10).
 
     `recreated`: topics that were deleted and created again; all of their partitions count, parked already or not.
     `ends`: end offsets of partitions, as far as they are known.
@@ -90,12 +91,15 @@ def _ids(one: RecreatedTopic | None) -> tuple[str, str]:
 
 
 def notices(found: list[Stopped]) -> list[str]:
-    """One sentence for each, with the way out."""
+    """Returns one text for each: which partitions nobody consumes, and how the group can consume them again."""
     return [f"{one}: {one.error}" for one in found]
 
 
 def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> dict[str, Any] | None:
-    """The running pause: its author, its reason and the time left, as far as the log that was read says it (M1, M2)."""
+    """Returns the running pause: its author, its reason and the time left, as far as the log says them (M1, M2).
+
+    None if the group is not paused. `wall_ms`: the time now, in ms since 1970.
+    """
     if not group.paused:
         return None
     said = pause_history.running(group) if pause_history is not None else None
@@ -110,7 +114,7 @@ def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> dic
 
 
 def info(group: Group, pause_history: PauseHistory | None = None, wall_ms: int = 0) -> dict[str, Any]:
-    """Everything about a group that the log knows."""
+    """Returns everything that the log says about a group. `wall_ms`: the time now, in ms since 1970."""
     config = group.config
     return {
         **summary(group),
@@ -136,7 +140,7 @@ def info(group: Group, pause_history: PauseHistory | None = None, wall_ms: int =
 
 
 def members(group: Group) -> list[dict[str, Any]]:
-    """Live sessions, in the order in which they are candidates (F9.9)."""
+    """Returns the live sessions, in the order in which they are candidates for partitions (F9.9)."""
     return [_member(group, session) for session in sorted(group.sessions.values(), key=_rank)]
 
 
@@ -158,7 +162,7 @@ def _member(group: Group, session: Session) -> dict[str, Any]:
 
 
 def positions(group: Group) -> dict[TopicPartition, int]:
-    """Every position that the group has."""
+    """Returns every position that the group has."""
     return {tp: p.position for tp, p in group.partitions.items() if tp.partition >= 0 and p.position != NONE}
 
 
@@ -166,16 +170,20 @@ def positions(group: Group) -> dict[TopicPartition, int]:
 
 
 def liveness(age_s: float | None, interval_s: float) -> str:
-    """fresh for an interval after the last sign of life, then unknown, stale after two."""
+    """Returns "fresh" for one heartbeat interval after a session's last sign of life, then "unknown", and "stale" after
+    two. `age_s`: time since that sign, None if it is unknown.
+    """
     if age_s is None:
         return "unknown"
     return "fresh" if age_s < interval_s else "unknown" if age_s <= 2 * interval_s else "stale"
 
 
 def signs(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[str, Any]:
-    """How many sessions have been silent for more than two intervals, and how long ago any gave a sign of life.
+    """Returns `stale`, the number of sessions that have been silent for more than two of their heartbeat intervals, and
+    `last_sign_s`, how long ago the newest sign of life of any session was.
 
-    `extended_ms`: per session the time of its last sign. For a session that a snapshot restored, it is unknown.
+    `extended_ms`: the time of each session's last sign of life. It is missing for a session that was restored from a
+    snapshot.
     """
     found = [_session(session, extended_ms.get(session.id), now_ms) for session in group.sessions.values()]
     ages_s = [one["last_extended_s"] for one in found if one["last_extended_s"] is not None]
@@ -183,7 +191,9 @@ def signs(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[s
 
 
 def partitions(group: Group) -> list[TopicPartition]:
-    """Every partition that the group could own, and every topic or pin that it has claimed."""
+    """Returns every partition that the group could own. Claims on a whole topic or on the group (the pin) have the
+    partition number -1 and are included, even if they have ended.
+    """
     counted = (TopicPartition(name, number) for name, topic in group.topics.items() for number in range(topic.count))
     return sorted({*group.partitions, *counted})
 
@@ -197,9 +207,9 @@ def state(
     pause_history: PauseHistory | None = None,
     recreated: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Everything about a group.
+    """Returns everything that the log, the cluster and the clock say about a group, as `marshal state` shows it.
 
-    `extended_ms`: per session the time of its last sign of life. `ends`: end offsets of data partitions.
+    `extended_ms`: the time of each session's last sign of life. `ends`: end offsets of data partitions.
     `recreated`: topics whose id in the cluster is not the one in the log.
     """
     config = group.config
@@ -267,12 +277,13 @@ def lag(
     now_ms: int,
     recreated: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The lag per partition and in total, and the time it takes to read at the speed of the last minute.
+    """Returns the lag per partition and in total, in messages, and `time_s`, the time to catch up at the speed of the
+    last minute.
 
-    `time_s` is None where there is a lag and nothing moves. It does not include new messages. A lag is None where it is
-    unknown: without a position or an end, beyond the end, where records were lost, and in a topic that was created
-    again (`recreated`, or parked for it). The total leaves these out, and is None if no lag is known; `unknown` counts
-    them.
+    `time_s` ignores new messages, and is None where there is a lag but the position has not moved. A lag is None where
+    it is unknown: if the partition has no position or no known end, if the position is beyond the end, if records were
+    lost, or if the topic was created again (`recreated`, or parked for it). `unknown` counts these partitions. The
+    total leaves them out, and is None if no lag is known.
     """
     rows = []
     for tp in partitions(group):

@@ -15,7 +15,7 @@ class Drain:
     """Waits until partitions are free in a pause: reports each release, and evicts owners that are silent."""
 
     def __init__(self, operation: Operation, tps: set[TopicPartition] | None = None) -> None:
-        """`tps`: None means every partition of the group."""
+        """`tps`: the partitions that must become free; None means every partition of the group."""
         self.operation = operation
         self.tps = tps
         self.owners: dict[TopicPartition, int] = {}
@@ -32,7 +32,10 @@ class Drain:
                 self.operation.report("draining", name_of(group, session), tp, session)
 
     def empty(self, group: Group, now: Instant) -> bool:
-        """Whether nobody owns any of these partitions. Call it only in the pause: nobody can claim there (F4.1)."""
+        """Returns whether nobody owns any of the partitions. Call it only in a pause, so that nobody can claim (F4.1).
+
+        It also evicts owners that have been silent for long enough.
+        """
         self._begin(group)
         owners = holders(group, self.tps)
         for tp, session in sorted(self.owners.items()):
@@ -60,7 +63,7 @@ class Drain:
 
 
 def name_of(group: Group, session: int) -> str:
-    """A session in words."""
+    """Returns a session's client id, if it is live, and its number, for people."""
     known = group.sessions.get(session)
     return f"{known.join.client_id} (session {session})" if known is not None else f"session {session}"
 
@@ -91,7 +94,7 @@ class PausePlan(Operation):
         self.drain.read(verdict)
 
     def waits(self) -> bool:
-        """A pause that is kept for hours writes renewals to the log, but no probes."""
+        """Returns False once every partition is free, so that a pause which is kept for hours writes no probes."""
         return not self.drained
 
     def act(self, group: Group, now: Instant) -> None:
@@ -117,7 +120,7 @@ class PausePlan(Operation):
 
 
 class ResumePlan(Operation):
-    """Ends a pause: its own author's, that of a token, or with `take_over` anybody's."""
+    """Ends a pause that the same person made on the same machine, that of `token`, or with `take_over` anybody's."""
 
     def __init__(
         self,

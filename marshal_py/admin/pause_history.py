@@ -14,7 +14,10 @@ from marshal_py.protocol.world import Group
 
 
 class Pause(NamedTuple):
-    """A pause, as its record describes it. `expires_ms`: wall time of its author's clock, 0 if unknown; for people."""
+    """A pause, as its record describes it.
+
+    `expires_ms`: when it ends by its author's clock, in ms since 1970; 0 if unknown. It is for people alone.
+    """
 
     token: int
     by: str
@@ -34,7 +37,7 @@ class PauseHistory:
         self.waited_out = False  # members ended it after its time, nobody ended it on purpose
 
     def read(self, verdict: Verdict) -> None:
-        """A record was folded."""
+        """Notes what a record that was just folded says about the group's pauses."""
         if verdict.group != self.name or not verdict.accepted:
             return
         match verdict.record:
@@ -56,13 +59,13 @@ class PauseHistory:
                 pass
 
     def running(self, group: Group) -> Pause | None:
-        """The pause that the world is in."""
+        """Returns the running pause; None if the group is not paused or if the record of the pause was not read."""
         if group.paused and self.pause is not None and self.pause.token == group.pause_change:
             return self.pause
         return None
 
     def left_s(self, wall_ms: int) -> float:
-        """How long the newest pause may still last, as far as the log says; -1 if it does not say."""
+        """Returns how long the newest pause may still last, in seconds; -1 if the log does not say."""
         if self.pause is None:
             return -1
         if self.pause.expires_ms:

@@ -20,7 +20,7 @@ RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
 
 
 class PauseLock:
-    """One operation's pause, its own or an adopted one."""
+    """The pause in which one operation works. The operation makes it, or adopts a pause that is running."""
 
     def __init__(
         self,
@@ -33,8 +33,9 @@ class PauseLock:
         *,
         renews: bool = False,
     ) -> None:
-        """`duration_ms`: None means the default. `token`, or `adopt` for one of the same person, names a running pause
-        to work in (M2); where this run `renews` it, it becomes this run's. `take_over` takes anybody's.
+        """`duration_ms`: None means the default. `token` names a running pause to work in; `adopt` allows to work in
+        one that the same person made on the same machine (M2). With `renews` such a pause becomes this run's own. With
+        `take_over` anybody's pause does.
         """
         if duration_ms is not None and not 0 < duration_ms <= PAUSE_MS_MAX:
             raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
@@ -51,14 +52,15 @@ class PauseLock:
         self._read_ms = 0
 
     def is_ours(self, group: Group) -> bool:
-        """Whether the running pause is this run's (M1)."""
+        """Returns whether this run made the running pause (M1)."""
         pause = self.operation.context.pause_history.running(group)
         return pause is not None and self.operation.context.author.wrote(pause.by)
 
     def acquire(self, group: Group, now: Instant) -> bool:
-        """Whether the group is in the pause to work in: an adopted one, or ours, asked for and renewed in time.
+        """Returns True if the group is in the pause to work in, which is an adopted one or our own.
 
-        Gives up if there can be none.
+        If not, it asks for a pause, or makes the operation give up if it may not have one. Call it at each tick: it
+        also renews our own pause.
         """
         if self.is_ours(group):
             if self.token != group.pause_change:
@@ -76,7 +78,10 @@ class PauseLock:
         return False
 
     def _adopts(self, group: Group) -> bool:
-        """M2: whether the running pause is the named one, also after its author renewed it."""
+        """Returns whether the running pause is the one that the caller named to work in (M2).
+
+        It stays that pause when its author renews it, although the token changes.
+        """
         context = self.operation.context
         if not group.paused or self.renews:
             return False
@@ -112,7 +117,10 @@ class PauseLock:
         self._send(group, token, now)
 
     def _renew(self, group: Group, now: Instant) -> None:
-        """M3. A renewal that is on its way is sent again, as the same record, until it is read."""
+        """Renews our pause once a third of its duration has passed (M3).
+
+        A renewal that was sent but not read yet is sent again, as the same record.
+        """
         if group.pause_change in self.asked or (
             now.mono_ms - self._read_ms >= self.duration_ms // RENEWALS_PER_DURATION
         ):
@@ -145,11 +153,13 @@ class PauseLock:
         )
 
     def settled(self, group: Group) -> bool:
-        """Whether no ReleaseGroup of ours can still be accepted: then the token stays what it is (M10)."""
+        """Returns whether none of our pause records can still be accepted, so that the token is final (M10)."""
         return group.pause_change not in self.asked
 
     def release(self, group: Group, now: Instant) -> bool:
-        """M9: ends our pause; True once its end is read and none of our records can pause the group again."""
+        """Sends the record that ends our pause. Returns True once the end is read and none of our records can pause the
+        group again (M9). Call it at each tick until then.
+        """
         if group.deleted or group.opaque_at != NONE:
             return True  # the fold takes no ReleaseGroup there
         if not self.is_ours(group) and self.settled(group):
@@ -160,12 +170,18 @@ class PauseLock:
 
 
 def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
-    """The record that ends the running pause. If none runs, it invalidates a ReleaseGroup in flight (F7.3)."""
+    """Returns the record that ends the running pause.
+
+    If no pause runs, this record makes the fold reject a ReleaseGroup that was sent before and not read yet (F7.3).
+    """
     return ReleaseGroup(group.pause_change, token, 0, reason=reason, by=by)
 
 
 def is_named(context: GroupContext, group: Group, token: int | None, own: bool) -> bool:
-    """M2: whether the running pause is that of the token, or with `own` one of the same person's runs."""
+    """Returns whether the running pause is the one that `token` names (M2).
+
+    Without a token, `own` asks whether the same person made the pause on the same machine.
+    """
     if token is not None or not own:
         return token == group.pause_change
     pause = context.pause_history.running(group)
@@ -173,7 +189,7 @@ def is_named(context: GroupContext, group: Group, token: int | None, own: bool) 
 
 
 def busy(context: GroupContext, group: Group, now: Instant) -> AdminBusy:
-    """The error that names the pause's author, its reason and the time left."""
+    """Returns the error that names the running pause's author, its reason and the time left."""
     pause = context.pause_history.running(group)
     by, reason = (pause.by, pause.reason) if pause is not None else ("", "")
     return AdminBusy(
@@ -187,6 +203,6 @@ def busy(context: GroupContext, group: Group, now: Instant) -> AdminBusy:
 
 
 def default_ms(group: Group | None) -> int:
-    """M3."""
+    """Returns how long a pause lasts by default, in ms: a minute plus twice the longest heartbeat interval (M3)."""
     longest = max((s.join.interval_ms for s in group.sessions.values()), default=0) if group is not None else 0
     return min(DEFAULT_MS + 2 * longest, PAUSE_MS_MAX)

@@ -16,7 +16,7 @@ ROLES: Final = (CONSUMER, ADMIN, OBSERVER)
 
 
 class Right(NamedTuple):
-    """Operations on one topic or group, by the names that ACLs have for them."""
+    """The right to do some operations on one topic or group. The operations have the names that Kafka's ACLs use."""
 
     kind: str  # topic, group
     name: str
@@ -24,7 +24,7 @@ class Right(NamedTuple):
 
 
 def rights_of(role: str, coordination_topic: str, groups: Iterable[str], topics: Iterable[str]) -> list[Right]:
-    """What a role needs for these groups and the topics that they consume."""
+    """Returns the rights that a role needs for these groups and the topics that they consume."""
     data, committed = "Describe", ""
     log: tuple[str, ...] = ("Read",)
     if role == CONSUMER:
@@ -37,7 +37,10 @@ def rights_of(role: str, coordination_topic: str, groups: Iterable[str], topics:
 
 
 def missing(needed: Sequence[Right], allowed: Callable[[str, str], frozenset[str]]) -> list[Right]:
-    """The rights that the authorizer refuses. `allowed` gives the allowed operations of a kind and name."""
+    """Returns the needed rights, reduced to the operations that the cluster does not allow.
+
+    `allowed(kind, name)` returns the operations that it allows on that topic or group.
+    """
     lacking = [
         Right(one.kind, one.name, tuple(o for o in one.operations if o not in allowed(one.kind, one.name)))
         for one in needed
@@ -46,7 +49,7 @@ def missing(needed: Sequence[Right], allowed: Callable[[str, str], frozenset[str
 
 
 def grant(right: Right, principal: str, servers: str) -> str:
-    """The command that gives it."""
+    """Returns the command that gives the right to `principal`."""
     operations = " ".join(f"--operation {operation}" for operation in right.operations)
     return (
         f"kafka-acls.sh --bootstrap-server {servers} --add --allow-principal {principal} {operations} "

@@ -53,9 +53,10 @@ class PositionPlan(Operation):
         patience_ms: int | None = None,
         recreated: Mapping[str, RecreatedTopic] = NO_TOPICS,
     ) -> None:
-        """`recreated`: topics of these partitions that were created again, by name. They are accepted before the move.
+        """`recreated`: those topics of the partitions that were deleted and created again, by name. The group accepts
+        them as they are now, before the move. `stay_paused`: the group stays in the pause after the move.
 
-        Raises InvalidRecord if the record would be too large, GroupMissing for a partition that is not there.
+        Raises InvalidRecord if the record would be too large, GroupMissing for a partition unknown to the group.
         """
         super().__init__(context, patience_ms, reason)
         self.tps = sorted(set(tps))
@@ -91,18 +92,21 @@ class PositionPlan(Operation):
 
     @property
     def resume(self) -> bool:
-        """M2: a pause that was there before is left in place."""
+        """Whether the move also ends the pause. A pause that another run made is left in place (M2)."""
         return not self._stay_paused and self.pause_lock.adopted is None
 
     @property
     def outcome(self) -> str:
-        """What is true now, for a run that is over."""
+        """Returns MOVED, UNKNOWN (the move may still happen) or NOT_MOVED (it cannot happen any more)."""
         if self.moved is not None:
             return MOVED
         return UNKNOWN if self._may_land(self.context.group) else NOT_MOVED
 
     def _may_land(self, group: Group | None) -> bool:
-        """M7: a copy can be accepted only while its token is the running pause's (F8.1), and that only grows."""
+        """Returns whether a copy of the move's record can still be accepted (M7).
+
+        It can only as long as the pause that it names runs (F8.1). Tokens only grow, so that pause cannot run again.
+        """
         if group is None or group.deleted or group.opaque_at != NONE:
             return False
         return any(record.token == group.pause_change for record in self.sent(SetPosition))
@@ -110,7 +114,7 @@ class PositionPlan(Operation):
     # --- acting
 
     def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
-        """The driver has looked up what Step.resolve_positions asked for."""
+        """Called by the driver with the offsets that it has looked up, after a Step with `resolve_positions`."""
         self._resolved = positions
 
     def act(self, group: Group, now: Instant) -> None:
@@ -137,7 +141,10 @@ class PositionPlan(Operation):
         self.send(SetPosition(group.pause_change, moves, self.resume, self.by), now)
 
     def _accept(self, group: Group, now: Instant) -> bool:
-        """M16: makes new topics the group's, once nobody holds a partition of the old ones; True when that was read."""
+        """Makes the group accept topics that were created again (M16). Returns True once the log says that it has.
+
+        Call it only when nobody owns a partition of these topics.
+        """
         waiting = False
         for one in self.recreated.values():
             known = group.topics[one.topic].id
@@ -153,7 +160,10 @@ class PositionPlan(Operation):
         return not waiting
 
     def _leave_moved(self, group: Group, now: Instant) -> None:
-        """The move resumed the group, so our other records are void (F8.4); or its pause stays, its token final."""
+        """Ends the operation after the move. If the pause is to stay, first waits until its token is final.
+
+        If the move ended the pause, there is nothing to wait for: our other records are rejected (F8.4).
+        """
         stays = self.pause_lock.is_ours(group) or (group.paused and self.pause_lock.adopted is not None)
         if self.resume or not stays or self.pause_lock.settled(group):
             self.token = group.pause_change if stays else NONE
@@ -175,7 +185,10 @@ class PositionPlan(Operation):
         return self.pause_lock.release(group, now)
 
     def end(self, error: MarshalError | None = None) -> None:
-        """The error says why it gave up; the outcome says what became of the move."""
+        """Ends the operation with the error that fits `outcome`. `error`: why it gave up, which becomes the reason.
+
+        There is no error if the positions moved while the operation gave up.
+        """
         if self.outcome == MOVED:
             error = None  # it was accepted while it was given up
         elif self.outcome == UNKNOWN:
@@ -185,7 +198,9 @@ class PositionPlan(Operation):
         super().end(error)
 
     def _not_moved(self, error: MarshalError) -> MarshalError:
-        """Adds what happened to new topics: their positions are forgotten, although nothing moved (M16)."""
+        """Returns the error, with a note on topics that were created again and that the group has accepted or may still
+        accept: their positions are forgotten although nothing moved (M16).
+        """
         notes = [
             f"topic {topic!r} is the new one for the group now, and its partitions start at their beginnings"
             for topic in sorted(self.accepted)
@@ -199,7 +214,9 @@ class PositionPlan(Operation):
         return PositionNotMoved(self.context.name, "; ".join([reason, *notes]))
 
     def _acceptable(self) -> set[str]:
-        """New topics that may still be accepted: their record was sent and not read, and needs no pause."""
+        """Returns the topics, created again, that the group may still accept: their record was sent but not read yet,
+        and it can be accepted without a pause.
+        """
         group = self.context.group
         if group is None or group.deleted or (group.config is not None and group.config.on_topic_recreated == "fail"):
             return set()
@@ -207,18 +224,20 @@ class PositionPlan(Operation):
         return {record.topic for record in sent if record.observed == group.topology_offset(record.topic)}
 
     def command(self) -> str:
-        """The command that shows the outcome later."""
+        """Returns the command that shows later what became of the move."""
         return f"marshal explain {self.context.name} {self.tps[0]}"
 
 
 def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
-    """(version, position) of a partition; none for one that nobody ever claimed."""
+    """Returns the version and position of a partition, both NONE if the group has no state of it."""
     known = group.partitions.get(tp)
     return (NONE, NONE) if known is None else (known.version, known.position)
 
 
 def check_size(context: GroupContext, tps: Iterable[TopicPartition]) -> None:
-    """Encodes the record with the longest values that it could have. Raises InvalidRecord if it is too large."""
+    """Raises InvalidRecord if the record that moves these partitions, with the longest values it could have, would be
+    too large.
+    """
     moves = tuple(Move(*tp, OFFSET_MAX, OFFSET_MAX) for tp in tps)
     record = SetPosition(OFFSET_MAX, moves, True, context.author.signed("x" * BY_BYTES_MAX))
     genesis = context.world.genesis

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def owners_of(group: Group) -> dict[TopicPartition, str]:
-    """Client id of every partition's owner."""
+    """Returns the client id of the owner of each owned partition."""
     return {p.tp: group.sessions[p.owner].join.client_id for p in group.claims.values()}
 
 
@@ -39,8 +39,10 @@ def rows_of(
     after: Mapping[TopicPartition, int],
     parked: Collection[TopicPartition] = (),
 ) -> list[Row]:
-    """`before` is NONE where the partition had no position. Then skipped and repeated messages are unknown and counted
-    as 0, as for parked partitions: the messages around such a position may not exist.
+    """Returns a row for each partition of `after`.
+
+    If the partition had no position before (NONE) or is parked, the skipped and repeated messages are unknown and
+    counted as 0, because the messages around such a position may not exist.
     """
     rows = []
     for tp, target in sorted(after.items()):
@@ -51,14 +53,17 @@ def rows_of(
 
 
 def parked_of(group: Group) -> set[TopicPartition]:
-    """The partitions that nobody may claim before their position is moved (F6.4)."""
+    """Returns the partitions that nobody may claim before their position is moved (F6.4)."""
     return {tp for tp in group.partitions if group.parked(tp)}
 
 
 def preview(
     context: GroupContext, targets: Mapping[TopicPartition, int], recreated: Mapping[str, RecreatedTopic] | None = None
 ) -> list[Row]:
-    """The rows as the fold itself makes them. Raises PositionNotMoved with the fold's reason."""
+    """Returns a row for each partition of `targets`, computed by folding the records of the move.
+
+    Raises PositionNotMoved if the fold rejects a record.
+    """
     world = clone(context.world, context.name)
     group = context.group
     assert group is not None  # position.check_topology has looked
@@ -78,7 +83,7 @@ def preview(
 
 
 def clone(world: World, name: str) -> World:
-    """A world at the same offset with a copy of one group, if that exists."""
+    """Returns a world at the same offset that contains a copy of the group `name` alone, if that group exists."""
     found = World(world.log, world.root)
     found.genesis, found.crc_seed = world.genesis, world.crc_seed
     if name in world.groups:
@@ -90,7 +95,7 @@ def clone(world: World, name: str) -> World:
 
 
 def drained(context: GroupContext, world: World) -> Group:
-    """The group in a clone of the world, paused by this author, with every partition released."""
+    """Pauses the group in a clone of the world, releases all its partitions there, and returns that group."""
     there = world.groups[context.name]
     rehearse(
         world, context.name, ReleaseGroup(there.pause_change, there.pause_change, PAUSE_MS_MAX, by=context.author.by)
@@ -101,7 +106,7 @@ def drained(context: GroupContext, world: World) -> Group:
 
 
 def rehearse(world: World, group: str, record: Record) -> Verdict:
-    """The fold's verdict on a record, on a clone of the world."""
+    """Folds a record onto `world`, which must be a clone, and returns the fold's verdict on it."""
     assert world.genesis is not None  # a group exists, so its log has begun
     value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
     return rationalizer.apply(world, world.next_offset, value)

@@ -22,7 +22,11 @@ class PositionResolver:
     """The partitions of one move, and their new positions."""
 
     def __init__(self, runner: OperationRunner, topics: str | Sequence[str | TopicPartition], target: Target) -> None:
-        """Raises InvalidOption, GroupMissing, and DataTopicRecreated for a target that only the old topic has."""
+        """Finds the partitions that `topics` and `target` name, and the topics among them that were created again.
+
+        Raises InvalidOption and GroupMissing. Raises DataTopicRecreated if such a topic is to be moved by a shift or to
+        committed offsets, because both are positions of the topic that is gone.
+        """
         self._runner, self._target = runner, target
         given = [topics] if isinstance(topics, str) else list(topics)
         names = {one.topic if isinstance(one, TopicPartition) else one.partition(":")[0] for one in given}
@@ -62,7 +66,7 @@ class PositionResolver:
         return min(tp.partition for tp in self.tps if tp.topic == topic)
 
     def _partitions(self, given: Sequence[str | TopicPartition]) -> list[TopicPartition]:
-        """The partitions that are named."""
+        """Returns the partitions that the caller named, or those of the target's table if the caller named none."""
         group = self._group()
         found: list[TopicPartition] = []
         table = [tp for tp, _ in self._target.table]
@@ -92,16 +96,17 @@ class PositionResolver:
         return sorted(set(found))
 
     def check(self) -> None:
-        """Refuses before anything is paused what can be refused (M3). Raises as `resolve`.
+        """Looks the new positions up before anything is paused, so that wrong ones are refused early (M3).
 
-        A shift of an owned partition is checked once it is free: its owner may be further than the log says.
+        Raises what `resolve` raises. A shift of an owned partition is checked only when the partition is free, because
+        its owner may be further than the log says.
         """
         owned = self._group().claims.values()
         moving = {partition.tp for partition in owned} if self._target.kind == SHIFT else set()
         self._resolve([tp for tp in self.tps if tp not in moving])
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The new positions, as of now. Raises PositionNotMoved for a topic that was created again meanwhile."""
+        """Looks the new positions up. Raises PositionNotMoved for a topic that was created again meanwhile."""
         for topic, before in self._infos.items():
             if self._look(topic).topic_id != before.topic_id:
                 raise PositionNotMoved(

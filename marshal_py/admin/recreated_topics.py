@@ -17,9 +17,10 @@ from marshal_py.transport.ports import TopicInfo
 
 
 class RecreatedTopic(NamedTuple):
-    """A topic whose id in the cluster, `found`, is not the one in the group's log. `partitions`: how many it has now.
+    """A topic whose id in the cluster, `found`, is not the one in the group's log, `known`.
 
-    `forgotten`: how many positions are of the old topic.
+    `partitions`: how many it has now. `forgotten`: how many positions of the old topic the group forgets when it
+    accepts the new one.
     """
 
     topic: str
@@ -29,12 +30,12 @@ class RecreatedTopic(NamedTuple):
     forgotten: int
 
     def accepting(self, group: Group, token: int, by: str) -> Topology:
-        """The record by which the group accepts the new topic."""
+        """Returns the record by which the group accepts the new topic. `token`: of the pause in which it is sent."""
         return Topology(self.topic, self.partitions, group.topology_offset(self.topic), token, by, self.found)
 
 
 def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, RecreatedTopic]:
-    """The topics of `infos` that were created again (D10). A topic without a known id is left out."""
+    """Returns the topics of `infos` that were created again (D10). A topic without a known id is left out."""
     found = {}
     for topic, info in infos.items():
         known = group.topics.get(topic)
@@ -48,7 +49,7 @@ def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, Re
 
 
 def partitions_of(group: Group, recreated: Iterable[RecreatedTopic]) -> set[TopicPartition]:
-    """The partitions that must be free before the new topics are accepted (F9.10)."""
+    """Returns the partitions that nobody may own when the group accepts these topics (F9.10)."""
     topics = {one.topic for one in recreated}
     found = {tp for tp in group.partitions if tp.topic in topics and tp.partition >= 0}
     for topic in topics:
@@ -59,7 +60,10 @@ def partitions_of(group: Group, recreated: Iterable[RecreatedTopic]) -> set[Topi
 def check_topology(
     group: Group | None, name: str, tps: Iterable[TopicPartition], recreated: Mapping[str, RecreatedTopic]
 ) -> None:
-    """Checks F8.2 before anything is paused: the log knows the partitions, or will once new topics are accepted."""
+    """Raises GroupMissing for a partition unknown to the group's log, because its move would be rejected (F8.2).
+
+    For a topic in `recreated` the partitions of the new topic count, because the group accepts it before the move.
+    """
     if group is None:
         raise GroupMissing(name, "has never been used: start a consumer once, or correct the name")
     for tp in tps:

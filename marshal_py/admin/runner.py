@@ -46,7 +46,7 @@ Resolve = Callable[[], Mapping[TopicPartition, int]]
 
 
 def author_here() -> Author:
-    """This run: the user, the machine and random bytes."""
+    """Returns the author of this run's records: the user, the machine and random bytes."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name
@@ -109,7 +109,10 @@ class OperationRunner:
     # --- reading
 
     def _find_root(self, count: int) -> Genesis:
-        """L3. Folds log 0 up to the root. Later records are folded only if it is the group's log."""
+        """Folds log 0 up to the root and returns the root (L3).
+
+        The records after the root are folded later, and only if log 0 is the group's log.
+        """
         end = self._begin(None)
         deadline = time.monotonic() + self.timeout_s
         while self._world.genesis is None and self._world.next_offset < end:
@@ -122,7 +125,7 @@ class OperationRunner:
         return root
 
     def _begin(self, root: Genesis | None) -> int:
-        """Follows the log from where reading has to begin (N9); returns its end."""
+        """Follows the group's log from the offset where reading has to begin (N9). Returns the log's end offset."""
         bounds = self._log.bounds(self._number, self.timeout_s)
         self._world = replay_start.open_world(self._log, self._number, root, bounds)
         self._log.follow(self._number, self._world.next_offset)
@@ -158,7 +161,7 @@ class OperationRunner:
                 operation.receive(verdict, now)
 
     def begin(self) -> None:
-        """Begins the group's log, if nobody has, by a copy of the root, and waits until one is read (L4)."""
+        """Begins the group's log if nobody has: writes a copy of the root, and waits until such a copy is read (L4)."""
         root = self._world.genesis or self._world.root
         assert root is not None  # it was found when the runner was opened
         deadline = time.monotonic() + self.timeout_s
@@ -167,7 +170,7 @@ class OperationRunner:
             self._fold(self._poll(BEGIN_S, deadline, self._number))
 
     def refresh(self) -> None:
-        """Folds the records that were written since."""
+        """Folds the records that were written since the log was last read."""
         self._fold_to_end()
 
     # --- driving

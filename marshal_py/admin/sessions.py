@@ -12,7 +12,7 @@ from marshal_py.protocol.world import Group
 
 
 def find_session(context: GroupContext, session: int) -> None:
-    """Raises GroupMissing for a session that is not live."""
+    """Checks that the session is live. Raises GroupMissing if it is not."""
     if context.group is None or session not in context.group.sessions:
         raise GroupMissing(context.name, f"has no live session {session}")
 
@@ -50,7 +50,10 @@ class StepDownPlan(Operation):
 
 
 class EvictPlan(Operation):
-    """Ends sessions that are silent, after waiting for each as a member must (M4). A sign of life stops it (M11)."""
+    """Evicts sessions after it has waited for each of them, without a sign of life, as long as a member must (M4).
+
+    If one of them gives a sign of life, the operation gives up (M11).
+    """
 
     what = "nobody is evicted"
 
@@ -135,7 +138,7 @@ class RemovePlan(EvictPlan):
             self.send(GroupConfig(group.config_offset, deleted=True, by=by), now)
 
     def give_up(self, error: MarshalError) -> None:
-        """A deleted group makes every other operation fail; for this one it is success."""
+        """Gives up, but ends with success if the group is deleted: other operations fail then, this one wants it."""
         group = self.context.group
         if group is not None and group.deleted:
             self.end()

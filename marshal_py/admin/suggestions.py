@@ -11,7 +11,7 @@ SIMILAR: Final = 0.6  # difflib's own default: two typing errors in a name of si
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """How an error about an unknown name ends: with the nearest known name, or with those that there are."""
+    """Returns the end of an error about an unknown name: the nearest known name or, if none is near, all of them."""
     names = sorted(known)
     near = get_close_matches(name, names, 1, SIMILAR) or [one for one in names if one.lower() == name.lower()]
     if near:

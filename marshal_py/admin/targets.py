@@ -27,7 +27,11 @@ _DIGITS = re.compile(r"\d{1,19}")
 
 
 class Target(NamedTuple):
-    """`number`: the offset, the N of latest-N or of a shift, or the time in ms since 1970."""
+    """What the caller gave as the target. `kind`: earliest, latest, offset, time, committed, shift or table.
+
+    `number`: the offset, the N of latest-N or of a shift, or the time in ms since 1970. `table`: for a file, the
+    offset of each partition.
+    """
 
     kind: str
     number: int = 0
@@ -49,12 +53,15 @@ def parse(text: str) -> Target:
 
 
 def shift(by: int) -> Target:
-    """The position plus `by`, which may be negative."""
+    """Returns the target that is the position plus `by`, which may be negative."""
     return Target(SHIFT, by)
 
 
 def parse_table(text: str, group: str) -> Target:
-    """A CSV file's content. Raises InvalidOption with the line that is wrong."""
+    """Returns the target that a CSV file contains. Raises InvalidOption with the line that is wrong.
+
+    `text`: the content of the file. `group`: the only group whose lines may be in it, if they name a group.
+    """
     rows: dict[TopicPartition, int] = {}
     for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
         cells = [cell.strip() for cell in row]
@@ -74,14 +81,16 @@ def parse_table(text: str, group: str) -> Target:
 
 
 def print_table(positions: Mapping[TopicPartition, int]) -> str:
-    """The content of a CSV file that `parse_table` reads."""
+    """Returns the content of a CSV file that `parse_table` reads."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows((*tp, positions[tp]) for tp in sorted(positions))
     return out.getvalue()
 
 
 class Facts(NamedTuple):
-    """What a target may need to know, per partition. What it does not need may be left out."""
+    """What the log and Kafka say about each partition: its position, its first and its end offset, the group's
+    committed offset, and the offset at the target's time. The last two may be empty if the target needs none.
+    """
 
     positions: Mapping[TopicPartition, int]  # of the world; NONE where there is none
     first: Mapping[TopicPartition, int]
@@ -91,7 +100,9 @@ class Facts(NamedTuple):
 
 
 def resolve(target: Target, tps: Iterable[TopicPartition], facts: Facts) -> dict[TopicPartition, int]:
-    """Offsets for these partitions. Raises PositionOutOfRange, or InvalidOption where the needed facts are missing."""
+    """Returns the offset that the target means in each partition. Raises PositionOutOfRange if the partition does not
+    reach there, InvalidOption if a fact that the target needs is missing.
+    """
     found = {tp: _resolve_one(target, tp, facts) for tp in tps}
     for tp, position in found.items():
         if not facts.first[tp] <= position <= facts.end[tp]:
