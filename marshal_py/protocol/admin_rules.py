@@ -1,6 +1,7 @@
 """Rules 7 to 9 of the fold: pauses, positions, topics, settings, step-downs (PROTOCOL.md 5).
 
-rationalizer.py calls them. Each returns "" if it accepted the record, else the reason, having changed nothing.
+rationalizer.py calls the function of a record's type. It applies the record to the group and returns "", or it changes
+nothing and returns the reason for the rejection.
 """
 
 from __future__ import annotations
@@ -122,7 +123,10 @@ def _holds_partition(group: Group) -> bool:
 
 
 def _forget_everything(group: Group, offset: int) -> None:
-    """F9.5: keeps of a deleted group only its name, the record, and the offset that makes older copies stale."""
+    """Removes all of a deleted group but its name, config and last deletion (F9.5).
+
+    The offset of the deletion makes copies of older records stale.
+    """
     for topic in group.topics.values():
         group.forget_entry(topic)
     for partition in group.partitions.values():

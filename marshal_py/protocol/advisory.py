@@ -16,7 +16,7 @@ from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Evict, GroupConfig, Record, ReleaseGroup, SetPosition, Topology
 from marshal_py.protocol.world import Group
 
-PROBE: Final = "probe"  # kind of the Note that reads the log's end (T2, T10): no advisory
+PROBE: Final = "probe"  # kind of the Note whose reading back proves that the log's end was read (T2, T10): no advisory
 UNCOMMITTED: Final = "uncommitted"
 
 KINDS: Final = {
@@ -116,12 +116,12 @@ class GroupEvents:
     """Derives events of a group as a whole from its accepted records, one after the other."""
 
     def __init__(self, group: Group | None = None) -> None:
-        """`group`: its state before the first record that will be read."""
+        """`group`: the group before the first record that `read` gets, None if it does not exist yet."""
         self._paused = group is not None and group.paused
         self._topics = {name: (topic.count, topic.id) for name, topic in group.topics.items()} if group else {}
 
     def read(self, record: Record | None) -> Iterator[tuple[str, TopicPartition | None, int, str]]:
-        """(kind, partition, `to`, text) of what an accepted record did."""
+        """Yields what an accepted record did, as the (kind, partition, `to`, text) of an Advisory."""
         match record:
             case ReleaseGroup(duration_ms=0):
                 yield from self._resume(_reason(record.reason, record.by))
@@ -147,7 +147,7 @@ class GroupEvents:
                 pass
 
     def _topology(self, record: Topology) -> str:
-        """The part of a Topology's text about the topic's id; "" if the id is not new."""
+        """Says what a Topology means for the topic's id: that it is another one, or known now; else ""."""
         known = self._topics.get(record.topic)
         count, topic_id = known or (0, "")
         self._topics[record.topic] = record.partitions, record.topic_id or topic_id
@@ -164,11 +164,11 @@ class GroupEvents:
 
 
 def silence(record: Evict) -> str:
-    """Why a session was evicted, and by whom."""
+    """Says for how long an evicted session was silent, and who evicted it."""
     return f"after {record.waited_ms / 1000:g} s of silence{_reason('', record.by, ', ')}"
 
 
 def _reason(reason: str, by: str, mark: str = "") -> str:
-    """`deploy, by ops`; what is missing is left out."""
+    """Returns `deploy, by ops` with `mark` before it. A part that is empty is left out, and `mark` if both are."""
     text = ", ".join(part for part in (reason, f"by {by}" if by else "") if part)
     return f"{mark}{text}" if text else ""

@@ -1,8 +1,9 @@
-"""The order of candidates and the target assignment, as one member last computed them (PROTOCOL.md F9.9, A1, A2, T4).
+"""The order of candidates and the target, as one member last computed them (PROTOCOL.md F9.9, A1, A2, T4).
 
-Both are functions of the world and of the sessions that the member has waited out. In a large group they cost
-milliseconds, and each record of a burst changes them. There they are computed once in a tenth of an interval, and in
-between the last result is used. All of it is guidance: the fold decides who owns what.
+The target says which session should own which partition. A member has waited out a session that was silent for so long
+that it may evict it; such a session is no candidate. Order and target follow from the world and the sessions waited
+out. In a large group they cost milliseconds, and each record of a burst changes them. There they are computed once in a
+tenth of an interval, and in between the last result is used. All of it is guidance: the fold decides who owns what.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ REFRESH_AT_ONCE_MAX: Final = 2_000  # partitions and sessions; up to so many, a 
 
 
 class Candidacy:
-    """The part of a member that knows its rank among the others and the target."""
+    """Knows this member's rank among the candidates, and the target."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
         self.revision = 0  # grows with each refresh that computed something
-        self.waited_out: frozenset[int] = frozenset()  # as of now
+        self.waited_out: frozenset[int] = frozenset()  # as of the last refresh
         self.order: list[int] = []
         self.place: dict[int, int] = {}  # session -> its index in the order
         self.target: Target = {}
@@ -35,11 +36,11 @@ class Candidacy:
         self.taking: list[TopicPartition] = []  # of these, the ones that live sessions own
         self.giving = False  # whether the target gives a partition of this member to another one
         self.stopping: set[int] = set()  # live sessions that are about to leave (A6)
-        self.outdated = False  # whether the world has changed since the last refresh
+        self.outdated = False  # whether the world has changed since order and target were computed
         self._refreshed: tuple[int, frozenset[int], int] = (-1, frozenset(), NONE)
-        self._refreshed_ms = 0  # of the wait clock
-        self._before: list[int] = []  # sessions before this one, by number
-        self._all: list[int] = []
+        self._refreshed_ms = 0  # when order and target were computed, on the wait clock
+        self._before: list[int] = []  # sessions before this one in the order, sorted by id
+        self._all: list[int] = []  # all candidates, sorted by id
         self._ahead: dict[str, int] = {}  # topic -> how many candidates before this one can take a partition of it
         self._successors: tuple[tuple[int, ...], Target] = ((), {})
 
@@ -49,7 +50,7 @@ class Candidacy:
         return self.policy in MOVING_POLICIES
 
     def refresh(self, group: Group) -> None:
-        """Computes what may have changed since the last call."""
+        """Computes order and target anew if the world has changed; in a large group not too often."""
         detector, me = self.member.detector, self.member.session
         waited_out = detector.waited_out(group)
         waited_out.discard(me)
@@ -78,7 +79,7 @@ class Candidacy:
         self.giving = any(self.target.get(group.claims[epoch].tp, me) != me for epoch in group.sessions[me].epochs)
 
     def wait_ms(self) -> int | None:
-        """How long until the next refresh may compute, in ms; None if the world has not changed."""
+        """Returns in how many ms `refresh` may compute a change that it put off; None if it put off none."""
         clock = self.member.detector.clock
         return max(1, self._refreshed_ms + clock.step_ms_max - clock.counted_ms) if self.outdated else None
 
@@ -90,17 +91,21 @@ class Candidacy:
         return NONE if known is None else known.owner
 
     def rank(self, group: Group) -> int:
-        """This member's place among those that may act now."""
+        """Returns this member's place in the order of candidates; 0 is the first, which acts at once."""
         self.refresh(group)
         return self.place[self.member.session]
 
     def awaits_hand_overs(self, group: Group) -> bool:
-        """Whether the target takes partitions from live owners for this member (A3)."""
+        """Whether the target gives this member partitions that live members still own (A3)."""
         self.refresh(group)
         return bool(self.taking)
 
     def rank_for(self, group: Group, tp: TopicPartition) -> int:
-        """A2: 0 for the named successor or the target, 1 for the former owner, then the others that can take `tp`."""
+        """Returns this member's rank for claiming `tp` (A2), the number of sessions whose turn is earlier.
+
+        First comes the successor that the Release named, else the session of the target; then the former owner; then,
+        in the order of candidates, the others that can take `tp`.
+        """
         me, known = self.member.session, group.partitions.get(tp)
         first, former = self.target.get(tp, NONE), NONE
         if known is not None:
@@ -114,7 +119,8 @@ class Candidacy:
             return int(first in self.place)
         rank, place = self._ahead_of(group, tp.topic), self.place
         for sid in {first, former} & place.keys():
-            rank += place[sid] > place[me] or not self._takes(group, sid, tp.topic)  # it is not counted in `rank` yet
+            # `rank` has not counted such a session yet.
+            rank += place[sid] > place[me] or not self._takes(group, sid, tp.topic)
         return rank
 
     def _takes(self, group: Group, sid: int, topic: str) -> bool:
@@ -133,14 +139,20 @@ class Candidacy:
         return self._ahead.get(topic, 0)
 
     def rank_over(self, silent: Session) -> int:
-        """T4: this member's rank for evicting `silent`. Members that joined after its last sign of life come last."""
+        """Returns this member's rank for evicting `silent` (T4), the number of members whose turn is earlier.
+
+        Members that joined after the last sign of life of `silent` come last.
+        """
         older = bisect_right(self._before, silent.extended)
         if self.member.session <= silent.extended:
             return older
         return bisect_right(self._all, silent.extended) + len(self._before) - older
 
     def successors(self, group: Group) -> Target:
-        """The target once this member is gone: computed for those that stay, so that each partition moves once (A6)."""
+        """Returns the target without this member and the others that are stopping (A6).
+
+        So each of their partitions moves once, to a member that stays.
+        """
         self.refresh(group)
         leaving = self.stopping | {self.member.session}
         rest = tuple(sid for sid in self.order if sid in group.sessions and sid not in leaving)
@@ -149,7 +161,7 @@ class Candidacy:
         return self._successors[1]
 
     def can_hand_over(self, group: Group) -> bool:
-        """Whether members that stay would take over this member's partitions while it still delivers (A3, A6)."""
+        """Whether members that stay would take over partitions of this member while it still delivers (A3, A6)."""
         self.refresh(group)
         me, stays = self.member.session, group.sessions.keys() - self.stopping
         if not self.moves:

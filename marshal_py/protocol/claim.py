@@ -1,7 +1,8 @@
 """One client's own view of what it owns: each claim from its acceptance to its end (PROTOCOL.md T12, T16, 8).
 
 A claim is OPEN (delivering), DRAINING (delivery has stopped, handlers finish), RELEASING (its Release was sent; it
-never delivers again) or GONE. Nothing here reads the world: the parts of the member report what was read.
+never delivers again) or GONE. Nothing here reads the world: the parts of the member report what was read. Times are
+monotonic ms.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class Claim:
         self.end_offset = NONE  # end of the partition as last seen, for lag
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
-        """Ends delivery; handlers may finish until the deadline (monotonic). The earliest deadline counts."""
+        """Ends delivery; handlers may finish until `drain_until_ms`, or as long as they need if it is None.
+
+        If delivery has ended already, the earlier deadline counts, with its reason and successor.
+        """
         if self.phase is ClaimPhase.OPEN:
             self.phase = ClaimPhase.DRAINING
             self.reason, self.successor, self.drain_until_ms = reason, successor, drain_until_ms
@@ -76,22 +80,25 @@ class Claim:
                 self.reason, self.successor = reason, successor
 
     def park(self, parking: str, reason: str, drain_until_ms: int) -> None:
-        """Ends delivery permanently: the Release will park the partition, whatever it was going to do before (F6.4)."""
+        """Ends delivery permanently: the Release will park the partition, whatever it was to do before (F6.4).
+
+        `parking`: why, the name of an error (parking.py). `reason`: the text of the Release.
+        """
         self.stop(reason, drain_until_ms)
         self.parking, self.reason, self.successor = parking, reason, NONE
 
     def seal(self, phase: ClaimPhase) -> None:
-        """Enters RELEASING or GONE: from here on nothing is delivered and no ack counts (T16)."""
+        """Enters RELEASING or GONE: from then on nothing is delivered and no ack counts (T16)."""
         self.phase, self.sealed = phase, True
 
     def reopen(self) -> None:
-        """Delivers again: the reason to release it went away before the Release was sent."""
+        """Delivers again, because the reason to release the claim went away before its Release was sent."""
         if self.phase is ClaimPhase.DRAINING:
             self.phase, self.reason, self.successor, self.drain_until_ms = ClaimPhase.OPEN, "", NONE, None
             self.revoking_reported = False
 
     def drained(self, now_ms: int) -> bool:
-        """Whether the Release may be sent: no handler has a message of it, or the deadline is over (T12)."""
+        """Whether the Release may be sent: no handler has a message of the claim, or the deadline is over (T12)."""
         if self.drain_until_ms is not None and now_ms >= self.drain_until_ms:
             return True
         if isinstance(self.tracker, AtLeastOnce):
@@ -99,9 +106,9 @@ class Claim:
         return self.tracker.in_flight_since_ms is None
 
     def position(self) -> int:
-        """The offset at which the next owner starts, as far as this client knows.
+        """Returns the offset at which the next owner starts, as far as this client knows.
 
-        In at-most-once mode it is the one after all that was handed over.
+        In at-most-once mode it is the offset after the highest one that was handed over.
         """
         return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else self.tracker.handed_to
 
@@ -109,9 +116,9 @@ class Claim:
         return max(0, self.end_offset - position) if self.end_offset != NONE else 0
 
     def handler_since_ms(self) -> int | None:
-        """Since when (monotonic) the longest silent handler has been silent (D4); None without any.
+        """Returns since when the longest silent handler has been silent (D4); None if none has a message.
 
-        In at-most-once mode: since when the handler has been at work.
+        In at-most-once mode: since when the handler has had messages.
         """
         if isinstance(self.tracker, AtLeastOnce):
             oldest = self.tracker.oldest()

@@ -10,7 +10,7 @@ from marshal_py.protocol.world import Partition
 
 
 def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
-    """The heartbeat entry of a claim; None if the world knows all of it already (T11)."""
+    """Returns the heartbeat entry of a claim; None if the world holds the same already (T11)."""
     tracker = claim.tracker
     if isinstance(tracker, AtMostOnce):
         lag, in_flight = claim.lag(tracker.delivered_to), tracker.in_flight
@@ -27,7 +27,11 @@ def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
 
 
 def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition:
-    """The Release: says where the next owner starts (F6.2) and gives back grants that were not used (F6.3)."""
+    """Returns the Release of a claim.
+
+    In at-least-once mode it says where the next owner starts (F6.2), in at-most-once mode it gives back what was
+    granted and not handed over (F6.3).
+    """
     tracker = claim.tracker
     if isinstance(tracker, AtMostOnce):
         return ReleasingPartition(

@@ -1,7 +1,8 @@
-"""Bytes <-> records: the only file that knows the wire format (PROTOCOL.md 4). Judges bytes, never the world.
+"""Converts records to bytes and back: the only file that knows the wire format (PROTOCOL.md 4).
 
-`encode` makes a value of a record; `open_envelope` reads a value's envelope and `decode_body` its record. A value that
-is not ours gives None and never an exception: a foreign writer to the topic must not be able to stop its readers (S13).
+`encode` makes the value of a Kafka message of a record; `open_envelope` reads a value's envelope and `decode_body` its
+record. They judge bytes, never the world. A value that is not ours gives None and never an exception: a foreign writer
+to the topic must not be able to stop its readers (S13).
 """
 
 from __future__ import annotations
@@ -69,15 +70,15 @@ _DECODERS: Final = tuple(Decoder(kind) for kind in RECORD_TYPES)
 _ENCODER: Final = Encoder()
 
 
-# Group ("" for Genesis and Snapshot only), envelope version, record version, type, body, and the record for these two
-# alone. A plain tuple, because one is made for every record that is folded.
+# Group ("" for Genesis and Snapshot only), envelope version, record version, type, body, and the decoded record of a
+# Genesis or Snapshot (None for other types). A plain tuple, because one is made for every record that is folded.
 Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
 
 
 def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
-    """The value to append to the log. `version`: record version (E8), used for records of a group.
+    """Returns the value to append to the log. Raises InvalidRecord if a field or the size is out of bounds (E6).
 
-    Raises InvalidRecord if a field is out of bounds; nothing is clamped (E6).
+    `version`: the record version of a group's record (E8); Genesis and Snapshot always have LOG_RECORD_VERSION.
     """
     kind = RECORD_TYPES.index(type(record))
     try:
@@ -106,7 +107,10 @@ def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD
 
 
 def _trimmed(struct: Struct) -> list[Any]:
-    """A record (its type first) or nested array without the trailing fields that have their defaults (E7)."""
+    """Returns the fields of a record (after its type) or nested array as a list.
+
+    Trailing fields that have their defaults are left out (E7).
+    """
     values = list(astuple(struct))
     defaults = struct.__struct_defaults__
     while len(values) > len(struct.__struct_fields__) - len(defaults):
@@ -119,14 +123,17 @@ def _trimmed(struct: Struct) -> list[Any]:
 
 
 def _flat(value: Any) -> Any:
-    """Nested structs as arrays, trimmed as well."""
+    """Returns the value of a field with nested structs turned into lists, trimmed as well."""
     if isinstance(value, Struct):
         return _trimmed(value)
     return [_flat(each) for each in value] if type(value) is tuple and value and isinstance(value[0], Struct) else value
 
 
 def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
-    """The envelope of a value, or None for garbage (E1, E2). `seed` is crc32(incarnation), -1 before the Genesis."""
+    """Returns the envelope of a value, or None for garbage (E1, E2).
+
+    `seed` is crc32(incarnation), or -1 before the Genesis is known.
+    """
     if value is None or len(value) < HEADER_BYTES:
         return None
     magic, version, size, checksum, group_bytes = _HEADER(value)
@@ -145,7 +152,7 @@ def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
 
 
 def _open_unowned(value: bytes, seed: int) -> Envelope | None:
-    """Genesis and Snapshot: the CRC is seeded with the incarnation that they name (E2)."""
+    """Opens a Genesis or Snapshot, whose CRC is seeded with the incarnation that it names itself (E2)."""
     kind = value[13]
     if kind != GENESIS and kind != SNAPSHOT:
         return None
@@ -164,7 +171,10 @@ def _open_unowned(value: bytes, seed: int) -> Envelope | None:
 
 
 def open_snapshot(value: bytes | None) -> Snapshot | None:
-    """The Snapshot in a value, of any incarnation; None for anything else. For readers that search for one (N9)."""
+    """Returns the Snapshot in a value, whatever incarnation it names; None if the value is no Snapshot.
+
+    For readers that search a log for a snapshot to begin at (N9).
+    """
     if value is None or len(value) < HEADER_BYTES or value[11] or value[13] != SNAPSHOT:
         return None
     record = decode_body(SNAPSHOT, value[14:])
@@ -174,7 +184,7 @@ def open_snapshot(value: bytes | None) -> Snapshot | None:
 
 
 def decode_body(kind: int, body: bytes) -> Record | None:
-    """The record of a body of type `kind` (0-15), or None if it is malformed (E6)."""
+    """Returns the record of a body of type `kind` (0-15), or None if the body is malformed (E6)."""
     # Each level takes a byte, so a short body cannot be too deep; a long one seldom has so many container bytes.
     if len(body) > DEPTH_MAX and len(body.translate(None, _NOT_CONTAINERS)) > DEPTH_MAX and _too_deep(body):
         return None

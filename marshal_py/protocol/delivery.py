@@ -1,7 +1,8 @@
-"""What one claim has delivered: the low watermark in at-least-once mode, the grants in at-most-once mode.
+"""Tracks which offsets of one claim were handed over and which are finished (PROTOCOL.md 8, F5, F6).
 
-AtLeastOnce and AtMostOnce are the two trackers (PROTOCOL.md 8, F5, F6). They know offsets, never messages. Times are
-monotonic ms. Nothing here is thread-safe: callers hold a lock.
+AtLeastOnce and AtMostOnce are the trackers of the two modes. They know offsets, never messages. A message is handed
+over when the user gets it, and finished when its ack has come. Times are monotonic ms. Nothing here is thread-safe:
+callers hold a lock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MARK_MS = 1_000  # grain of delivery times: handler timeouts are many seconds, a
 
 
 class OffsetRun:
-    """Messages of one claim that were fetched together, oldest first.
+    """Offsets of one claim that were fetched together, lowest first. An index is a place in `offsets`.
 
     Invariants:
       R1  0 <= low <= delivered <= len(offsets)
@@ -38,10 +39,10 @@ class OffsetRun:
         self.low = 0
         self.finished: set[int] = set()
         self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, one per MARK_MS at most
-        self.touched: dict[int, int] | None = None  # index -> mono_ms of its handler's last touch
+        self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last said that it works
 
     def deliver(self, count: int, mono_ms: int) -> int:
-        """Hands `count` more messages over; returns the index of the first."""
+        """Records that the next `count` messages are handed over; returns the index of the first."""
         first = self.delivered
         self.delivered = first + count
         marks = self.marks
@@ -50,7 +51,7 @@ class OffsetRun:
         return first
 
     def finish(self, index: int) -> bool:
-        """Marks one message finished; False if it was finished already (an ack may come twice)."""
+        """Marks one message finished; returns False if it was finished already, because an ack may come twice."""
         low = self.low
         if index > low:
             if index in self.finished:
@@ -70,7 +71,7 @@ class OffsetRun:
         return True
 
     def finish_range(self, first: int, stop: int) -> int:
-        """Marks the indexes [first, stop) finished; returns how many of them were not."""
+        """Marks the indexes [first, stop) finished; returns how many of them were not finished before."""
         if first == self.low and not self.finished:
             self.low = stop
             return stop - first
@@ -78,11 +79,11 @@ class OffsetRun:
 
     @property
     def unfinished(self) -> int:
-        """Delivered and not finished."""
+        """How many messages were handed over and are not finished."""
         return self.delivered - self.low - len(self.finished)
 
     def delivered_ms(self, index: int) -> int:
-        """When the message at `index` was handed over, rounded to MARK_MS; never earlier than it was."""
+        """Returns when the message at `index` was handed over: at most MARK_MS too late, never too early."""
         marks = self.marks
         for position in range(len(marks) - 1, -1, -1):
             if marks[position][0] <= index:
@@ -91,7 +92,7 @@ class OffsetRun:
         return 0
 
     def touch(self, first: int, stop: int, mono_ms: int) -> None:
-        """The handlers of the messages at [first, stop) report that they are still at work."""
+        """Records that at `mono_ms` the handlers of the messages at [first, stop) said that they still work."""
         if self.touched is None:
             self.touched = {}
         for index in range(max(first, self.low), min(stop, self.delivered)):
@@ -99,11 +100,15 @@ class OffsetRun:
                 self.touched[index] = mono_ms
 
     def touch_all(self, mono_ms: int) -> None:
-        """The handlers of all messages report that they are still at work."""
+        """Records that at `mono_ms` the handlers of all messages said that they still work."""
         self.marks, self.touched = [(self.low, mono_ms)], None
 
     def oldest(self) -> tuple[int, int] | None:
-        """Since when the longest silent handler of this run has been silent, and the index of its message (D4)."""
+        """Returns since when the longest silent handler has been silent, and the index of its message (D4).
+
+        A handler is silent from when it got its message or last reported that it is at work. None if no handler has a
+        message.
+        """
         touched, finished, index = self.touched, self.finished, self.low
         if not touched:
             return (self.delivered_ms(index), index) if index < self.delivered else None
@@ -111,7 +116,7 @@ class OffsetRun:
         while index < self.delivered and (index in self.touched or index in finished):
             index += 1
         silent = [(ms, at) for at, ms in self.touched.items()]
-        if index < self.delivered:  # of those that were never touched, the first was handed over first
+        if index < self.delivered:  # of those never touched, the lowest was handed over first
             silent.append((self.delivered_ms(index), index))
         return min(silent, default=None)
 
@@ -119,7 +124,8 @@ class OffsetRun:
 class AtLeastOnce:
     """Tracks one claim in at-least-once mode: the lowest unfinished offset is the position (D1).
 
-    What earlier owners finished above it is skipped, and their deliveries are counted (D11).
+    Messages above the position that earlier owners finished are not delivered again. How often earlier owners delivered
+    the others is counted (D11).
     """
 
     __slots__ = (
@@ -135,9 +141,10 @@ class AtLeastOnce:
     )
 
     def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
-        """`position`: of the claim. `attempts`: how often earlier owners delivered the message there.
+        """Begins at the claim's `position`; earlier owners delivered the message there `attempts` times.
 
-        `in_flight`, `known`: how many messages the last owner had in flight, and its progress.
+        `in_flight`: how many messages the last owner had delivered and not finished. `known`: its progress above the
+        position, as bytes (4.2).
         """
         self._base = self._floor = self._fetched_to = position
         ranges = progress.decode(position, known)
@@ -151,17 +158,20 @@ class AtLeastOnce:
     # --- what earlier owners have done
 
     def finished_to(self) -> int:
-        """End of what earlier owners finished above the position, 0 for nothing. The partition must reach it."""
+        """Returns the end of what earlier owners finished above the position; 0 if they finished nothing there.
+
+        A partition that ends below this offset was truncated (D1).
+        """
         return self._finished_before[-1][1] if self._finished_before else 0
 
     def discard_inherited(self) -> None:
-        """D1: the partition was truncated, so what was reported of its offsets is about messages that are gone."""
+        """Forgets what earlier owners finished and delivered: the partition was truncated, so it is gone (D1)."""
         self._finished_before, self._delivered_before, self._attempts = [], [], 0
 
     def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
-        """Takes fetched offsets, ascending; returns those that no earlier owner has finished, and their run.
+        """Adds fetched offsets (ascending), without those that earlier owners finished; returns them and their run.
 
-        Returns the same object if nothing is left out, and no run if nothing is left.
+        Returns the same object `offsets` if none is left out, and None for the run if all are.
         """
         spans, kept = self._finished_before, offsets
         if offsets[0] < self._floor or (spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]):
@@ -179,7 +189,10 @@ class AtLeastOnce:
         return at >= 0 and offset < self._finished_before[at][1]
 
     def next_finished(self, offset: int) -> tuple[int, int]:
-        """The first span at or above `offset` that earlier owners finished; (OFFSET_MAX, OFFSET_MAX) if none is."""
+        """Returns the first span (start, end) that earlier owners finished and that ends above `offset`.
+
+        Returns (OFFSET_MAX, OFFSET_MAX) if there is none.
+        """
         if offset < self._floor:
             return offset, self._floor
         return next((span for span in self._finished_before if span[1] > offset), (OFFSET_MAX, OFFSET_MAX))
@@ -187,7 +200,10 @@ class AtLeastOnce:
     # --- what this claim does
 
     def add(self, offsets: Sequence[int]) -> OffsetRun:
-        """Adds fetched offsets; returns their run. Few at a time continue the newest run, as a run costs 500 bytes."""
+        """Adds fetched offsets and returns their run.
+
+        Small fetches that follow each other share a run, because each run costs 500 bytes.
+        """
         if self._first == NONE:
             self._first = offsets[0]
         self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
@@ -201,7 +217,7 @@ class AtLeastOnce:
         return run
 
     def forget_undelivered(self) -> int:
-        """Drops what was fetched and not handed over; returns the offset after what was handed over."""
+        """Drops the offsets that were fetched and not handed over; returns where delivery continues."""
         while self.runs and not self.runs[-1].delivered:
             self.runs.pop()
         if not self.runs:
@@ -213,9 +229,9 @@ class AtLeastOnce:
         return self._fetched_to
 
     def withdraw(self, run: OffsetRun, first: int) -> int:
-        """Undoes the newest delivery, of the messages from index `first` on; returns the first of their offsets.
+        """Undoes the newest delivery, that of the messages from index `first` of `run` on; returns the first offset.
 
-        None of them may be finished, and nothing may have been fetched after them.
+        None of these messages may be finished, and nothing may have been fetched after them.
         """
         offset = run.offsets[first]
         run.offsets, run.delivered = run.offsets[:first], first
@@ -238,7 +254,7 @@ class AtLeastOnce:
         return low
 
     def _low(self) -> int:
-        """The end of what this claim has finished without a gap."""
+        """Returns the offset up to which this claim has finished every message; drops the runs below it."""
         runs = self.runs
         while runs:
             run = runs[0]
@@ -250,7 +266,7 @@ class AtLeastOnce:
         return self._base
 
     def _unfinished_from(self) -> int:
-        """The lowest offset that was fetched and is not finished, else the end of what was fetched."""
+        """Returns the lowest fetched offset that is not finished; if all are, the one after the last fetched."""
         if not self.runs:
             return self._fetched_to
         run = self.runs[0]
@@ -269,7 +285,10 @@ class AtLeastOnce:
     # --- what it reports
 
     def progress(self) -> bytes:
-        """What is known above the position, as bytes for a heartbeat or a Release (4.2, D1)."""
+        """Returns the progress for a heartbeat or a Release, as bytes (4.2, D1).
+
+        It names the messages above the position that are finished, and how often others there were delivered.
+        """
         position = self.position()
         before, mine, in_flight = self._delivered_before, self._delivered_to(), self.in_flight
         known = self._finished_before or self._out_of_order() or (before and before[-1].to > position + 1)
@@ -284,18 +303,19 @@ class AtLeastOnce:
             spans = progress.union([*finished, *((start, to) for start, to, _ in again)])
             again += progress.without([Range(position + 1, mine, 1)], spans)
         whole = progress.encode(position, sorted([*done, *again]))
-        # If not all fits, finished ranges go first: without a count nothing is delivered twice.
+        # If not all fits, counts are left out: only a missing finished range makes a message be delivered twice.
         fits = len(progress.decode(position, whole)) == len(done) + len(again)
         return whole if fits else progress.encode(position, done)
 
     def _out_of_order(self) -> bool:
-        """Whether something above the lowest unfinished message is finished."""
+        """Whether a message above the lowest unfinished one is finished."""
         return any(run.finished or (run.low and at) for at, run in enumerate(self.runs))
 
     def _finished_spans(self, position: int) -> list[tuple[int, int]]:
-        """The spans that this claim has finished above the position: about SPANS_REPORTED of the lowest.
+        """Returns the lowest spans, about SPANS_REPORTED, that this claim has finished above the position.
 
-        If no offset between two finished ones was fetched, these do not exist or were finished before: one span.
+        Two finished offsets are in one span if no offset between them was fetched, because such offsets do not exist or
+        were finished by earlier owners.
         """
         spans: list[tuple[int, int]] = []
         joins = False  # whether the newest span reaches the end of the previous run
@@ -314,7 +334,10 @@ class AtLeastOnce:
         return spans
 
     def _delivered_again(self, position: int, mine: int) -> list[Range]:
-        """Ranges that earlier owners delivered and nobody finished; this claim delivered those below `mine` again."""
+        """Returns the ranges above the position that earlier owners delivered, with their counts.
+
+        Below `mine`, the end of what this claim has delivered, the counts include this claim's delivery.
+        """
         counted = []
         for start, to, times in self._delivered_before:
             start = max(start, position + 1)
@@ -340,11 +363,11 @@ class AtLeastOnce:
         return before + (bool(self.runs) and self.runs[0].delivered > self.runs[0].low)
 
     def delivery_count(self, offset: int) -> int:
-        """The number of this claim's delivery of `offset`: 1 if no delivery by an earlier owner is known (D11)."""
+        """Returns which delivery of `offset` this claim's is: 1 if no earlier owner is known to have made one (D11)."""
         return 1 + self._delivered_before_at(offset)
 
     def _message(self) -> int:
-        """The message at the position; NONE until the first one there is fetched."""
+        """Returns the offset of the message at the position; NONE until a message is fetched."""
         self.position()  # drops the runs that are finished
         return NONE if self._first == NONE else self._unfinished_from()
 
@@ -355,9 +378,10 @@ class AtLeastOnce:
         return max(times, self._attempts) if offset == self._first else times
 
     def oldest(self) -> tuple[int, int] | None:
-        """Since when (monotonic ms) the longest silent handler has been silent, and the offset of its message (D4).
+        """Returns since when the longest silent handler has been silent, and the offset of its message (D4).
 
-        A handler is silent from when it got its message or last reported that it is at work. None if there is none.
+        A handler is silent from when it got its message or last reported that it is at work. None if no handler has a
+        message.
         """
         self.position()
         found: tuple[int, int] | None = None
@@ -370,19 +394,19 @@ class AtLeastOnce:
         return found
 
     def touch(self, run: OffsetRun, first: int, stop: int, mono_ms: int) -> None:
-        """Handlers report that they are at work on the messages of [first, stop) of `run`, and on these alone."""
+        """Records that handlers still work on the messages at the indexes [first, stop) of `run`, and on no others."""
         self._touched = True
         run.touch(first, stop, mono_ms)
 
     def touch_all(self, mono_ms: int) -> None:
-        """The handler of all that was handed over reports that it is at work: a range is one delivery (D9)."""
+        """Records that the handler still works on all that was handed over, because a range is one delivery (D9)."""
         for run in self.runs:
             if run.unfinished:
                 run.touch_all(mono_ms)
 
 
 def _extend(spans: list[tuple[int, int]], start: int, to: int, joins: bool) -> bool:
-    """Adds a span, or extends the newest one if they join; returns True."""
+    """Appends the span [start, to); if `joins`, extends the newest span to `to` instead. Returns True."""
     if joins:
         spans[-1] = (spans[-1][0], to)
     else:
@@ -398,7 +422,7 @@ class Grant(NamedTuple):
 
 
 class AtMostOnce:
-    """Tracks one claim in at-most-once mode: what a grant holds is handed over once or never (D2, D3).
+    """Tracks one claim in at-most-once mode: each message of a grant is handed over once or never (D2, D3).
 
     Invariants:
       M1  delivered_to never falls: no offset below it is handed over again
@@ -409,21 +433,22 @@ class AtMostOnce:
 
     def __init__(self, position: int) -> None:
         self.grants: deque[Grant] = deque()
-        self.asked: tuple[int, int, int] | None = None  # (from, start, to) in flight
+        self.asked: tuple[int, int, int] | None = None  # (from, start, to) that was asked for, until it is read
         self.delivered_to = self.handed_to = position
         self.dropped = 0
         self.in_flight = 0  # messages that the handler has
         self.in_flight_since_ms: int | None = None
 
     def granted(self, start: int, to: int) -> None:
-        """A range of this claim was granted."""
+        """Adds the grant [start, to), which was read accepted."""
         self.asked = None
         self.grants.append(Grant(max(start, self.delivered_to), to))
 
     def holds(self, offset: int) -> bool:
-        """Whether `offset`, the next one that exists, may be handed over: inside a grant, after all handed over before.
+        """Whether `offset`, the next one that exists, may be handed over.
 
-        A grant may end in offsets that do not exist (compaction, transaction markers); they are skipped.
+        It may if it lies in a grant and above all that was handed over. A grant may end in offsets that do not exist
+        (compaction, transaction markers); they are skipped.
         """
         while self.grants:
             grant = self.grants[0]
@@ -434,7 +459,7 @@ class AtMostOnce:
         return bool(self.grants) and max(self.grants[0].start, self.delivered_to) <= offset < self.grants[0].to
 
     def granted_to(self) -> int:
-        """End of the newest grant: offsets from here on must be asked for."""
+        """Returns the end of the newest grant: a new grant must be asked for from this offset on."""
         return self.grants[-1].to if self.grants else self.delivered_to
 
     def deliver(self, offset: int, mono_ms: int, count: int = 1) -> None:
@@ -449,7 +474,7 @@ class AtMostOnce:
         self.in_flight, self.in_flight_since_ms = 0, None
 
     def drop(self) -> int:
-        """Drops what is granted and not handed over; returns how many offsets that are (D3)."""
+        """Drops what was granted and not handed over; returns how many offsets it has dropped (D3)."""
         lost = sum(max(0, grant.to - max(grant.start, self.delivered_to)) for grant in self.grants)
         if self.grants:
             self.delivered_to = max(self.delivered_to, self.grants[-1].to)

@@ -1,8 +1,8 @@
 """What a member does when another member's digest of the same log differs from its own (PROTOCOL.md G5 to G8).
 
-One of the two is broken, and neither knows which. So the member asks its driver to read the log again and fold it once
-more. If the result differs from its own state, this member is the broken one and ends. It asks and judges; the driver
-reads.
+Such a digest is an accusation: one of the two is broken, and neither knows which. So the member asks its driver to read
+the log again and fold it once more. If the result differs from its own state, this member is the broken one and ends.
+It asks and judges; the driver reads.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ WHOLE_GROUP = TopicPartition("", NONE)
 
 
 class Accusation(NamedTuple):
-    """A digest of another session that differs from ours."""
+    """A digest of another session that differs from this member's own."""
 
     client_id: str
     digest: Checkpoint
 
 
 class DivergenceCheck:
-    """Digests of other members, and what follows when they differ.
+    """Compares the digests of other members with this member's, and judges who is broken if they differ.
 
     Invariants:
-      1  `active` exactly while an accusation is neither settled nor dismissed; until then nothing is claimed
+      1  `active` is true exactly while an accusation is neither settled nor dismissed; meanwhile nothing is claimed
       2  a session that was found to be the broken one is ignored from then on
     """
 
@@ -54,7 +54,7 @@ class DivergenceCheck:
     # --- reading
 
     def compare(self, session: int, digest: Checkpoint, now: Instant) -> None:
-        """G5: a heartbeat of another session was accepted."""
+        """Compares the digest of another session's accepted heartbeat with this member's own (G5)."""
         member = self.member
         held = member.world.digests_at(member.name, digest.at)
         if held is None or digest.fold != FOLD_VERSION:
@@ -82,7 +82,10 @@ class DivergenceCheck:
             del self._agreed[next(iter(self._agreed))]
 
     def _outvotes(self, client_id: str, at: int) -> bool:
-        """G6: whether two others have our state at this checkpoint or later, so that the accuser is the broken one."""
+        """Whether two other clients have this member's state, so that the accusing one is broken (G6).
+
+        They count if they have shown this state at the checkpoint of the accusation or a later one.
+        """
         if self.accusations:
             return False  # a check is running
         return sum(other != client_id and agreed_at >= at for other, agreed_at in self._agreed.items()) >= OUTVOTED_BY
@@ -109,7 +112,10 @@ class DivergenceCheck:
     # --- judging
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
-        """G7: `again` is the log folded once more up to `at`; None if that failed."""
+        """Ends this member if the log, folded once more, gives another state than it holds (G7).
+
+        `again` is the log folded once more up to `at`; None if that failed.
+        """
         member = self.member
         if again is None:
             self._asked_ms.clear()  # the next accusation asks again
@@ -130,7 +136,11 @@ class DivergenceCheck:
         member.end(Diverged(member.name, member.world.log, at, held[which], found[which], reason))
 
     def settle(self, group: Group, now: Instant) -> None:
-        """G8: decides which member is the broken one, once folding again gave the same state."""
+        """Ends the accusations, or this member, once folding again gave the same state (G8).
+
+        Accusations end when their sessions have gone or another client agrees with this member. The member ends if it
+        is outvoted.
+        """
         for gone in [session for session in self.accusations if session not in group.sessions]:
             del self.accusations[gone]
         if not self.accusations or not self.confirmed:
@@ -159,7 +169,7 @@ class DivergenceCheck:
 
 
 def first_difference(held: World, again: World, group: str, upto: int) -> int:
-    """The first checkpoint that both worlds remember and at which they differ; -1 if there is none."""
+    """Returns the first checkpoint up to `upto` that both worlds remember and at which they differ, else -1."""
     least = max(CHECKPOINT_OFFSETS, upto - CHECKPOINTS_KEPT * CHECKPOINT_OFFSETS)
     for at in range(least, upto + 1, CHECKPOINT_OFFSETS):
         mine, theirs = held.digests_at(group, at), again.digests_at(group, at)

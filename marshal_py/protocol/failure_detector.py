@@ -1,7 +1,8 @@
 """The waits of one client: on silent sessions, on the end of a pause, on partitions that nobody owns.
 
 Every wait is counted on the WaitClock from the moment when this client first read the value that it waits on
-(PROTOCOL.md T1-T5, A2). It decides nothing: rebalance.py and member.py act when a wait is long enough.
+(PROTOCOL.md T1-T5, A2). A session is waited out when it may be evicted, after twice its interval. This file decides
+nothing: rebalance.py and member.py act when a wait is long enough.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from marshal_py.protocol.world import Group, Partition, Topic
 
 
 class FailureDetector:
-    """Waits of one client in one group."""
+    """Counts the waits of one client in one group. A wait is stored as the clock's value when it began."""
 
     def __init__(self, interval_ms: int) -> None:
         self.clock = WaitClock(interval_ms)
         self._sessions: dict[int, tuple[int, int]] = {}  # session -> (extended, wait)
-        self._pause: tuple[int, int, int] = (NONE, 0, 0)  # (pause_change, wait, credit_ms)
+        self._pause: tuple[int, int, int] = (NONE, 0, 0)  # (pause_change, wait, ms that another client waited before)
         self._free: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (version, wait)
         self._shape = -1
         self._waited_out: set[int] = set()
-        self._nearest_ms = self.clock.step_ms_max  # until the next session is waited out; a step at most
+        self._nearest_ms = self.clock.step_ms_max  # how long until the next session is waited out; a step at most
 
     def refresh(self, group: Group, now: Instant, proven: bool) -> None:
-        """Ends a step of the clock and compares with the world: what changed begins a new wait."""
+        """Ends a step of the clock, then begins a new wait for each value of the world that has changed.
+
+        `proven`: whether the step counts; if it does not, all waits start again (T2, T3).
+        """
         self.clock.advance(now, proven)
         counted = self.clock.counted_ms
         floor, waits = self.clock.floor_ms, self._sessions
@@ -51,14 +55,17 @@ class FailureDetector:
             self._shape = group.shape
 
     def extended(self, session: int, offset: int, now: Instant) -> None:
-        """An extension was read inside a step: its wait begins now, not at the next refresh (T1)."""
+        """Begins the wait on a session at `now`, not at the next refresh: its extension was just read (T1).
+
+        `offset`: of the record that extended it.
+        """
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
     def _refresh_free(self, group: Group, counted: int) -> None:
-        """Updates the free partitions from the changes; from everything if these are too many or a topic changed.
+        """Updates the free partitions from what has changed in the group since the last call.
 
-        In a pause nothing may be claimed. The waits begin at its end, else all members would claim everything at once
-        (A2).
+        It looks at all partitions if too much has changed, or if a topic or the group itself has. In a pause no
+        partition is free: the waits begin at its end, else all members would claim everything at once (A2).
         """
         changed = group.changed_since(self._shape)
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):
@@ -83,19 +90,19 @@ class FailureDetector:
             self._free.pop(tp, None)
 
     def free(self) -> dict[TopicPartition, tuple[int, int]]:
-        """Partitions that nobody owns and anybody may claim: (version, wait)."""
+        """Returns the partitions that nobody owns and anybody may claim, as (version, wait)."""
         return self._free
 
     def free_waited_ms(self, tp: TopicPartition) -> int:
         return self.clock.waited_ms(self._free[tp][1])
 
     def session_waited_ms(self, session: int) -> int:
-        """How long this client has held the session's last extension."""
+        """Returns how long this client has waited since it read the session's last extension."""
         known = self._sessions.get(session)
         return 0 if known is None else self.clock.waited_ms(known[1])
 
     def waited_out(self, group: Group) -> set[int]:
-        """Sessions that this client has waited out as of the last refresh: twice their interval (T4)."""
+        """Returns the live sessions that, as of the last refresh, this client has waited out (T4)."""
         return {session for session in self._waited_out if session in group.sessions}
 
     def over(self) -> bool:
@@ -103,14 +110,17 @@ class FailureDetector:
         return bool(self._waited_out or self._free)
 
     def pause_waited_ms(self) -> int:
-        """How long this client, or one whose report it read (T5), has waited on the current pause."""
+        """Returns how long the current pause has lasted by this client's wait, or by one that it read of (T5)."""
         return self.clock.waited_ms(self._pause[1]) + self._pause[2]
 
     def credit_pause(self, pause_change: int, waited_ms: int) -> None:
-        """T5: another client reports that it has waited longer on the same pause; continues from its value."""
+        """Continues the wait on a pause from `waited_ms`, if that is more than the own wait on it (T5).
+
+        Another client has reported this in a heartbeat.
+        """
         if self._pause[0] == pause_change and waited_ms > self.pause_waited_ms():
             self._pause = (pause_change, self.clock.counted_ms, waited_ms)
 
     def deadline_ms(self, now: Instant) -> int:
-        """Monotonic ms at which a wait may be over or the step must end (T2)."""
+        """Returns the monotonic ms at which a wait may be over or the step must end (T2)."""
         return now.mono_ms + self._nearest_ms

@@ -1,7 +1,7 @@
 """When it is this member's turn to try each partition that nobody owns (PROTOCOL.md A2).
 
-A member of rank k waits k thirds of an interval from when it first saw the partition free. A tick looks only at those
-whose wait may be over: in a large group thousands may be free that others will take.
+A member of rank k waits k thirds of an interval from when it first saw the partition free. A heap keeps these waits, so
+that a tick looks only at partitions whose wait is over: in a large group thousands may be free that others will take.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from marshal_py.protocol.world import Group, Partition, Topic
 
 
 class HeadStarts:
-    """The free partitions, and the waits of one member on them."""
+    """Keeps the free partitions of one member's topics: those that it may try, and those that it waits for."""
 
     def __init__(self, third_ms: int) -> None:
         self._third_ms = third_ms
@@ -32,7 +32,10 @@ class HeadStarts:
         rank: Callable[[TopicPartition], int],
         topics: Container[str],
     ) -> dict[TopicPartition, int]:
-        """Partitions, with their version, that may be tried now. `revision` grows when ranks may have changed."""
+        """Returns the partitions of `topics` that this member may try now, with their versions.
+
+        `rank` gives its rank for a partition. `revision` grows when ranks may have changed.
+        """
         free, seen = detector.free(), (revision, detector.clock.floor_ms)
         changed = group.changed_since(self._shape) if seen == self._seen else None
         self._seen, self._shape = seen, group.shape

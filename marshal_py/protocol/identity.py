@@ -1,4 +1,4 @@
-"""Identities: names, topic partitions, fencing tokens, instants. Checks names; knows no records and reads no clock."""
+"""Names, topic partitions, fencing tokens and instants. Checks names; knows no records and reads no clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TopicPartition(NamedTuple):
 
 
 class Token(NamedTuple):
-    """Fencing token of a claim (PROTOCOL.md K1). Compares and prints in the same order; greater is later.
+    """Fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, and so is its text.
 
     `incarnation`: 16 bytes, the coordination topic's. `epoch`: offset of the claim.
     """
@@ -36,7 +36,7 @@ class Token(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """The token that `str(token)` printed. Raises InvalidName for any other text."""
+        """Returns the token that `str(token)` printed. Raises InvalidName for any other text."""
         if _TOKEN.fullmatch(text):
             return cls(bytes.fromhex(text[:32]), int(text[33:], 16))
         raise InvalidName("token", text, "32 hex digits, a dash, 16 hex digits")
@@ -53,7 +53,7 @@ class Instant(NamedTuple):
     wall_ms: int
 
     def since_ms(self, earlier: Instant) -> int:
-        """Elapsed ms since `earlier`: the greatest of the three differences, so that sleep counts (T7)."""
+        """Returns the ms since `earlier`: the greatest of the three differences, so that sleep counts (T7)."""
         mono_ms, boot_ms, wall_ms = self
         was_mono_ms, was_boot_ms, was_wall_ms = earlier
         elapsed_ms = mono_ms - was_mono_ms  # no max(): every delivery and every tick comes here several times
@@ -63,7 +63,10 @@ class Instant(NamedTuple):
 
 
 def check_id(kind: str, value: object) -> str:
-    """`value` as an id that people may choose: 1-255 bytes of utf-8 (PROTOCOL.md 4.2), any character but NUL."""
+    """Returns `value` if people may choose it as an id, else raises InvalidName.
+
+    An id has 1-255 bytes of utf-8 (PROTOCOL.md 4.2), any character but NUL.
+    """
     if not isinstance(value, str):
         raise InvalidName(kind, value, f"it must be a str, not {type(value).__name__}")
     try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from marshal_py.protocol.identity import Instant
 
 STEPS_PER_INTERVAL = 10  # T2: a step counts as at most a tenth of the interval, however long the process slept
-LAPSE_MARGIN_MS = 100  # T8: at least so long before others may evict
-EVICT_INTERVALS = 2  # F3.2
+LAPSE_MARGIN_MS = 100  # T8: a lease lapses at least so long before others may evict its session
+EVICT_INTERVALS = 2  # after so many of its intervals without a sign of life a session may be evicted (F3.2)
 
 
 class Lease:
@@ -23,7 +23,10 @@ class Lease:
         self.started: Instant | None = None
 
     def renew(self, sent: Instant) -> None:
-        """`sent`: taken before the record that was read accepted as an extension went to the producer (T6)."""
+        """Moves the start of the lease to `sent`, unless it started later.
+
+        `sent`: the time just before a record went to the producer that was then read as an accepted extension (T6).
+        """
         if self.started is None or sent.mono_ms > self.started.mono_ms:
             self.started = sent
 
@@ -31,21 +34,23 @@ class Lease:
         self.started = None
 
     def valid(self, now: Instant) -> bool:
-        """T8: no delivery begins later than one interval after the start."""
+        """Whether a delivery may begin: at most one interval has passed since the start (T8)."""
         return self.left_ms(now) >= 0
 
     def left_ms(self, now: Instant) -> int:
-        """How much of the interval is left; negative when it is over."""
+        """Returns how much of the interval is left; negative when it is over or the lease has no start."""
         return -1 if self.started is None else self.interval_ms - now.since_ms(self.started)
 
     def lapsed(self, now: Instant) -> bool:
-        """T8: whether another member may own by now what this session owned."""
+        """Whether another member may own by now what this session owned (T8)."""
         margin_ms = max(LAPSE_MARGIN_MS, self.interval_ms // 100)
         return self.started is None or now.since_ms(self.started) >= EVICT_INTERVALS * self.interval_ms - margin_ms
 
 
 class WaitClock:
-    """Counts waited time in proven steps (T1-T3). A wait is the value of `counted_ms` when it began.
+    """Counts the time that a client has waited, in steps (T1-T3).
+
+    A wait is the value of `counted_ms` when it began. A step is proven if an own record was read back in time (T2).
 
     Invariants:
       1  `counted_ms` never grows faster than the monotonic clock
@@ -71,14 +76,14 @@ class WaitClock:
             self.floor_ms = self.counted_ms
 
     def counted_at(self, now: Instant) -> int:
-        """The start of a wait that begins at `now`: `counted_ms` as if the current step ended there (T1)."""
+        """Returns the start of a wait that begins at `now`: `counted_ms` as if the step ended there (T1)."""
         last = self.last_mono_ms
         return self.counted_ms + (0 if last is None else min(max(0, now.mono_ms - last), self.step_ms_max))
 
     def waited_ms(self, began_at: int) -> int:
-        """The length of a wait that began at `began_at`; one ms less, because both ends were rounded down."""
+        """Returns the length of the wait that began at `began_at`, less 1 ms because both ends are rounded down."""
         return max(0, self.counted_ms - max(began_at, self.floor_ms) - 1)
 
     def over_at(self, began_at: int, wait_ms: int) -> int:
-        """`counted_ms` at which such a wait will have lasted `wait_ms`, unless it restarts before."""
+        """Returns the `counted_ms` at which the wait will have lasted `wait_ms`, unless it starts again before."""
         return max(began_at, self.floor_ms) + wait_ms + 1

@@ -1,7 +1,8 @@
 """A client's signs of life: the Joins, heartbeats and probes that it sends, and what reading them back proves.
 
-Holds the lease and decides when a heartbeat or a probe is due (PROTOCOL.md T6-T10). Remembers what was sent, so that a
-record which a clone wrote for the same session is recognised (T18). Decides nothing about partitions.
+A probe is a Note: who reads it back has read the log to where it ended when the probe was sent. This file holds the
+lease and decides when a heartbeat or a probe is due (PROTOCOL.md T6-T10). It remembers what was sent, so that a record
+which a clone wrote for the same session is recognised (T18). It decides nothing about partitions.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from marshal_py.protocol.lease import Lease
 from marshal_py.protocol.records import INSTANCE_BYTES
 
 HEARTBEATS_PER_INTERVAL = 3  # T9: two may be lost or late before the client is fenced
-QUIET_INTERVALS = 4  # T10: others need 2, plus ranks and steps, to evict in between
+QUIET_INTERVALS = 4  # T10: silence after two reviving heartbeats; to evict in it, others need 2, ranks and steps
 SENT_KEPT = 4_096  # heartbeats whose send time is kept: 45 minutes at the default interval
 INSTANCES_KEPT = 1_024  # own Joins; if an older one arrives late, others must evict its session
 PROBE_BYTES = 8  # random bytes of a probe's text
-NONCE_RANDOM_BITS = 32  # low bits of a nonce, for the reason of RANDOM_BITS
+NONCE_RANDOM_BITS = 32  # low bits of a nonce: a cloned machine continues the same counter, with other bits
 RANDOM_BITS = 20  # low bits of a sequence: a cloned machine continues the same counter, with other bits
 RANDOM_BYTES = 3  # drawn for RANDOM_BITS
 
@@ -32,7 +33,7 @@ class Due(IntEnum):
 
 
 class _Revival(IntEnum):
-    """The steps by which a client that was cut off comes back (T10)."""
+    """The steps by which a client that is not healthy comes back: a probe, then two heartbeats (T10)."""
 
     NONE = 0
     PROBING = 1
@@ -41,7 +42,7 @@ class _Revival(IntEnum):
 
 
 class Liveness:
-    """Signs of life of one client, sent and read back."""
+    """Tracks the signs of life that one client sends and reads back."""
 
     def __init__(self, interval_ms: int, draw: Callable[[int], bytes]) -> None:
         """`draw(n)` returns n random bytes; the core makes none itself."""
@@ -59,7 +60,7 @@ class Liveness:
         self._probes: dict[str, Instant] = {}
         self._probe_sent: Instant | None = None
         self._probe_read = False
-        self._probing_since_ms = 0  # a probe of an earlier round does not count
+        self._probing_since_ms = 0  # when probing began; a probe that was sent before does not count
         self._revival = _Revival.NONE
         self._revival_sent: Instant | None = None
         self._revival_sequence = -1
@@ -68,7 +69,7 @@ class Liveness:
     # --- sending; `now` is taken before the record goes to the producer
 
     def new_instance(self, now: Instant) -> bytes:
-        """A fresh instance id for a Join that is about to be sent (T14)."""
+        """Returns a fresh instance id for a Join that is about to be sent (T14)."""
         self.newest_instance = self._draw(INSTANCE_BYTES)
         self.instances[self.newest_instance] = now
         if len(self.instances) > INSTANCES_KEPT:
@@ -76,7 +77,7 @@ class Liveness:
         return self.newest_instance
 
     def new_sequence(self, now: Instant) -> int:
-        """The sequence of a Heartbeat that is about to be sent."""
+        """Returns the sequence of a Heartbeat that is about to be sent."""
         self._counter += 1
         sequence = (
             self._counter << RANDOM_BITS
@@ -91,12 +92,12 @@ class Liveness:
         return sequence
 
     def new_nonce(self) -> int:
-        """A nonce for a ClaimingMessages: greater than all before, with random bits that a clone lacks (D2)."""
+        """Returns a nonce for a ClaimingMessages: above all earlier ones, with random bits that a clone lacks (D2)."""
         self._nonces += 1
         return self._nonces << NONCE_RANDOM_BITS | int.from_bytes(self._draw(NONCE_RANDOM_BITS // 8), "big")
 
     def new_probe(self, now: Instant) -> str:
-        """The text of a probe Note that is about to be sent."""
+        """Returns the text of a probe Note that is about to be sent."""
         nonce = self._draw(PROBE_BYTES).hex()
         self._probes[nonce] = now
         self._probe_sent = now
@@ -107,7 +108,7 @@ class Liveness:
     # --- reading back
 
     def read_join(self, instance: bytes, accepted: bool) -> Instant | None:
-        """An own Join was read: its send time; None if this client did not send it."""
+        """Learns that an own Join was read; returns when it was sent, None if this client did not send it."""
         sent = self.instances.get(instance)
         if sent is not None:
             self._prove(sent)
@@ -116,11 +117,11 @@ class Liveness:
         return sent
 
     def read_heartbeat(self, sequence: int, accepted: bool, extended: bool) -> bool:
-        """An own session's Heartbeat was read; False if this client did not send it (T18)."""
+        """Learns that a Heartbeat of the own session was read; False if this client did not send it (T18)."""
         sent = self._sent.get(sequence)
         if sent is None:
             oldest = next(iter(self._sent), None)
-            return oldest is not None and sequence < oldest  # a late copy of one that is no longer kept
+            return oldest is not None and sequence < oldest  # a late copy of a heartbeat that is no longer kept
         self._prove(sent)
         if accepted:
             self._accept(sent)
@@ -131,7 +132,7 @@ class Liveness:
         return True
 
     def read_probe(self, text: str) -> None:
-        """A probe Note was read: the log was read to where it ended when the probe was sent."""
+        """Learns that a probe was read: if it is its own, the client has read to where the log ended at its send."""
         sent = self._probes.pop(text, None)
         if sent is None:
             return
@@ -151,15 +152,15 @@ class Liveness:
     # --- judging
 
     def proven(self, now: Instant) -> bool:
-        """T2: whether an own record that was sent at most one interval ago was read back."""
+        """Whether an own record that was sent at most one interval ago was read back, so that waits count (T2)."""
         return self.last_proof is not None and now.since_ms(self.last_proof) <= self.interval_ms
 
     def healthy(self, now: Instant) -> bool:
-        """T9: whether an own sign of life that was sent at most one interval ago was accepted."""
+        """Whether an own Join or Heartbeat that was sent at most one interval ago was read accepted (T9)."""
         return self.last_accepted is not None and now.since_ms(self.last_accepted) <= self.interval_ms
 
     def begin_session(self, sent: Instant) -> None:
-        """A new session was adopted; its Join counts as its first extension. `sent`: when the Join was sent."""
+        """Starts the lease of a new session, whose Join was sent at `sent` and counts as its first extension."""
         self.lease.end()
         self.lease.renew(sent)
         self.last_accepted = sent
@@ -172,7 +173,7 @@ class Liveness:
         self._sent.clear()
 
     def due(self, now: Instant) -> Due:
-        """The sign of life to send now for the live session (T9, T10)."""
+        """Returns the sign of life to send now for the live session (T9, T10)."""
         if self.healthy(now):
             self._revival = _Revival.NONE
             third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
@@ -182,7 +183,11 @@ class Liveness:
         return self._revive(now)
 
     def _revive(self, now: Instant) -> Due:
-        """T10, one step at a time. Probes extend nothing, so they may repeat; heartbeats are two, then silence."""
+        """Returns what a client that is not healthy must send now to come back, one step at a time (T10).
+
+        Probes extend nothing, so they are repeated until one is read back. Then it sends two heartbeats, and after them
+        nothing for QUIET_INTERVALS.
+        """
         if self._revival in (_Revival.FIRST, _Revival.SECOND):
             assert self._revival_sent is not None
             if self._revival is _Revival.FIRST and self._revival_read:
@@ -207,7 +212,7 @@ class Liveness:
         self._revival_sequence, self._revival_read = -1, False
 
     def deadline_ms(self, now: Instant) -> int:
-        """Monotonic ms at which `due` should be asked again at the latest."""
+        """Returns the monotonic ms at which `due` should be asked again at the latest."""
         third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
         if self.last_sent is None or not self.healthy(now):
             return now.mono_ms + third_ms

@@ -1,7 +1,8 @@
-"""Policy `balanced`, the default: sticky, minimal moves, weighted by capacity (PROTOCOL.md A1, A3, A4).
+"""The default policy `balanced`: shares partitions by capacity, with as few moves as possible (PROTOCOL.md A1, A3, A4).
 
-Fills the lowest slots of each pool. If candidates consume different topics, what one pool gives to a candidate raises
-its slots in the others, so pools are filled again until nothing changes.
+A pool (candidates.py) is topics that the same candidates consume; a slot (slots.py) is a candidate's place for one
+partition. The policy fills the lowest slots of each pool. If candidates consume different topics, what one pool gives
+to a candidate raises its slots in the others, so pools are filled again until nothing changes.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ SWEEPS_MAX: Final = 100  # over all pools; the first few change nearly everythin
 
 
 def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
-    """The same for all members that have the same world and have waited out the same sessions."""
+    """Returns which session should own each partition. `order`: the candidates.
+
+    Members compute the same target if they hold the same world and have the same candidates.
+    """
     candidates = candidates_by_session(group, order)
     pools = pools_of(group, candidates)
-    looked: dict[int, list[int]] = {}  # by pool: how many partitions of other pools its candidates had then
+    looked: dict[int, list[int]] = {}  # by pool, when last filled: how many of other pools its candidates had
     for _ in range(SWEEPS_MAX):
         changed = False
         for at, pool in enumerate(pools):

@@ -1,7 +1,8 @@
-"""What every policy starts from: the candidates in order, and what each already has.
+"""What every policy starts from: the candidates in order, and the partitions that each already has.
 
-Topics that the same candidates consume form one **pool**. A policy first decides how many partitions of a pool each
-candidate gets (slots.py); `distribute` then decides which ones.
+A candidate is a session that may be given partitions. Topics that the same candidates consume form one **pool**. A
+policy first decides how many partitions of a pool each candidate gets (slots.py); `distribute` then decides which ones.
+A candidate that stepped down stands by: it gets only what no other candidate can take (F9.9).
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ UNLIMITED = 2**31  # claims_max 0 means no limit
 
 
 def candidate_order(group: Group, waited_out: Container[int]) -> list[int]:
-    """Live sessions in the order of F9.9, without those that the caller has waited out (A2)."""
+    """Returns the live sessions in the order of F9.9, except those in `waited_out` (A2).
+
+    `waited_out`: sessions that were silent for so long that the caller may evict them.
+    """
     rest = [s for s in group.sessions.values() if s.id not in waited_out]
     rest.sort(key=lambda s: (s.mark != NONE, s.mark, s.join.priority, s.join.rank, s.id))
     return [s.id for s in rest]
@@ -47,13 +51,13 @@ class Pool:
         in_order = sorted(candidates, key=lambda candidate: candidate.order)
         self.candidates = [candidate for candidate in in_order if not candidate.standby]
         self.standby = [candidate for candidate in in_order if candidate.standby]
-        self.tps: list[TopicPartition] = []  # by place in their topic, so that each gets a share of each topic
+        self.tps: list[TopicPartition] = []  # by place in their topic, so that each candidate has a share of each
         self.held: dict[int, list[TopicPartition]] = {candidate.id: [] for candidate in self.candidates}
-        self.counts = [0] * len(self.candidates)  # how many each should have; a policy changes these
+        self.counts = [0] * len(self.candidates)  # how many each has, then how many a policy gives it
 
 
 def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candidate]:
-    """A Candidate per session of `order`; those that stepped down are on standby if others did not (F9.9)."""
+    """Returns a Candidate for each session of `order`. Marked sessions stand by, unless all are marked (F9.9)."""
     candidates = {sid: Candidate(group, sid, at) for at, sid in enumerate(order)}
     if any(group.sessions[sid].mark == NONE for sid in order):
         for candidate in candidates.values():
@@ -62,7 +66,7 @@ def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candi
 
 
 def pools_of(group: Group, candidates: dict[int, Candidate]) -> list[Pool]:
-    """The partitions of the folded topology that are not parked and that a candidate consumes, in pools."""
+    """Returns the pools of all partitions that the log knows, that are not parked and that a candidate consumes."""
     alike: dict[frozenset[str], list[Candidate]] = {}
     for candidate in candidates.values():
         alike.setdefault(candidate.topics, []).append(candidate)
@@ -99,7 +103,7 @@ def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collect
     """Gives each partition to the candidate that has it, or had it last.
 
     That is the owner, else the successor that a Release named, else the last owner. A candidate with more than its
-    claims_max keeps the lowest partitions, and those that it owns before those that it owned.
+    claims_max keeps as many: first the lowest that it owns, then the lowest of the others.
     """
     freed: list[tuple[TopicPartition, list[TopicPartition], Candidate]] = []
     for pool in pools:
@@ -114,7 +118,7 @@ def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collect
                 candidate = candidates.get(partition.last_owner)
             having = held.get(candidate.id) if candidate is not None else None
             if candidate is None or having is None:
-                continue  # nobody, one on standby, or one that does not consume the topic
+                continue  # nobody, a candidate that stands by, or one that does not consume the topic
             if not owned:
                 freed.append((tp, having, candidate))
             elif candidate.count < candidate.claims_max:
@@ -129,10 +133,11 @@ def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collect
 
 
 def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
-    """Which partitions each candidate gets, once the counts are set: it keeps the lowest of its own, up to its count.
+    """Returns which session gets each partition, once a policy has set the counts.
 
-    The rest goes in order to the candidates that lack some. So a target that was carried out in part stays the same: a
-    candidate that got a partition lacks one less, and all others still get the same ones.
+    Each candidate keeps the lowest of the partitions that it has, up to its count. The rest goes in order to the
+    candidates that lack some. So the result stays the same when it was carried out in part: a candidate that got a
+    partition lacks one less, and all others still get the same ones.
     """
     found: dict[TopicPartition, int] = {}
     for pool in pools:
@@ -140,7 +145,7 @@ def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]
             for tp in pool.held[candidate.id][:count]:
                 found[tp] = candidate.id
         rest = [tp for tp in pool.tps if tp not in found]
-        if pool.standby and rest:  # what stays on standby should be what they have
+        if pool.standby and rest:  # standby candidates get the end of the rest: what they own comes last
             standing = {candidate.id for candidate in pool.standby}
             owned = [(known := group.partitions.get(tp)) is not None and known.owner in standing for tp in rest]
             rest = [tp for own in (False, True) for tp, is_own in zip(rest, owned, strict=True) if is_own is own]
@@ -158,7 +163,10 @@ def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]
 def _distribute_to_standby(
     group: Group, standby: list[Candidate], rest: list[TopicPartition], found: dict[TopicPartition, int]
 ) -> None:
-    """Standby candidates keep what no other can take (F9.9); what nobody has goes to the least loaded of them."""
+    """Adds to `found` who gets the partitions of `rest`, which no other candidate can take (F9.9).
+
+    Candidates that stand by keep what they own of it. What nobody owns goes to the least loaded of them.
+    """
     by_id, free = {candidate.id: candidate for candidate in standby}, []
     for tp in rest:
         known = group.partitions.get(tp)

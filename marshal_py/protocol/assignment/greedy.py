@@ -11,7 +11,7 @@ from marshal_py.protocol.world import Group
 
 
 def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
-    """Owners keep what they have; free partitions go to the least loaded."""
+    """Returns which session should own each partition: owners keep theirs, the least loaded get the free ones."""
     pools = pools_of(group, candidates_by_session(group, order))
     for pool in pools:
         fill(pool, moves=False)

@@ -1,7 +1,8 @@
 """How many partitions of a pool each candidate gets: slots are filled, the lowest first (PROTOCOL.md A1).
 
-The k-th partition of a candidate with capacity w fills its slot of height k / w; claims_max bounds their number. A
-candidate that has partitions of other pools begins above these. The policies are in files of their own.
+A slot is a candidate's place for one partition: its k-th partition, at capacity w, fills its slot of height k / w. A
+candidate has at most claims_max slots. What it has in other pools fills its lowest slots, so a pool gives it higher
+ones.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from marshal_py.protocol.assignment.candidates import Pool
 
 
 def fill(pool: Pool, *, moves: bool) -> bool:
-    """Sets the counts of a pool; returns whether they changed.
+    """Sets how many partitions of a pool each candidate gets; returns whether that has changed.
 
-    With `moves` all slots are filled, else only those above what each candidate has. Of slots of the same height, those
-    that are filled already come first, so that nothing moves without need.
+    With `moves` all slots are filled from the lowest on, so an owner may get fewer than it has. Without it each
+    candidate keeps as many as it has, and only free partitions are added. Of slots of the same height, those that are
+    filled already come first, so that nothing moves without need.
     """
     candidates, before = pool.candidates, pool.counts
     others = [candidate.count - count for candidate, count in zip(candidates, before, strict=True)]
