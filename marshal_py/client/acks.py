@@ -1,4 +1,4 @@
-"""Carries out the acks of messages. Messages that were delivered together share one object, which takes the lock.
+"""Carries out the acks of messages. Messages that were delivered together share one Delivered, which takes the lock.
 
 This file is below message.py: it knows nothing of messages but how to make one.
 """
@@ -18,9 +18,10 @@ from marshal_py.protocol.member import Member
 
 
 class DeliveryContext:
-    """Shared by all deliveries of one consumer. `delivered`: how many messages it has delivered.
+    """Holds what all deliveries of one consumer share. `delivered`: how many messages it has delivered.
 
-    `make(raw, delivered, index, value)` makes a message.
+    `make(raw, delivered, index, value)` returns the user's message for a fetched one. `delivered` is here the Delivered
+    that it belongs to, `index` its index in the run, and `value` its bytes.
     """
 
     __slots__ = (
@@ -49,7 +50,7 @@ class DeliveryContext:
         self.delivered = 0
 
     def forked(self, made_in_pid: int) -> None:
-        """In a child process acks are refused (forks.py)."""
+        """Called in a forked child process, where acks raise UsedAfterFork from then on (forks.py)."""
         self.lock = ForkedLock("Message", made_in_pid)
 
 
@@ -59,7 +60,7 @@ class Delivered:
     __slots__ = ("claim", "context", "key_deserializer", "make", "run", "token", "value_deserializer")
 
     def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None) -> None:
-        """`run`: where their offsets are tracked; None in at-most-once mode."""
+        """`run` tracks which of the messages are acked; it is None in at-most-once mode."""
         self.context, self.claim, self.run = context, claim, run
         self.key_deserializer = context.key_deserializer
         self.value_deserializer = context.value_deserializer
@@ -67,16 +68,19 @@ class Delivered:
         self.token = Token(context.incarnation, claim.epoch)
 
     def finish_late(self) -> bool:
-        """Counts the ack of a message whose claim has been released or lost; it has no effect. The lock is held."""
+        """Counts an ack that came after its claim was released or lost, and so has no effect. Returns False.
+
+        Called with the lock held.
+        """
         return not self.context.member.ack_is_late(self.claim)
 
     def returned(self) -> None:
-        """In at-most-once mode an ack only says that the handler has returned."""
+        """Notes an ack in at-most-once mode, where it only says that the handler has returned."""
         if isinstance(self.claim.tracker, AtMostOnce):
             self.claim.tracker.returned()
 
     def finish_range(self, first: int, stop: int) -> bool:
-        """Acks the messages [first, stop) of the run. False if the acks came too late."""
+        """Acks the messages with the indexes [first, stop) of `run`. Returns False if the claim has ended before."""
         with self.context.lock:
             if self.claim.sealed:
                 return self.finish_late()
@@ -87,7 +91,10 @@ class Delivered:
             return True
 
     def touch(self, first: int, stop: int) -> None:
-        """Restarts the handler timeout of the messages [first, stop); in at-most-once mode that of all messages."""
+        """Restarts the handler timeout of the messages with the indexes [first, stop) of `run`.
+
+        In at-most-once mode it restarts that of all messages of the claim.
+        """
         with self.context.lock:
             tracker, mono_ms = self.claim.tracker, self.context.clock_now().mono_ms
             if isinstance(tracker, AtLeastOnce):

@@ -1,6 +1,6 @@
-"""A daemon thread for questions that wait for the network, so that the loop never does. It runs closures in order.
+"""A daemon thread that runs tasks which wait for the network, in order, so that the loop (loop.py) never waits for it.
 
-Each consumer has one of its own: if the coordinator of one group does not answer, other consumers can still start.
+Each consumer has such a thread of its own: if one group's coordinator does not answer, other consumers can still start.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Worker:
         self._thread.start()
 
     def submit(self, what: str, task: Callable[[], object], owner: object = None) -> None:
-        """Runs `task` later, unless one of the same name and `owner` is waiting already.
+        """Runs `task` later. Does nothing if a task with the same `what` and `owner` is already waiting.
 
-        `what`: its name, in words for the log of this process.
+        `what` names the task, in words for the log of this process.
         """
         key = what, id(owner)
         if key not in self._waiting:
@@ -46,10 +46,10 @@ class Worker:
                 logger.warning("%s: %s", what, error, extra={"marshal_task": what})
             except BaseException:  # nothing may end this thread: others wait for its answers
                 logger.exception("%s failed", what, extra={"marshal_task": what})
-            del item, task  # else the last one would keep its consumer until the next comes
+            del item, task  # else the last task would keep its consumer in memory until the next comes
 
     def end(self) -> None:
-        """Ends the thread once it has run the tasks that wait. Nothing may be submitted after this."""
+        """Ends the thread after the tasks that are waiting now; does not wait for that. Later tasks would never run."""
         self._tasks.put(None)
 
     @property
@@ -57,6 +57,6 @@ class Worker:
         return self._thread.is_alive()
 
     def close(self, timeout_s: float) -> None:
-        """Ends the thread and waits for the tasks in the queue, at most `timeout_s` seconds."""
+        """Ends the thread after the tasks that are waiting now, and waits for that, at most `timeout_s` seconds."""
         self.end()
         self._thread.join(timeout_s)

@@ -1,6 +1,8 @@
 """Buffers of fetched messages, one per partition, and messages reserved for delivery one by one.
 
-Called with the Marshal's lock held, except for Reserved. delivery_queue.py decides what is taken from which buffer.
+delivery_queue.py decides what is taken from which buffer. Everything is called with the Marshal's lock held, except
+Reserved. The gate is the member's check of whether a claim may deliver at this moment (`Member.open_ms`, D8). A
+partition is fetched ahead when the member will probably claim it soon.
 """
 
 from __future__ import annotations
@@ -18,17 +20,18 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.ports import RawMessage
 
 _OPEN: Final = ClaimPhase.OPEN  # bound once: an enum looks up its members at every use
-MERGED_MAX: Final = (
-    1_000  # messages; smaller chunks are merged up to this, since a look at a buffer costs time per chunk
-)
+MERGED_MAX: Final = 1_000  # messages; smaller chunks are merged up to this, since reading a buffer costs time per chunk
 SAMPLED_EACH: Final = (
-    16  # of large chunks one message in this many is measured: to measure each costs a tenth of all time
+    16  # one message in this many is measured in large chunks: measuring every message costs a tenth of all time
 )
 SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
 
 
 class Fetched:
-    """One chunk in a buffer. `at`: index of the first message that was not delivered."""
+    """Messages of one partition that were fetched together. `at`: index of the first one that was not delivered.
+
+    `run` tracks the acks of these messages; it is None in at-most-once mode and for a partition fetched ahead.
+    """
 
     __slots__ = ("_payload_bytes", "at", "last_offset", "messages", "run", "size_bytes")
 
@@ -36,18 +39,21 @@ class Fetched:
         self.messages = messages
         self.last_offset = messages[-1].offset() or 0
         self.at = 0
-        self.size_bytes = -1  # of the whole chunk as users count bytes; -1 until it is measured
-        self._payload_bytes = -1  # of the whole chunk as prefetch_bytes counts; -1 until it is measured
+        self.size_bytes = -1  # of the whole chunk, by `message_bytes`; -1 until it is measured
+        self._payload_bytes = -1  # of the whole chunk, keys and values only; -1 until it is measured
         self.run: OffsetRun | None = None
 
     def extend(self, messages: Sequence[RawMessage]) -> None:
-        """Adds messages that follow. Not for the first chunk of a buffer: a running iteration knows its length."""
+        """Appends the next messages of the partition.
+
+        Not allowed for the first chunk of a buffer, because a running iteration relies on its length.
+        """
         self.messages = [*self.messages, *messages]
         self.last_offset = messages[-1].offset() or 0
         self.size_bytes = self._payload_bytes = -1
 
     def payload_bytes(self) -> int:
-        """About the bytes of keys and values that are left. They are measured once."""
+        """Returns the approximate size of the undelivered keys and values in bytes. Measures the chunk only once."""
         count = len(self.messages)
         if self._payload_bytes < 0:
             step = SAMPLED_EACH if count >= SAMPLED_MIN else 1
@@ -58,7 +64,7 @@ class Fetched:
         return self._payload_bytes * (count - self.at) // count
 
     def below(self, offset: int) -> int:
-        """Index of the first undelivered message at or above `offset`; the chunk's length if there is none."""
+        """Returns the index of the first undelivered message at or above `offset`, or the chunk's length if none is."""
         if self.last_offset < offset:
             return len(self.messages)
         if (self.messages[self.at].offset() or 0) >= offset:
@@ -69,8 +75,8 @@ class Fetched:
 class Reserved:
     """Messages of one partition that may be delivered one by one while the gate stays open.
 
-    Before every message it checks the claim's phase (a record that was read may have shut the gate) and the boot clock
-    (the time that `Member.open_ms` gave may be over).
+    Before every message it checks the claim's phase, as a record that was read meanwhile may have shut the gate. It
+    also checks the boot clock, as the time for which `Member.open_ms` said that the gate stays open may be over.
     """
 
     __slots__ = ("_buffer", "_count", "_delivered", "_head", "_mono_ms", "_until_ns")
@@ -82,7 +88,7 @@ class Reserved:
         self._count, self._until_ns, self._mono_ms = count, until_ms * 1_000_000, mono_ms
 
     def messages(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
-        """The messages, until the gate shuts or none is left; then they are counted."""
+        """Yields the messages until the gate shuts or none is left. `boot_ns` reads the boot clock."""
         run = self._head.run
         return self._at_most_once(boot_ns) if run is None else self._at_least_once(run, boot_ns)
 
@@ -101,7 +107,7 @@ class Reserved:
         try:
             for at in range(first, first + self._count):
                 if head.at != at or buffer.paused_by_user:
-                    return  # a fetch inside the iteration has taken some, or the user has paused the partition
+                    return  # a fetch inside the loop has taken messages, or the user has paused the partition
                 index = run.delivered
                 run.delivered = index + 1
                 if claim.phase is not _OPEN or boot_ns() >= until_ns:
@@ -123,7 +129,7 @@ class Reserved:
             delivered.context.delivered += done - first
 
     def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
-        """Delivers under the lock: a grant may be dropped at any time."""
+        """Delivers under the lock, because the log's permission to deliver (a grant) may be dropped at any time."""
         buffer, head, delivered = self._buffer, self._head, self._delivered
         claim, fetched = delivered.claim, buffer.fetched
         tracker = claim.tracker
@@ -151,7 +157,7 @@ class Buffer:
 
     def __init__(self, tp: TopicPartition, position: int) -> None:
         self.tp = tp
-        self.claim: Claim | None = None  # None while it is fetched ahead of a hand-over
+        self.claim: Claim | None = None  # None while the partition is fetched ahead
         self.fetched: deque[Fetched] = deque()
         self.next_offset = position  # where fetching continues
         self.held_back = False  # the source does not fetch it: it is full, or paused by the user
@@ -159,16 +165,16 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """How many messages are here and not delivered."""
+        """How many messages this buffer holds; delivered ones do not count."""
         fetched = self.fetched
         return sum([len(part.messages) - part.at for part in fetched]) if fetched else 0
 
     def payload_bytes(self) -> int:
-        """About the bytes of their keys and values."""
+        """Returns the approximate size of the undelivered keys and values in bytes."""
         return sum([part.payload_bytes() for part in self.fetched])
 
     def open(self, claim: Claim, position: int) -> None:
-        """The partition is claimed: messages that were fetched ahead can be delivered from `position` on."""
+        """Called when the partition is claimed. Messages that were fetched ahead are kept from `position` on."""
         self.claim = claim
         for part in self.fetched:
             while part.at < len(part.messages) and (part.messages[part.at].offset() or 0) < position:
@@ -180,7 +186,10 @@ class Buffer:
                 self._keep(part.messages)
 
     def bytes_of(self, count: int, size: Callable[[RawMessage], int]) -> int:
-        """Bytes of the next `count` messages. Whole chunks are measured once, since a waiting fetch asks repeatedly."""
+        """Returns the sum of `size` over the next `count` messages.
+
+        Chunks of which nothing was delivered are measured only once, since a waiting fetch asks repeatedly.
+        """
         total = 0
         for part in self.fetched:
             left = len(part.messages) - part.at
@@ -196,7 +205,10 @@ class Buffer:
         return total
 
     def add(self, messages: Sequence[RawMessage]) -> None:
-        """Adds fetched messages from `next_offset` on: a claim may begin above where fetching ahead began (A3)."""
+        """Adds fetched messages, except those below `next_offset`.
+
+        There may be some because a claim may begin above the offset where fetching ahead began (A3).
+        """
         if (messages[0].offset() or 0) < self.next_offset:
             messages = [message for message in messages if (message.offset() or 0) >= self.next_offset]
             if not messages:
@@ -205,7 +217,7 @@ class Buffer:
         self.next_offset = (messages[-1].offset() or 0) + 1  # last: an exception in between is undone (`forget`)
 
     def forget(self) -> int:
-        """Drops what was not delivered. Returns the offset to fetch from again."""
+        """Drops all undelivered messages. Returns the offset from which they must be fetched again."""
         fetched, self.fetched = self.fetched, deque()
         position = (fetched[0].messages[0].offset() or 0) if fetched else self.next_offset
         for part in fetched:
@@ -216,7 +228,7 @@ class Buffer:
         return tracker.forget_undelivered() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
 
     def _keep(self, messages: Sequence[RawMessage]) -> None:
-        """Stores messages; in at-least-once mode without those that an earlier owner has finished (D1)."""
+        """Stores messages. In at-least-once mode it leaves out those that an earlier owner has finished (D1)."""
         run = None
         if self.claim is not None and isinstance(self.claim.tracker, AtLeastOnce):
             offsets = offsets_of(messages)
@@ -236,7 +248,7 @@ class Buffer:
 
 
 def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:
-    """The offsets of messages, as a range if none is missing: that costs no memory per message."""
+    """Returns the offsets of messages, as a range if they are consecutive, which costs no memory per message."""
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
     if last - first + 1 == len(messages):
         return range(first, last + 1)
@@ -244,14 +256,17 @@ def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:
 
 
 def message_bytes(raw: RawMessage) -> int:
-    """The size of a message as `Consumer.fetch` counts it: key, value, headers and topic."""
+    """Returns the size of a message in bytes as `Consumer.fetch` counts it: key, value, headers and topic."""
     headers = raw.headers() or ()
     size = len(raw.key() or b"") + len(raw.value() or b"") + len(raw.topic() or "")
     return size + sum(len(name) + len(value or b"") for name, value in headers)
 
 
 def fit(messages: Sequence[RawMessage], at: int, count: int, limit_bytes: int, at_least_one: bool) -> int:
-    """How many of `count` messages from `at` fit into `limit_bytes`; one always does if `at_least_one`."""
+    """Returns how many of the `count` messages from index `at` on fit into `limit_bytes`.
+
+    With `at_least_one` the first message counts as fitting, however large it is.
+    """
     total = 0
     for taken in range(count):
         total += message_bytes(messages[at + taken])

@@ -24,13 +24,13 @@ class Callbacks:
     def __init__(self, waiting_max: int = CALLS_WAITING_MAX) -> None:
         self.dropped = 0
         self._waiting_max = waiting_max
-        self._full = False  # a log line per overflow, not per call
+        self._full = False  # whether an overflow was logged: one line for all calls that it drops
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="marshal-callbacks", daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Runs `call` later. Never waits."""
+        """Has `call` run later on the thread, or drops it if too many are waiting. Does not wait itself."""
         if self._calls.qsize() >= self._waiting_max:
             self.dropped += 1
             if not self._full:
@@ -46,10 +46,13 @@ class Callbacks:
                 call()
             except BaseException:  # sys.exit() too: it must not end the calls of every other consumer
                 logger.exception("a callback failed")
-            del call  # else the last one would keep its consumer until the next comes
+            del call  # else the last call would keep its consumer in memory until the next comes
 
     def close(self, timeout_s: float) -> None:
-        """Runs the calls that wait, for at most `timeout_s` seconds. Inside a callback it does not wait."""
+        """Ends the thread after the calls that are waiting now.
+
+        Waits for that at most `timeout_s` seconds; inside a callback it does not wait.
+        """
         self._calls.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)

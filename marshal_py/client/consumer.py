@@ -1,4 +1,8 @@
-"""The Consumer: a membership of a group that fetches messages. It waits and delivers; the member decides."""
+"""The Consumer: one member of a group, whose user fetches messages. It waits and delivers; the Member decides.
+
+The gate is the member's check of whether a claim may deliver at this moment (`Member.open_ms`, D8); it is open if so,
+else shut. A grant is the log's permission to deliver a range of offsets, in at-most-once mode.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,14 @@ FETCH_MESSAGES: Final = 1_000
 
 
 class Consumer(Membership):
-    """One member of a group. A context manager; leaving it stops the consumer and releases its claims.
+    """One member of a group. It is a context manager: leaving it stops the consumer and releases its claims.
 
     `fetch`, `next` and iteration are for one thread at a time; acks may come from any.
 
     In at-least-once mode messages that were not acked are delivered again after a crash. Messages above them that were
     acked are not, if a heartbeat has reported the acks (up to 512 bytes of ranges per partition). In at-most-once mode
     the log grants messages before they are delivered, about a second's work at a time. A crash loses messages that were
-    granted and not delivered. A stop, a pause or a planned move gives them back, and the next owner begins there.
+    granted and not delivered. A stop, a pause or a planned move gives them back, and the next owner begins with them.
     """
 
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
@@ -42,9 +46,10 @@ class Consumer(Membership):
     def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more, lets a running iteration deliver what is buffered, then releases its claims and leaves.
 
-        Of a large buffer only `prefetch_messages` more are delivered; the next owners begin after them. Inside the
-        iteration the call returns at once, and the iteration ends when that is done. Otherwise the call waits for the
-        acks of what was delivered, at most `timeout_s` seconds (default: the handler timeout). Raises ReentrantCall.
+        At most `prefetch_messages` more are delivered; the next owners begin after the last delivered message. Inside
+        the iteration the call returns at once, and the iteration ends when these are delivered. Otherwise the call
+        waits for the acks of delivered messages, at most `timeout_s` seconds (default: the handler timeout). Raises
+        ReentrantCall.
         """
         self._context.check_call("Consumer", "drain", waits=True)
         with self._context.lock:
@@ -94,12 +99,12 @@ class Consumer(Membership):
                 self._user = self._user if self._iterating else None
 
     def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float) -> Batch:
-        """Waits until the batch can be full or until the deadline, then checks the gate and takes it in one step."""
+        """Waits until the batch can be full or until `deadline`, then checks the gate and delivers in one step."""
         queue, context = self._queue, self._context
         while True:
             left_s = deadline - time.monotonic()
             with context.outbox, context.lock:
-                queue.user_returned()  # acks may have come meanwhile, from other threads
+                queue.user_returned()  # acks may have come from other threads
                 self._driver.report_finished()
                 looks = queue.looks()
             if looks and not self._ending.draining:
@@ -123,20 +128,20 @@ class Consumer(Membership):
             self._intake.pull(min(left_s, WAIT_SLICE_S), max_messages)
 
     def next(self, expires_s: float = FETCH_EXPIRES_S) -> Message | None:
-        """The next message, or None if none came within `expires_s`. Raises as `fetch`."""
+        """Returns the next message, or None after `expires_s` seconds without one. Raises the same as `fetch`."""
         batch = self.fetch(1, expires_s=expires_s)
         return next(iter(batch), None)
 
     def __iter__(self) -> Iterator[Message]:
         """Delivers messages one by one, checking the lease before each, until a stop, a drain or a signal.
 
-        Leaving the loop leaves the consumer running. Raises as `fetch`.
+        Leaving the user's loop does not stop the consumer. Raises the same as `fetch`.
         """
         # Chained in C: a generator that delegates to others would be entered once more per message.
         return chain.from_iterable(self._runs())
 
     def _runs(self) -> Iterator[Iterator[Message]]:
-        """The iteration in pieces: the messages that were reserved together."""
+        """Yields the messages of the iteration in pieces, each of one partition."""
         call = Call("iteration")
         try:
             self._enter(call)

@@ -1,7 +1,8 @@
-"""Drives one member: ticks it and executes the Ready that it returns, with a data source and the user's callbacks.
+"""Drives one member: ticks it and executes the Ready that the tick returns, a list of what to send, fetch and report.
 
-loop.py calls it with the Marshal's lock held. Questions to the cluster run on a worker thread, and the user's callbacks
-on a thread of their own, both without the lock. Makes no protocol decision: the member does.
+loop.py calls the driver with the Marshal's lock held. Questions to the cluster run on a worker thread, and the user's
+callbacks on a thread of their own, both without the lock. The driver makes no protocol decision: the member does.
+A partition is fetched ahead when the member will probably claim it soon; its messages are delivered only after that.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-ove
 
 
 class ConsumerDriver:
-    """Drives one consumer. It does not know whether the user fetches messages or plans ranges: `claims` does."""
+    """Drives one consumer. Only `claims` knows whether the user fetches messages or plans ranges for other readers."""
 
     def __init__(
         self,
@@ -65,9 +66,10 @@ class ConsumerDriver:
         *,
         plans: bool,
     ) -> None:
-        """`new_topics` begin at their first offset (D5). `plans`: whether the consumer plans ranges for other readers.
+        """`new_topics`: topics that the group did not have before; they are read from their first offset (D5).
 
-        `refold(driver, at)` has the log read once more, up to offset `at` (G6).
+        `plans`: whether the consumer plans ranges that other processes read. `refold(driver, at)` has the log folded
+        once more up to offset `at`, to check the member's state (G6).
         """
         self.context, self.log, self.member, self.options = context, log, member, options
         self.incarnation, self.new_topics = incarnation, new_topics
@@ -76,13 +78,13 @@ class ConsumerDriver:
         self.worker = Worker(f"marshal-worker-{member.name}")
         kind = PlannedClaims if plans else FetchedClaims
         self.claims: FetchedClaims | PlannedClaims = kind(context, member, source, options, incarnation, self.submit)
-        self.error: MarshalError | None = None  # raised to the user once, then kept as the reason of the end
+        self.error: MarshalError | None = None  # why the consumer ended: raised to the user once, then kept
         self.pending_errors: deque[ClusterError] = deque()  # raised one by one; the consumer continues
         self.ended = False
         self.away = False  # while the log's history is read again (N11)
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self._event_log = EventLog()
-        self.prefetching: set[TopicPartition] = set()  # fetched ahead; of these no message was seen yet
+        self.prefetching: set[TopicPartition] = set()  # fetched ahead, and no message has come yet
         self.refused_positions: dict[
             TopicPartition, OutOfRange
         ] = {}  # the cluster refused the position; asked until it answers
@@ -102,7 +104,7 @@ class ConsumerDriver:
         return self.claims.source
 
     def plan_ranges(self) -> PlannedClaims:
-        """Makes a consumer that fetched into one that plans ranges, for good."""
+        """Turns a consumer that fetches messages permanently into one that plans ranges for other readers."""
         fetched = self.claims
         assert isinstance(fetched, FetchedClaims)  # a Consumer does it once
         planned = PlannedClaims(self.context, self.member, fetched.source, self.options, self.incarnation, self.submit)
@@ -124,7 +126,7 @@ class ConsumerDriver:
                 self.advance()
 
     def advance(self) -> None:
-        """One step. An error in it ends this consumer alone, not the thread that drives the others."""
+        """Steps the member. An error in the step ends this consumer only: the thread goes on to drive the others."""
         try:
             self.member.stalled_ms = self.context.stalls.recent_ms(self.context.clock.now().mono_ms)
             self.step(self.context.clock.now())
@@ -136,7 +138,7 @@ class ConsumerDriver:
             self.context.changed.notify_all()
 
     def step(self, now: Instant) -> None:
-        """Ticks the member and does what it says."""
+        """Reports to the member what the data source has noticed, ticks it, and executes its Ready."""
         if self.away and not self.member.ended:
             return
         self._look_at_source(now)
@@ -154,22 +156,22 @@ class ConsumerDriver:
         self.execute(self.member.tick(now), now)
 
     def ask_grants(self, now: Instant) -> None:
-        """Asks for the grants of what was fetched (D2), without the rest of a step."""
+        """Asks for grants without a whole step: in at-most-once mode the log must permit each delivery first (D2)."""
         if not self.away and self.queue.offer():
             self.execute(self.member.ask_grants(now), now)
 
     def report_finished(self) -> None:
-        """Sends a heartbeat at once if a claim that delivers one by one waits for it (D11)."""
+        """Sends a heartbeat at once if a claim that delivers one message at a time needs it to continue (D11)."""
         if self.member.finished():
             self.kick()
 
     def lose_history(self) -> None:
-        """Fences the member and drops its state; nothing happens until `regain_history` (N11)."""
+        """Takes all claims from the member, since the log has lost records; it waits for `regain_history` (N11)."""
         self.away = True
         self.execute(self.member.detach(), self.context.clock.now())
 
     def regain_history(self, world: World) -> None:
-        """`world`: loaded from a snapshot and folded to the log's end."""
+        """The member continues in `world`, which was loaded from a snapshot and folded to the log's end."""
         self.member.attach(world)
         self.away = False
 
@@ -208,7 +210,7 @@ class ConsumerDriver:
             self.prefetching.difference_update(gone)
             for tp in gone:
                 self.refused_positions.pop(tp, None)  # the answer is not needed any more
-        version = self.member.writes_version if ready.send else 0  # a look at every session
+        version = self.member.writes_version if ready.send else 0  # reads every session, so only if it is needed
         for record in ready.send:
             value = codec.encode(record, self.member.name, self.incarnation, version)
             self.context.outbox.put(self.log, self.group_key, (value,), self._refused)
@@ -236,13 +238,13 @@ class ConsumerDriver:
             self._event_log.flush()
 
     def _refused(self, error: MarshalError) -> None:
-        """A record of this consumer can never be written: the consumer ends."""
+        """Ends the consumer with `error`, because one of its records can never be written."""
         with self.context.outbox, self.context.lock:
             self.member.fail(error)
             self.kick()
 
     def _save_divergence(self, error: Diverged) -> None:
-        """Saves the state that was found to be broken: it is gone when this process ends."""
+        """Writes the member's state, which was found to be wrong, to a file: it would be gone with this process."""
         member, now_ms = self.member, self.context.clock.now().wall_ms
         path = divergence_report.save(
             member, error, self.context.retention.evidence_dir, member.options.library, now_ms
@@ -294,7 +296,7 @@ class ConsumerDriver:
     # --- on the worker thread, without the lock
 
     def submit(self, what: str, task: Callable[[], None]) -> None:
-        """Runs `task` on the worker; while it waits in the queue, submitting it again has no effect."""
+        """Runs `task` on the worker. Does nothing if a task with the same name `what` is already waiting there."""
         self.worker.submit(f"group {self.member.name}: {what}", task)
 
     def _resolve(self) -> None:
@@ -312,7 +314,7 @@ class ConsumerDriver:
             with self.context.lock:
                 self.pending_errors.append(error)
             return
-        except CallerError as error:  # nor would it fix an option: the other members continue without this one
+        except CallerError as error:  # nor would waiting fix an option: other members continue without this one
             with self.context.outbox, self.context.lock:
                 self.error = self.error or error
                 self.member.leave(self.context.clock.now(), "its start cannot be", 0)
@@ -339,10 +341,11 @@ class ConsumerDriver:
         self.mirror_refused = refused
 
     def _check_refused(self) -> None:
-        """Decides about positions that the cluster does not have (D6).
+        """Asks the cluster about positions that it refused to fetch, and settles what becomes of them (D6).
 
-        A position below the beginning moves there, one beyond the end parks the partition. A recreated topic is a more
-        likely reason, so its id is checked first (D10). Questions without an answer are asked again later.
+        A position below the partition's beginning moves to the beginning; one beyond its end parks the partition. The
+        topic's id is checked first, as the topic may have been recreated (D10). If the cluster does not answer, the
+        question is asked again later.
         """
         failed: ClusterError | None = None
         with self.context.lock:
@@ -367,7 +370,7 @@ class ConsumerDriver:
             if not self.queue.has(tp) or (group is not None and self.member.unfit(group, tp)):
                 return
             if self.source.round(tp) != round_:
-                return  # assigned again since: the refusal does not concern that
+                return  # assigned again since, which the refusal does not concern
             if truncated:
                 self.park(tp, parking.TRUNCATED, truncated)
             elif position < first:
@@ -380,18 +383,21 @@ class ConsumerDriver:
                 self.queue.restart(tp, position)
 
     def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
-        """Releases a claimed partition as parked (D6). One that is only fetched ahead is left to its owner."""
+        """Releases a claimed partition so that nobody claims it until an admin has looked at it (parked, D6).
+
+        A partition that is only fetched ahead is left to its owner.
+        """
         for claim in self.member.claims.values():
             if claim.tp == tp:
                 self.member.park(claim.epoch, reason, detail, self.context.clock.now())
         self.kick()
 
     def look_at_topics(self) -> None:
-        """Has the worker ask the cluster about this consumer's topics."""
+        """Has the worker ask the cluster for the partition counts and ids of this consumer's topics."""
         self.submit("the look at topics", self._refresh_topology)
 
     def _refresh_topology(self) -> None:
-        """Asks Kafka about the topics: growth becomes a Topology record (F9.1), another id parks partitions (D10)."""
+        """Asks Kafka about the topics. The member reports growth to the log (F9.1) and parks recreated topics (D10)."""
         failed: ClusterError | None = None
         for topic in self.member.options.topics:
             try:
@@ -431,7 +437,7 @@ class ConsumerDriver:
         )
 
     def waiting_for(self) -> str:
-        """Why this consumer has nothing to do although its connection works, in words for people; else ""."""
+        """What keeps this consumer from working although its connection works, in words for people; "" if nothing."""
         if self.missing:
             return f"topic {', '.join(sorted(self.missing))}, which the cluster does not have"
         parked, group = self.parked(), self.member.group
@@ -444,7 +450,7 @@ class ConsumerDriver:
         return f"an admin: all of its {whole} partitions are parked: {parking.describe(group.name, tp, reason)}"
 
     def parked(self) -> dict[TopicPartition, str]:
-        """The partitions of this consumer's topics that no member may or will claim, with the reasons (F6.4)."""
+        """Returns the partitions that are parked, or will be because they cannot be consumed, and why (F6.4)."""
         group, found = self.member.group, {}
         for topic in self.member.options.topics if group is not None else ():
             assert group is not None
@@ -465,7 +471,7 @@ class ConsumerDriver:
         return -1 if tp.topic in self.missing else self.source.end_offset(tp)
 
     def draining(self, claim: Claim) -> tuple[str, float]:
-        """Why the claim is going to end, and how many seconds it waits for its handlers; "" and -1 for other claims."""
+        """Returns why the claim is ending, and for how many seconds it waits for handlers; ("", -1) if it is not."""
         if claim.phase is ClaimPhase.OPEN:
             return "", -1.0
         until_ms = claim.drain_until_ms
@@ -473,11 +479,11 @@ class ConsumerDriver:
         return claim.reason, 0.0 if claim.sealed or until_ms is None else max(0.0, (until_ms - now_ms) / 1000)
 
     def lag(self, claim: Claim) -> int:
-        """Messages behind the end; -1 if that is not known yet, or if the end lies below the position (D6)."""
+        """How many messages lie between the claim's position and the end; -1 if unknown or the end is lower (D6)."""
         return max(-1, self.end_offset(claim.tp) - self.position(claim))
 
     def position(self, claim: Claim) -> int:
-        """The claim's position: the one of this process or of the log, whichever is higher."""
+        """The next offset to process: as this process or as the log knows it, whichever is higher."""
         own = claim.position()
         group = self.member.group
         folded = group.partitions[claim.tp].position if group is not None else NONE

@@ -1,6 +1,6 @@
-"""What the parts of one Marshal share: its lock, clock, connections and workers. Decides nothing.
+"""What the parts of one Marshal share: its lock, clock, connections and workers. It decides nothing.
 
-loop.py makes the context and closes what is in it. A part that decides something takes the lock as
+loop.py closes what is in the context. A part that decides something takes the lock as
 `with context.outbox, context.lock`: records that were decided under the lock are sent once it is free (outbox.py).
 """
 
@@ -22,11 +22,11 @@ from marshal_py.client.stalls import Stalls
 from marshal_py.errors import BackgroundThreadEnded, ClusterUnreachable, CoordinationError, ReentrantCall, UsedAfterFork
 from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
 
-POLL_S_MAX: Final = 0.1  # a waiting thread looks up at least that often: for steps that other threads brought forward
+POLL_S_MAX: Final = 0.1  # a waiting thread wakes up at least that often, as other threads may make a step due earlier
 
 
 class Context:
-    """Shared by the loop, the consumers and the maintenance of one Marshal."""
+    """Holds what the loop, the consumers and the log maintenance of one Marshal share."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Context:
         retention: RetentionPolicy,
         callbacks: Callbacks,
     ) -> None:
-        """`servers`: for error texts. `topic`: the coordination topic. `draw`: that many random bytes."""
+        """`servers`: its addresses, for errors. `topic`: the coordination topic. `draw(n)` returns n random bytes."""
         self.coordination, self.admin, self.clock = coordination, admin, clock
         self.servers, self.topic, self.draw = servers, topic, draw
         self.retention, self.callbacks = retention, callbacks
@@ -58,15 +58,15 @@ class Context:
         watch_forks(self)
 
     def forked(self) -> None:
-        """In a child process nothing that needs the lock works (forks.py)."""
+        """Called in a forked child process: everything that needs the lock raises UsedAfterFork there (forks.py)."""
         self.lock = self.changed = ForkedLock("Marshal", self.pid)
         self.outbox = Outbox(self.coordination, self._held)  # the parent sends what is waiting
 
     def check_call(self, what: str, verb: str, *, waits: bool = False) -> None:
-        """Every public method calls this first. Raises UsedAfterFork, ReentrantCall.
+        """Checks that a public method may be called here; each calls it first. Raises UsedAfterFork, ReentrantCall.
 
-        `waits`: the method waits for the background thread, so it cannot be called on that thread. It can be called on
-        the thread of the user's callbacks.
+        `what` and `verb` name the object and the method in errors. `waits`: the method waits for the background thread,
+        so it cannot be called on that thread. It can be called on the thread of the user's callbacks.
         """
         if os.getpid() != self.pid:
             raise UsedAfterFork(what, self.pid, os.getpid())
@@ -81,9 +81,10 @@ class Context:
             raise self.ended
 
     def wait_for(self, condition: Callable[[], bool], what: str, deadline: float, log: int) -> None:
-        """Waits until `condition` holds; it is called under the lock. `deadline`: of the monotonic clock, in seconds.
+        """Waits until `condition`, which is called under the lock, returns true. `what` names it in errors.
 
-        Raises the error that broke coordination partition `log`, ClusterUnreachable, BackgroundThreadEnded.
+        `deadline`: of the monotonic clock, in seconds; after it, ClusterUnreachable is raised. Also raises the error
+        that broke coordination partition `log`, the cluster's refusal of our records, and BackgroundThreadEnded.
         """
         with self.outbox, self.lock:
             self.check_alive()  # a caller that reads to the end must not get what was read before the thread ended
@@ -99,5 +100,5 @@ class Context:
                 self.changed.wait(min(left_s, POLL_S_MAX))
 
     def waiting_for(self) -> str:
-        """What the connection is waiting for, in words for people; "" when all is well."""
+        """Returns what this Marshal's connection waits for, in words for people; "" when all is well."""
         return self.coordination.waiting_for() if self.ended is None else str(self.ended)

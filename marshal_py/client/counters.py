@@ -1,4 +1,4 @@
-"""Counts of one consumer since it was made, taken from what its driver executes. They never fall."""
+"""Counts what the driver of one consumer executes, since the consumer was made. The counts never fall."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from marshal_py.protocol.records import Heartbeat
 
 
 class Counters:
-    """`records` and `heartbeats` were handed to the producer. `abandoned`: in flight when their claims ended."""
+    """The counts. `records`: handed to the producer, `heartbeats` among them. `claims`: won, `claims_ended`: ended.
+
+    `abandoned`: messages that were delivered and not acked when their claims ended.
+    """
 
     def __init__(self) -> None:
         self.heartbeats = self.records = self.claims = self.claims_ended = self.abandoned = 0
@@ -23,5 +26,5 @@ class Counters:
 
 
 def in_flight(claim: Claim) -> int:
-    """Messages delivered and not acked; 0 in at-most-once mode."""
+    """Returns how many messages of the claim are delivered and not acked; 0 in at-most-once mode."""
     return claim.tracker.in_flight if isinstance(claim.tracker, AtLeastOnce) else 0

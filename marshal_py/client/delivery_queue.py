@@ -1,8 +1,12 @@
 """The queue of one consumer: buffers between its data source and its user, and the gate before every delivery.
 
-It decides which partition is next, how much of it, and which partitions the source should fetch (PROTOCOL.md D1-D3,
-D8). Everything but `pull` is called with the Marshal's lock held: checking the gate and delivering must be one step,
-or a Release could be sent between them. (Reserved, in buffers.py, achieves that without the lock and says how.)
+It decides which partition is next, how much of it, and which partitions the source should fetch (PROTOCOL.md D1-D3).
+The gate is the member's check of whether a claim may deliver at this moment (`Member.open_ms`, D8); it is open if so,
+else shut. Everything but `pull` is called with the Marshal's lock held: checking the gate and delivering must be one
+step, or a Release could be sent between them. (Reserved, in buffers.py, achieves that without the lock and says how.)
+
+A partition is fetched ahead when this member will probably claim it soon; its messages are delivered only after that.
+In at-most-once mode a claim delivers only messages that a grant covers: a range of offsets that the log gave to it.
 """
 
 from __future__ import annotations
@@ -28,12 +32,12 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.rebalance import GRANTS_AHEAD
 from marshal_py.transport.ports import Chunk, DataSource
 
-GATE_MS: Final = 5  # all three clocks are read at least that often while messages are delivered one by one (T7)
-AHEAD_MESSAGES_MAX: Final = 2_000  # per partition, fetched ahead of a hand-over; more would only fill memory
+GATE_MS: Final = 5  # between two readings of all three clocks while messages are delivered one by one (T7)
+AHEAD_MESSAGES_MAX: Final = 2_000  # per partition that is fetched ahead; more would only fill memory
 
 
 class DeliveryQueue:
-    """All buffers of one consumer."""
+    """Holds all buffers of one consumer and decides what is delivered from them."""
 
     def __init__(
         self,
@@ -52,23 +56,23 @@ class DeliveryQueue:
         )
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
-        self._order: deque[TopicPartition] = deque()  # the first is the next one to deliver from
+        self._order: deque[TopicPartition] = deque()  # claimed partitions; the first is the next to deliver from
         self.rate = HandlingRate()
-        self._taking: list[tuple[OffsetRun, int]] = []  # by the running fetch: of which run, and how much was before
+        self._taking: list[tuple[OffsetRun, int]] = []  # the running fetch's: (run, its `delivered` before)
         self._pid = os.getpid()
         watch_forks(self)
         self.prefetch = Prefetch(options.prefetch_bytes, options.prefetch_messages)
-        self._last: int | None = None  # when it drains: the value of `delivered` at which it stops
-        self._gate_shut = False  # as the user's thread last found it: then nothing is fetched of claims
+        self._last: int | None = None  # while the consumer drains: the value of `delivered` at which it stops
+        self._gate_shut = False  # as the user's thread last found it; while it is, claimed partitions are not fetched
         self.at_most_once = options.delivery == "at_most_once"
 
     @property
     def delivered(self) -> int:
-        """Messages delivered, since the consumer was made."""
+        """How many messages this consumer has delivered since it was made."""
         return self.delivery.delivered
 
     def forked(self) -> None:
-        """In a child process nothing is delivered, and acks are refused (forks.py)."""
+        """Called in a forked child process: nothing is delivered there, and acks raise UsedAfterFork (forks.py)."""
         self.delivery.forked(self._pid)
         for buffer in self.buffers.values():
             buffer.paused_by_user = True  # ends a running iteration, which delivers without the lock
@@ -76,13 +80,13 @@ class DeliveryQueue:
     # --- called by the driver
 
     def start_prefetch(self, tp: TopicPartition, position: int) -> None:
-        """Fetches a partition ahead of a hand-over, without delivering (A3)."""
+        """Starts to fetch a partition ahead, from `position` on, before its owner releases it (A3)."""
         if tp not in self.buffers:
             self.buffers[tp] = Buffer(tp, position)
             self.source.assign({tp: position})
 
     def open(self, claims: Iterable[Claim], positions: dict[TopicPartition, int]) -> None:
-        """These claims were accepted: delivers from their positions on."""
+        """Begins to deliver the messages of these accepted claims, each from its position on."""
         fresh: dict[TopicPartition, int] = {}
         for claim in claims:
             tp, position = claim.tp, positions[claim.tp]
@@ -109,7 +113,7 @@ class DeliveryQueue:
             self._pause_fetching(self.buffers[tp])
 
     def drop(self, tps: Iterable[TopicPartition]) -> None:
-        """These partitions are not claimed or fetched ahead any more."""
+        """Drops the buffers of partitions that are no longer claimed or fetched ahead, and stops fetching them."""
         gone = [tp for tp in tps if self.buffers.pop(tp, None) is not None]
         for tp in gone:
             if tp in self._order:
@@ -117,11 +121,11 @@ class DeliveryQueue:
         self.source.unassign(gone)
 
     def has(self, tp: TopicPartition) -> bool:
-        """Whether the partition is claimed here or fetched ahead."""
+        """Whether this consumer has claimed the partition or fetches it ahead."""
         return tp in self.buffers
 
     def restart(self, tp: TopicPartition, position: int) -> None:
-        """Fetches from `position` on: the old one is below the partition's beginning (D6)."""
+        """Fetches the partition again, from `position` on, after the cluster refused to fetch it (D6)."""
         buffer = self.buffers.get(tp)
         if buffer is not None:
             buffer.next_offset = position
@@ -157,19 +161,23 @@ class DeliveryQueue:
     # --- the user's side
 
     def pull(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        """Waits for at most `max_messages` messages. Called without the lock."""
+        """Waits up to `timeout_s` seconds for messages; returns at most `max_messages`. Called without the lock."""
         return self.source.poll(timeout_s, max_messages)
 
     def looks(self) -> bool:
-        """Whether it is time to read the source's queue to its end, so that no partition waits behind others in it."""
+        """Whether to read the source's queue to its end now, since a slow user leaves partitions waiting in it."""
         return self.prefetch.due(self.rate, self.clock_now().mono_ms)
 
     def piece(self) -> int:
-        """How many messages to take from the source at once when reading its queue to the end."""
+        """Returns how many messages to take from the source per call while its queue is read to the end."""
         return self.prefetch.piece(len(self.buffers))
 
     def add(self, chunks: Iterable[Chunk]) -> None:
-        """Sorts fetched messages into their buffers, without those that an older assignment (round) has fetched."""
+        """Sorts fetched messages into their buffers, and stops fetching partitions whose buffers are full.
+
+        Drops messages that an older assignment (`round`) of their partition fetched, and those of partitions whose
+        fetching is paused: they are fetched again.
+        """
         grown: list[Buffer] = []
         for tp, round_, messages in chunks:
             buffer = self.buffers.get(tp)
@@ -187,35 +195,41 @@ class DeliveryQueue:
                 self._pause_fetching(buffer)
 
     def _room(self) -> Room | None:
-        """How much each partition may buffer; None while all buffers together hold no more than one piece."""
+        """Returns how much each partition may buffer; None (no bound) while all hold `prefetch_messages` or fewer."""
         if self.buffered() <= self.options.prefetch_messages:
             return None
         return self.prefetch.room(self.buffers.values())
 
     def _at_bound(self, buffer: Buffer) -> bool:
-        """Whether more messages of this partition could not be delivered soon, however much room there is."""
+        """Whether the partition has as many messages as it may have, even if there is memory for more.
+
+        That is AHEAD_MESSAGES_MAX before it is claimed. After that it is `unacked_max`, in at-least-once mode only.
+        """
         if buffer.claim is None:
             return buffer.size >= AHEAD_MESSAGES_MAX
         tracker = buffer.claim.tracker
         return isinstance(tracker, AtLeastOnce) and tracker.tracked >= self.options.unacked_max
 
     def wait_for_gate(self) -> None:
-        """Something is buffered and the gate is shut: until it opens, only partitions of claims to come are fetched."""
+        """Stops fetching claimed partitions until the gate opens. Called when messages wait and the gate is shut.
+
+        Partitions that are fetched ahead are still fetched.
+        """
         self._gate_shut = True
         for buffer in self.buffers.values():
             if buffer.claim is not None:
                 self._pause_fetching(buffer)
 
     def drain(self) -> None:
-        """Delivers one more piece and no more: the buffers may hold minutes of work for a slow handler."""
+        """Delivers only `prefetch_messages` more: the buffers may hold minutes of work for a slow handler."""
         self._last = self.delivered + self.options.prefetch_messages
 
     def _left(self) -> int:
-        """How many messages may still be delivered."""
+        """Returns how many messages may still be delivered: unlimited until `drain` is called."""
         return sys.maxsize if self._last is None else self._last - self.delivered
 
     def deliverable(self) -> int:
-        """Messages that could be delivered if the gate opened (in at-least-once mode: all of open claims)."""
+        """Returns how many messages only wait for the gate to open; in at-most-once mode, only those with a grant."""
         total = 0
         for buffer in self.buffers.values():
             claim = buffer.claim
@@ -229,7 +243,7 @@ class DeliveryQueue:
         return total
 
     def buffered(self) -> int:
-        """Messages that were fetched and not delivered."""
+        """Returns how many messages of all partitions were fetched and not delivered."""
         return sum([buffer.size for buffer in self.buffers.values() if buffer.fetched])
 
     def buffered_of(self, tp: TopicPartition) -> int:
@@ -237,7 +251,10 @@ class DeliveryQueue:
         return 0 if buffer is None else buffer.size
 
     def suffices(self, max_messages: int, max_bytes: int | None) -> bool:
-        """Whether waiting cannot make a batch fuller: by count, by bytes, or because a partition is at its bound."""
+        """Whether a batch should be taken now, because waiting would not make it fuller.
+
+        It has `max_messages` or `max_bytes`, or a partition has messages and may not get more before they are taken.
+        """
         there = size_bytes = 0
         self.prefetch.wanted = max_messages
         for buffer in self.buffers.values():
@@ -258,10 +275,10 @@ class DeliveryQueue:
         return there >= max_messages or (max_bytes is not None and there > 0 and size_bytes >= max_bytes)
 
     def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
-        """Delivers up to `max_messages` messages, an even share of each partition; at least one if there is one.
+        """Delivers up to `max_messages` messages and `max_bytes` bytes (None: any number), where the gate is open.
 
-        Partitions that have more fill up what others lack. The next batch begins with the partition after the last one
-        of this batch.
+        The first message is delivered even if it is larger. Each partition gives an even share; partitions with more
+        messages fill up what others lack. The next batch begins with the partition after the last one of this batch.
         """
         parts: list[tuple[Part, Delivered]] = []
         before, max_messages = self.delivered, min(max_messages, self._left())
@@ -289,7 +306,7 @@ class DeliveryQueue:
                 continue
             if not self.member.may_deliver(claim.epoch, now):
                 continue
-            careful = claim.one_by_one  # D11: one by one
+            careful = claim.one_by_one  # a message of this partition may have killed its owners (D11)
             of_it = min(1 if careful else share, left)
             while of_it > 0 and buffer.fetched:
                 part = self._take_part(buffer, claim, of_it, left_bytes, now, bool(parts))
@@ -332,18 +349,21 @@ class DeliveryQueue:
         return Part(raw, delivered, first), delivered
 
     def begin(self) -> None:
-        """A fetch begins: the user has the messages that earlier fetches took."""
+        """A new fetch begins, so the user has the messages of earlier fetches: `take_back` will not undo those."""
         self._taking.clear()
 
     def take_back(self) -> None:
-        """An exception (ctrl-C) interrupted a fetch: the user does not have the messages that it took."""
+        """Undoes a fetch that an exception (ctrl-C) interrupted, since the user did not get the messages that it took.
+
+        In at-least-once mode they are delivered again; in at-most-once mode they are lost.
+        """
         while self._taking:
             run, delivered = self._taking.pop()
             run.delivered = delivered
         self.fetch_again()
 
     def fetch_again(self) -> None:
-        """Fetches everything again that was not delivered: the interruption may have lost messages on their way."""
+        """Drops all buffers and fetches again what was not delivered: an exception may have lost some of it."""
         again: dict[TopicPartition, int] = {}
         for tp, buffer in self.buffers.items():
             position = buffer.forget()
@@ -355,7 +375,7 @@ class DeliveryQueue:
             self._pause_fetching(self.buffers[tp])
 
     def reserve(self, now: Instant) -> Reserved | None:
-        """The next messages of one partition, to be delivered one by one while the gate stays open."""
+        """Returns messages of one partition to deliver one by one while the gate stays open; None if there are none."""
         for _ in range(len(self._order)):
             tp = self._order[0]
             self._order.rotate(-1)
@@ -381,7 +401,7 @@ class DeliveryQueue:
     # --- at-most-once mode
 
     def _skip_to_grant(self, buffer: Buffer, tracker: AtMostOnce) -> int:
-        """Drops messages that no grant will cover any more. Returns how many of the first chunk the grant covers."""
+        """Drops messages below the offset where delivery continues; returns how many of the next chunk are granted."""
         while buffer.fetched:
             head = buffer.fetched[0]
             while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
@@ -401,7 +421,7 @@ class DeliveryQueue:
         return sum(part.below(to) - part.at for part in buffer.fetched)
 
     def offer(self) -> bool:
-        """Sets on each claim the range that could be granted next (D2). True if there is one."""
+        """Sets on each claim the range to ask a grant for (`offer`, D2). True if the member can ask for one now."""
         something = False
         waiting = sum(buffer.claim is not None and bool(buffer.fetched) for buffer in self.buffers.values())
         each = max(1, min(self.options.grant_messages, self.rate.per_second() // max(1, waiting)))
@@ -420,7 +440,7 @@ class DeliveryQueue:
         return something
 
     def _ungranted(self, buffer: Buffer, tracker: AtMostOnce, left: int) -> tuple[int, int] | None:
-        """The next range to ask a grant for, [start, to), of at most `left` messages."""
+        """Returns the range [start, to) of the next `left` fetched messages without a grant; None if there are none."""
         granted_to = tracker.granted_to()
         start: int | None = None
         to = 0
@@ -436,7 +456,10 @@ class DeliveryQueue:
         return None if start is None else (start, to)
 
     def user_returned(self) -> None:
-        """The user asks for more messages, so in at-most-once mode he is done with the last ones. Refills buffers."""
+        """Called when the user asks for more messages; has partitions fetched again whose buffers have become low.
+
+        In at-most-once mode asking shows that the user is done with the messages that he got before.
+        """
         if self.rate.waits():
             self.rate.returned(self.delivered, self.clock_now().mono_ms)
         self._gate_shut = self._gate_shut and self.deliverable() > 0
@@ -453,7 +476,7 @@ class DeliveryQueue:
             self._refill(held_back)
 
     def _refill(self, held_back: list[Buffer]) -> None:
-        """Fetches those again whose buffers are low."""
+        """Fetches these partitions again, except those that still have many messages buffered or unfinished."""
         room = self._room()
         for buffer in held_back:
             if room is not None and not room.low(buffer):

@@ -1,8 +1,8 @@
-"""The file that a consumer saves when its state turns out to be broken, for a bug report (PROTOCOL.md G7, G8).
+"""Saves and loads the file that a consumer writes, for a bug report, when its state is wrong (PROTOCOL.md G7, G8).
 
-The log can be folded again at any time, but the state of this process is gone when it ends. So the file holds only
-that: the group's state in this process, the log's offset, and what it differs from. `marshal diff GROUP --state FILE`
-compares it with the log.
+The log can be folded again at any time, but the state of this process is gone when it ends. So the file holds only the
+group's state in this process, the log's offset, and the digests that differ. `marshal diff GROUP --state FILE` compares
+the file with the log.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ NAME_CHARACTERS_MAX: Final = 60  # of the group's name in the file's name
 
 
 def save(member: Member, error: Diverged, folder: str, library: str, time_ms: int) -> str:
-    """Writes the file into `folder` ("": the system's). Returns its path; "" if it could not be written (logged)."""
+    """Writes the file into `folder` ("": the system's folder for temporary files). Returns its path.
+
+    If the file cannot be written, logs that and returns "".
+    """
     world = member.world
     fields: dict[str, Any] = {
         "evidence": "marshal",
@@ -69,7 +72,7 @@ def save(member: Member, error: Diverged, folder: str, library: str, time_ms: in
 
 
 def load(path: Path, group: str) -> dict[str, Any]:
-    """The content of a file that `save` wrote. Raises InvalidOption for another file or another group."""
+    """Returns the content of a file that `save` wrote. Raises InvalidOption for any other file or another group."""
     try:
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:

@@ -1,7 +1,7 @@
 """How one consumer ends: by a stop, a drain, a signal or an error.
 
-This file tells the member to leave, waits until it has left, and keeps the reason for later calls of the user. What is
-released and when, the member decides.
+This file tells the member to leave, waits until it has left, and keeps the reason for later calls of the user. The
+member decides what it releases and when. A drain waits for the handlers of delivered messages; a stop does not.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from marshal_py.client.forks import watch_forks
 from marshal_py.errors import ConsumerClosed
 
 LEAVE_TIMEOUT_S: Final = 10.0
-LEAVE_SLICE_S: Final = 0.1  # a consumer that waits until it has left looks up so often: for signals, and to step
+LEAVE_SLICE_S: Final = 0.1  # how often a consumer that waits until it has left wakes up: for signals, and to step
 
 
 class Ending:
-    """The end of one consumer, from the request to the closed source."""
+    """Ends one consumer: from the request until its data source is closed."""
 
     def __init__(self, context: Context, driver: ConsumerDriver, closed: Callable[[], object]) -> None:
         """`closed` is called once nothing can be fetched any more."""
@@ -36,21 +36,24 @@ class Ending:
         watch_forks(self)
 
     def forked(self) -> None:
-        """In a child process the consumer is over: loops that check it end, and every method raises UsedAfterFork."""
+        """Called in a forked child process: iterations end there, and every method raises UsedAfterFork."""
         self._forked = True
 
     @property
     def over(self) -> bool:
-        """Whether the consumer has ended, by itself or by the user."""
+        """Whether the consumer has ended, by an error, by the user or by a fork."""
         return bool(self.reason) or self._driver.ended or self._forked
 
     def stop(self, timeout_s: float) -> None:
-        """Stops the consumer. A second call does nothing; if the first was interrupted, it does what is left."""
+        """Stops the consumer; waits at most `timeout_s` seconds until it has left its group.
+
+        A second call does nothing, unless the first one was interrupted: then it completes the stop.
+        """
         self.reason = self.reason or "it was stopped"
         self._leave("stopped", 0.0, timeout_s)
 
     def drain(self, wait_s: float) -> None:
-        """Notes that the consumer drains, and until when; `finish_drain` does the rest."""
+        """Notes that the consumer drains, for at most `wait_s` seconds; `finish_drain` releases its claims later."""
         self.drain_until = time.monotonic() + wait_s
         self.draining = True
 
@@ -60,7 +63,10 @@ class Ending:
         self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
 
     def _leave(self, reason: str, wait_s: float, timeout_s: float) -> None:
-        """Stops delivery, waits for handlers, releases the claims, leaves, and waits to read that (T16, T17)."""
+        """Has the member leave: it stops delivery, waits up to `wait_s` seconds for handlers, and releases its claims.
+
+        Returns when the member has read back that it left, after `timeout_s` seconds at most (T16, T17).
+        """
         if self.done:
             return
         context, driver = self._context, self._driver
@@ -83,11 +89,17 @@ class Ending:
         self.done = True
 
     def request_stop(self, hand_over_s: float) -> None:
-        """Takes no lock, because signal handlers call it. A second call, or 0, stops at once."""
+        """Asks for a stop, within `hand_over_s` seconds, in which other members may take over the partitions (A6).
+
+        A second call, or 0, stops at once. It takes no lock, because signal handlers call it.
+        """
         self._stop_at = 0.0 if self._stop_at is not None else time.monotonic() + hand_over_s
 
     def must_stop(self) -> bool:
-        """Whether a requested stop is due: no other member takes over, all was taken over, or the time is up."""
+        """Whether a requested stop is due: the time is up, no claim is left, or no other member can take one over.
+
+        Its first call tells the member to let others take over.
+        """
         if self._stop_at is None:
             return False
         if time.monotonic() >= self._stop_at:
@@ -100,7 +112,10 @@ class Ending:
             return member.ready_to_stop()
 
     def raise_if_ended(self) -> None:
-        """Raises the errors of single partitions, then the one that ended the consumer, then ConsumerClosed."""
+        """Raises what the user must know: errors of partitions, one per call, then the one that ended the consumer.
+
+        Does nothing while there is no such error. Once the consumer is closed every call raises ConsumerClosed.
+        """
         if self.reason:
             raise ConsumerClosed("Consumer", self.reason)
         if self._driver.pending_errors:

@@ -1,7 +1,8 @@
 """Writes a consumer's advisories to `logging`, in few lines, for people (docs/logging.md).
 
-Advisories that come by the dozen are held back for at most HELD_MS, until another kind comes or none comes any more,
-and then make one line. The order stays. Called with the lock held.
+Advisories of kinds that often come by the dozen (TOGETHER) are held back, so that those that are alike make one line.
+They are written when an advisory of any other kind comes, when a step of the consumer brings none, or with the next one
+after HELD_MS. The order stays. Called with the Marshal's lock held.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ HELD_MS: Final = 1_000  # the records of one decision are read within a few roun
 
 
 class EventLog:
-    """The lines of one consumer."""
+    """Collects the advisories of one consumer and writes their lines."""
 
     def __init__(self) -> None:
         self._held: list[Advisory] = []
 
     def add(self, advisories: Sequence[Advisory]) -> None:
-        """Takes the advisories of one step of the consumer, with their times."""
+        """Takes the advisories of one step of the consumer. Their `time_ms` must be set."""
         for one in advisories:
             if not logger.isEnabledFor(_level(one)):
                 continue

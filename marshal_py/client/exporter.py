@@ -43,7 +43,7 @@ PARTITION_GAUGES: Final = {
 
 
 class Collector:
-    """For a registry of prometheus-client: `registry.register(Collector(marshal))`."""
+    """Turns `Marshal.metrics()` into metrics of prometheus-client: `registry.register(Collector(marshal))`."""
 
     def __init__(self, marshal: Marshal) -> None:
         """Raises UnsupportedPlatform if prometheus-client is not installed."""
@@ -101,7 +101,7 @@ def _prometheus() -> Any:
 
 
 class Exporter:
-    """A running server. A context manager; leaving it ends the server, not the Marshal."""
+    """A running HTTP server of metrics. It is a context manager: leaving it ends the server, not the Marshal."""
 
     def __init__(self, marshal: Marshal, port: int, address: str) -> None:
         collector = Collector(marshal)
@@ -134,7 +134,7 @@ class Exporter:
 def serve(marshal: Marshal, port: int, address: str = LOOPBACK) -> Exporter:
     """Serves the metrics of a Marshal at http://address:port/metrics until `close`. Port 0 takes a free one.
 
-    With the default address only this machine can ask; with "0.0.0.0" every machine can, as in a container. Raises
-    UnsupportedPlatform without prometheus-client, InvalidOption if the port cannot be used.
+    With the default address only this machine can ask. With "0.0.0.0" every machine can, which a container needs.
+    Raises UnsupportedPlatform without prometheus-client, InvalidOption if the port cannot be used.
     """
     return Exporter(marshal, port, address)

@@ -1,9 +1,10 @@
 """The claims of a consumer that fetches: where their messages begin, given what earlier owners finished (D1).
 
-Offsets above the position that an earlier owner finished count only if the partition reaches that far: one that was
-truncated meanwhile holds other messages there. The end that a data client has noted may be old, for example of a
-partition that was fetched ahead and then held back. So a claim whose noted end is too low is opened only when the
-cluster has been asked. Such claims are few. Called with the Marshal's lock held, except for the question.
+An earlier owner may have finished offsets above the position. They count only if the partition reaches that far,
+because a partition that was truncated since holds other messages there. The data client may know only an old end of the
+partition, for example if fetching was paused. So if the known end is too low, the claim is unsure: it is opened, that
+is its messages are fetched and delivered, only after the cluster has been asked for the end. Such claims are few.
+Everything is called with the Marshal's lock held, except for the question.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from marshal_py.transport.ports import DataSource
 
 
 class FetchedClaims:
-    """The claims of one consumer that fetches."""
+    """Opens the claims of one consumer that fetches, and forgets those that have ended."""
 
     def __init__(
         self,
@@ -32,32 +33,35 @@ class FetchedClaims:
         incarnation: bytes,
         submit: Callable[[str, Callable[[], None]], None],
     ) -> None:
-        """`submit`: runs a named task on the consumer's worker thread."""
+        """`submit(name, task)` runs a task on the consumer's worker thread."""
         self._context, self._member, self._submit = context, member, submit
         self.source = source
         self.queue = DeliveryQueue(member, source, options, context.lock, incarnation, context.clock.now)
-        self._unsure: dict[TopicPartition, Claim] = {}  # claims that wait for an answer
+        self._unsure: dict[TopicPartition, Claim] = {}  # claims whose partition's end the cluster was asked for
 
     def open(self, claims: Sequence[Claim]) -> None:
-        """These claims were accepted."""
+        """Opens these accepted claims: at once, or after the cluster's answer if they are unsure."""
         unsure = [claim for claim in claims if self._may_be_shorter(claim)]
         self._open([claim for claim in claims if claim not in unsure])
         self._unsure.update((claim.tp, claim) for claim in unsure)
         self.look()
 
     def drop(self, claims: Iterable[Claim]) -> None:
-        """These claims are gone."""
+        """Forgets these claims, which have ended."""
         for claim in claims:
             if self._unsure.get(claim.tp) is claim:
                 del self._unsure[claim.tp]
 
     def look(self) -> None:
-        """Asks for the ends that are unsure, again if there was no answer."""
+        """Has the worker ask for the ends of unsure claims. Called regularly, as the cluster may not have answered."""
         if self._unsure:
             self._submit("what earlier owners finished", self._ask)
 
     def overdue(self, now: Instant) -> bool:
-        """Whether the user has been silent for too long. Here the member judges that, by the messages in flight."""
+        """Returns False: whether a user who fetches is overdue, the member judges, by the messages in flight.
+
+        PlannedClaims.overdue judges a user who plans ranges.
+        """
         return False
 
     def _may_be_shorter(self, claim: Claim) -> bool:
@@ -70,7 +74,10 @@ class FetchedClaims:
         self.queue.open(claims, positions_of(claims, self._member))
 
     def _ask(self) -> None:
-        """On the worker, without the lock. Raises ClusterError: the next look asks again."""
+        """Asks the cluster for the ends, then opens the unsure claims. Runs on the worker, without the lock.
+
+        Raises ClusterError; the next `look` asks again.
+        """
         context = self._context
         with context.lock:
             asked = dict(self._unsure)
@@ -87,7 +94,7 @@ class FetchedClaims:
 
 
 def positions_of(claims: Iterable[Claim], member: Member) -> dict[TopicPartition, int]:
-    """The positions that the group has for these claims."""
+    """Returns the positions that the folded log has for these claims."""
     group = member.group
     assert group is not None
     return {claim.tp: group.partitions[claim.tp].position for claim in claims}

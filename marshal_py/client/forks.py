@@ -1,7 +1,7 @@
 """Makes the Marshals of a parent process unusable in a forked child: their locks raise UsedAfterFork there.
 
-The threads and sockets of a Marshal do not exist in a child, and a thread that is gone may have held the lock. The lock
-itself refuses everything that needs it, so no method has to check its process first, least of all an ack.
+The threads and sockets of a Marshal do not exist in a child, and a thread that is gone may have held the lock. Since
+the lock itself raises the error, no method has to check first in which process it runs, which would slow down acks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from marshal_py.errors import UsedAfterFork
 
 
 class ForkedLock(threading.Condition):
-    """Replaces, in a child process, the lock of an object that the parent has made."""
+    """Replaces, in a child process, the lock of an object that the parent made. Taking it raises UsedAfterFork."""
 
     def __init__(self, what: str, made_in_pid: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Forkable(Protocol):
     """An object that holds the lock of a Marshal."""
 
     def forked(self) -> None:
-        """Replaces the lock by a ForkedLock. Called in a child, once per fork, while it has one thread."""
+        """Makes the object unusable in a child process. Called there once per fork, while the child has one thread."""
 
 
 _made: WeakSet[Forkable] = WeakSet()

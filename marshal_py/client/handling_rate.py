@@ -1,38 +1,38 @@
 """Measures how fast the user handles messages. The size of grants (PROTOCOL.md D2) and of prefetching follows it.
 
-Time counts while the user has messages, not while he waits for some. It reads no clock; callers hold the lock.
+Time counts while the user has messages, not while he waits for some. Callers pass the time in and hold the lock.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-FIRST_MESSAGES: Final = 1  # until it is measured: a handler may take seconds, and a crash loses what was granted
-BUSY_MS_MIN: Final = 20  # shorter times are too coarse: the clock counts whole ms
-BUSY_MS_MAX: Final = 2_000  # of the past; older measurements fade
+FIRST_MESSAGES: Final = 1  # per second, until measured: a handler may take seconds, and a crash loses what was granted
+BUSY_MS_MIN: Final = 20  # a rate over less time is too inexact, as the clock counts whole ms
+BUSY_MS_MAX: Final = 2_000  # time that counts; what was measured before fades
 
 
 class HandlingRate:
-    """Messages per second of one user."""
+    """Measures how many messages per second one user handles."""
 
     __slots__ = ("_busy_ms", "_handled", "_since")
 
     def __init__(self) -> None:
         self._handled = 0.0
         self._busy_ms = 0.0
-        self._since: tuple[int, int] | None = None  # (messages before, when) of what the user has now
+        self._since: tuple[int, int] | None = None  # (messages before, ms) of those that the user has now
 
     def delivered(self, messages_before: int, mono_ms: int) -> None:
-        """The user gets messages. `messages_before`: how many he had got before these, in all."""
+        """Called when the user gets messages. `messages_before`: how many he had got before these, in all."""
         if self._since is None:
             self._since = messages_before, mono_ms
 
     def waits(self) -> bool:
-        """Whether the user has messages and has not asked for more."""
+        """Whether the user handles messages, that is has not asked for more since he got some."""
         return self._since is not None
 
     def returned(self, messages: int, mono_ms: int) -> None:
-        """The user asks for more messages; he has got `messages` in all by now."""
+        """Called when the user asks for more messages. `messages`: how many he has got so far, in all."""
         if self._since is None:
             return
         before, since_ms = self._since
@@ -44,11 +44,11 @@ class HandlingRate:
             self._handled, self._busy_ms = self._handled * part, self._busy_ms * part
 
     def slower_than(self, per_second: int) -> bool:
-        """Whether the user is known to handle fewer messages than that."""
+        """Whether the user handles fewer than `per_second` messages a second. False until enough time was measured."""
         return self._busy_ms >= BUSY_MS_MIN and 1000 * self._handled < per_second * self._busy_ms
 
     def per_second(self) -> int:
-        """About a second's work, at least 1."""
+        """Returns about how many messages the user handles per second: at least 1, FIRST_MESSAGES until measured."""
         if not self._handled:
             return FIRST_MESSAGES
         return max(1, round(1000 * self._handled / max(BUSY_MS_MIN, self._busy_ms)))

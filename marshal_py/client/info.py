@@ -8,7 +8,7 @@ from marshal_py.protocol.identity import Token, TopicPartition
 
 
 class ClaimInfo(NamedTuple):
-    """A claim as its owner sees it. `position`: next offset to read. `lag`: messages behind the end, -1 if unknown.
+    """A claim as its owner sees it. `position`: next offset to read. `lag`: messages up to the end, -1 if unknown.
 
     `revoking` says why the claim is going to end; it is "" while its messages are delivered. `drain_s`: for how many
     more seconds a claim that is going to end waits for its handlers; -1 for other claims. In at-least-once mode,
@@ -27,8 +27,9 @@ class ClaimInfo(NamedTuple):
 class ConsumerInfo(NamedTuple):
     """The state of a consumer. `in_flight`: messages delivered and not acked. `waiting_for` is "" when all is well.
 
-    `lag`: messages behind the ends of its claims. It is -1 while the cluster does not have one of its topics, and while
-    the consumer owns nothing and partitions of its topics are parked.
+    `lag`: messages from the positions of its claims to the ends of the partitions. It is -1 while the cluster does not
+    have one of its topics. It is also -1 while the consumer owns nothing and partitions of its topics are parked, that
+    is, closed to all members until an admin has looked at them.
     """
 
     group: str

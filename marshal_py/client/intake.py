@@ -1,7 +1,8 @@
 """Brings messages from a consumer's source into its buffers, on the user's thread, while a call waits for some.
 
-This file decides when to ask for how many messages, and asks for their grants (D2). delivery_queue.py sorts them into
-buffers, and prefetch.py bounds those.
+This file decides when to ask the source for how many messages. In at-most-once mode it also asks for grants: a grant
+is the log's permission to deliver a range of offsets (D2). delivery_queue.py sorts the messages into buffers, and
+prefetch.py bounds these. The gate is the member's check of whether a claim may deliver now (`Member.open_ms`, D8).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.prefetch import LOOK_PIECES_MAX
 from marshal_py.transport.ports import Chunk
 
-GRANT_SLICE_S: Final = 0.005  # how long to wait for a grant before looking again
-LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode this many of the largest grants are fetched ahead
+GRANT_SLICE_S: Final = 0.005  # how long to wait for a grant before checking again
+LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as many messages are fetched in advance as this many grants hold
 # In at-least-once mode, how many messages to take from the source per call, unless a fetch asks for more. CPython
 # collects cyclic garbage when 700 more objects were made than freed. Pieces of fewer messages, each freed before the
 # next is taken, never start a collection; a thousand messages do, which costs a tenth of all time.
@@ -23,7 +24,7 @@ PIECE_MESSAGES: Final = 500
 
 
 class Intake:
-    """The way from one source to its buffers."""
+    """Moves messages from the source of one consumer to its buffers."""
 
     def __init__(self, context: Context, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
         self._context, self._driver, self._queue = context, driver, queue
@@ -31,7 +32,7 @@ class Intake:
         self.ahead = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
 
     def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> None:
-        """Waits for messages, or for the grant of those that are there."""
+        """Waits up to `timeout_s` seconds for messages, or for grants of messages that are buffered."""
         queue, context = self._queue, self._context
         if queue.at_most_once and self.asks_grants():
             with context.outbox, context.lock:
@@ -58,22 +59,25 @@ class Intake:
                 queue.add(chunks)
 
     def wait_for_gate(self, timeout_s: float) -> None:
-        """Waits while messages are buffered and the gate is shut: fenced, paused, or during a hand-over."""
+        """Waits up to `timeout_s` seconds while messages are buffered and the gate is shut.
+
+        It is shut while the member is fenced, while the group is paused, and for claims that are being released.
+        """
         with self._context.outbox, self._context.lock:
             self._queue.wait_for_gate()
             self._context.changed.wait(timeout_s)
         self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
 
     def asks_grants(self) -> bool:
-        """In at-most-once mode: asks for grants. True while messages that were fetched wait for theirs."""
+        """Asks for grants, in at-most-once mode. Returns True while fetched messages wait for a grant."""
         with self._context.outbox, self._context.lock:
             self._driver.ask_grants(self._context.clock.now())
             return any(claim.offer is not None for claim in self._driver.member.claims.values())
 
     def look_ahead(self) -> None:
-        """Fetches messages and asks for their grants while the user handles the last ones (D2).
+        """Fetches the next messages and asks for their grants, so that they come while the user handles a batch (D2).
 
-        It fetches only when half of what may be ahead is used up, since asking the source costs time.
+        It fetches only when at most half of `ahead` messages are buffered, since asking the source costs time.
         """
         queue, context = self._queue, self._context
         with context.lock:

@@ -1,7 +1,8 @@
 """Keeps coordination logs short and verified: snapshots, their audits, truncation, second folds (PROTOCOL.md 15).
 
-It carries out what Snapshotter and Member ask for and decides nothing. Tasks that read history run on the history
-worker, a thread of its own, without the lock.
+It carries out what Snapshotter (protocol/snapshotter.py) and Member ask for, and decides nothing. Tasks that read
+history run on the history worker, a thread of its own, without the lock. An audit folds the log again from its bytes
+to check a snapshot. A snapshot is confirmed once another process, or an audit by its writer, has vouched for it (N5).
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 
 logger = logging.getLogger("marshal_py")
 
-CHECK_AFTER_MS: Final = 5_000  # after the start of a log, which is busy enough
-TRUNCATE_EVERY_MS: Final = 300_000  # one look-up by time, per log and leading client
+CHECK_AFTER_MS: Final = 5_000  # after a log was opened, since opening it is work enough
+TRUNCATE_EVERY_MS: Final = 300_000  # between two look-ups by time, per log, in the client that truncates it
 TRUNCATE_RECORDS_MIN: Final = 1_024  # a request for fewer records costs more than it frees
 BOUNDS_TIMEOUT_S: Final = 10.0
 
 
 class Logs(Protocol):
-    """The logs that are maintained, and the consumers that live in them: the Loop."""
+    """What LogMaintenance needs of the Loop: the logs that are followed, and the consumers whose groups are in them."""
 
     worlds: dict[int, World]
 
@@ -47,9 +48,9 @@ class Logs(Protocol):
 
 
 class LogMaintenance:
-    """The maintenance of all logs of one Marshal.
+    """Maintains all logs of one Marshal.
 
-    Called with the lock held, except for what runs on the history worker.
+    Its methods are called with the lock held, except those that run on the history worker.
     """
 
     def __init__(self, context: Context, logs: Logs) -> None:
@@ -57,7 +58,7 @@ class LogMaintenance:
         self.snapshotters: dict[int, Snapshotter] = {}
         self._truncate_due_ms: dict[int, int] = {}
         self._check_due_ms: dict[int, int] = {}  # logs that began at a snapshot which is not checked yet
-        self._refused = False  # this client may not delete records: an admin does (N12)
+        self._refused = False  # the cluster does not let this client delete records: an admin must (N12)
 
     def begin(self, world: World) -> None:
         self.snapshotters[world.log] = Snapshotter(
@@ -120,7 +121,7 @@ class LogMaintenance:
         self._context.outbox.put(number, b"", values, refused)
 
     def _evict(self, world: World, records: list[tuple[str, Evict]]) -> None:
-        """Evicts orphaned sessions of other groups, as one of their members would (N14)."""
+        """Evicts silent sessions of groups in which this process has no member: none may be left to do it (N14)."""
         for group, record in records:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
@@ -152,13 +153,16 @@ class LogMaintenance:
         )
 
     def _audit(self, snapshotter: Snapshotter, stored: Stored) -> None:
-        """Folds the log again from re-read bytes, in a process that is alone in the log (N6)."""
+        """Folds the log again from its bytes to check a snapshot, because no other process can check it (N6)."""
         again = self._again(snapshotter.world, stored.at)
         with self._context.outbox, self._context.lock:
             self._send(snapshotter.world.log, snapshotter.audited(stored, again))
 
     def _again(self, world: World, at: int, group: str = "") -> World | None:
-        """The log folded once more up to a checkpoint, from the newest confirmed point below it."""
+        """Returns the log folded once more up to checkpoint `at`, from the newest confirmed snapshot below it.
+
+        Digests of `group` are kept on the way, unless it is "". Returns None if the log could not be read or is broken.
+        """
         context = self._context
         try:
             bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
@@ -176,7 +180,7 @@ class LogMaintenance:
         return None
 
     def refold(self, driver: ConsumerDriver, at: int) -> None:
-        """A member asks what the log folds to if it is read once more, up to offset `at` (G6)."""
+        """Folds the log once more up to offset `at`, and tells the driver's member the result, to compare (G6)."""
         member, world = driver.member, driver.member.world
 
         def work() -> None:
@@ -189,7 +193,10 @@ class LogMaintenance:
         self._context.history_worker.submit(f"group {member.name}: the second fold", work, driver)
 
     def _check_start(self, world: World) -> None:
-        """Checks that the second newest confirmed snapshot folds to the newest one, where this reader began (N9)."""
+        """Checks the confirmed snapshot at which this reader began (N9).
+
+        Folding on from the next older confirmed snapshot must give the same state, else the log is broken.
+        """
         context, at = self._context, world.began_at
         bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
         assert world.genesis is not None  # a snapshot names it
@@ -213,7 +220,7 @@ class LogMaintenance:
             self._logs.break_log(world.log, SnapshotRefused(world.log, at, older[0].at))
 
     def _truncate(self, snapshotter: Snapshotter) -> None:
-        """Deletes records that are below two confirmed snapshots and older than `history_kept_s` (N12)."""
+        """Deletes the records that lie below two confirmed snapshots and are older than `history_kept_s` (N12)."""
         context, number = self._context, snapshotter.world.log
         with context.lock:
             before = snapshotter.deletable()

@@ -36,16 +36,19 @@ from marshal_py.transport.ports import LogRecord
 
 logger = logging.getLogger("marshal_py")
 
-IDLE_POLL_S: Final = 0.25  # without consumers
-REOPEN_S: Final = 60.0  # one attempt to read a truncated log's state again
-GENESIS_S: Final = 5.0  # until a Genesis that did not come back is written once more
-METADATA_S: Final = 10.0  # growth of topics is seen within 30 s (two looks and a log round trip)
+IDLE_POLL_S: Final = 0.25  # while there is no consumer and no log to follow
+REOPEN_S: Final = 60.0  # the longest that one attempt to read a truncated log's state again may take
+GENESIS_S: Final = 5.0  # if a Genesis was not read back within this time, it is written once more
+METADATA_S: Final = 10.0  # between two look-ups of topics: their growth is seen within 30 s
 CALLBACKS_S_MIN: Final = 1.0  # a close without the cluster leaves this much for the user's callbacks
-FOLD_RECORDS_LOCKED: Final = 2_000  # then the lock is offered to the user's threads
+FOLD_RECORDS_LOCKED: Final = 2_000  # then the lock is free for the user's threads for a moment
 
 
 class Loop:
-    """Drives all consumers of one Marshal. `worlds`: the fold of each log that is followed, by partition number."""
+    """Drives all consumers of one Marshal.
+
+    `worlds`: the folded state of each log that this process follows, by number of the coordination partition.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -62,7 +65,7 @@ class Loop:
 
     @property
     def drivers(self) -> list[ConsumerDriver]:
-        """Those of the consumers that have not ended."""
+        """The drivers of the consumers that have not ended."""
         return [driver for driver in self._drivers if not driver.ended]
 
     def _of(self, log: int) -> list[ConsumerDriver]:
@@ -104,7 +107,7 @@ class Loop:
         self._refresh_metadata()
 
     def _carry_out(self) -> None:
-        """Without the lock: data sources do what was decided under it, even while their users do not poll."""
+        """Has data sources do what was decided under the lock, even while their users do not poll. Needs no lock."""
         for driver in self.drivers:
             try:
                 driver.source.carry_out()
@@ -123,7 +126,7 @@ class Loop:
             self._context.stalls.woke(self._context.clock.now().mono_ms)
 
     def _die(self, cause: BaseException) -> None:
-        """The thread is ending: ends every consumer, so that none waits for the thread or delivers without it."""
+        """Ends every consumer, because the thread is ending: none may wait for the thread or deliver without it."""
         logger.error("the background thread has ended", exc_info=cause)
         error = BackgroundThreadEnded(repr(cause))
         with self._context.outbox, self._context.lock:
@@ -146,7 +149,7 @@ class Loop:
             return min(max(nearest_ms / 1000, 0.0), POLL_S_MAX)
 
     def _turn(self, records: list[LogRecord]) -> None:
-        """Folds records, then steps each consumer that has something to do."""
+        """Folds these records, then steps each consumer that has something to do."""
         with self._context.outbox, self._context.lock:
             self._fold(records)
             self._drivers = self.drivers
@@ -162,7 +165,7 @@ class Loop:
                 self._context.changed.notify_all()
 
     def _fold(self, records: list[LogRecord]) -> None:
-        """Applies records to their worlds and passes the verdicts to the members of the same log."""
+        """Folds each record into the world of its log, and passes the verdict to the members of that log."""
         now, drivers = self._context.clock.now(), self.drivers
         for number, offset, value, _, _ in records:
             if number in self._context.broken:
@@ -181,7 +184,7 @@ class Loop:
                         driver.member.receive(verdict, now)
 
     def break_log(self, number: int, error: CoordinationError) -> None:
-        """The log cannot be trusted any more: its members fence themselves and end with `error`."""
+        """Ends the consumers of log `number` with `error`, because the log cannot be trusted any more."""
         with self._context.outbox, self._context.lock:
             if number in self._context.broken:
                 return
@@ -204,9 +207,9 @@ class Loop:
             self._context.worker.submit("coordination topic", self.check_topic)
 
     def check_topic(self) -> bool:
-        """Whether the coordination topic is still the one that was opened.
+        """Returns whether the coordination topic is still the one that was opened. Raises ClusterError.
 
-        A deleted or recreated topic breaks every log, even where offsets still fit (L8). Raises ClusterError.
+        If it was deleted or recreated, all its logs are broken (`break_log`), even where offsets still fit (L8).
         """
         info = self._context.admin.describe_topic(self._context.topic)
         if not self._topic_id and info is not None:
@@ -221,7 +224,10 @@ class Loop:
     # --- opening logs, from the user's thread
 
     def open_root(self, partitions: int, timeout_s: float) -> Genesis:
-        """The root Genesis (L3), which it writes if the topic is new. Raises CoordinationError, ClusterUnreachable."""
+        """Returns the root, the Genesis of log 0 that counts for all logs (L3); writes it if the topic is new.
+
+        Raises CoordinationError, ClusterUnreachable.
+        """
         deadline = time.monotonic() + timeout_s
         count = self._context.admin.prepare_coordination(self._context.topic, partitions)
         info = self._context.admin.describe_topic(self._context.topic)
@@ -241,7 +247,10 @@ class Loop:
         return world.genesis
 
     def open_world(self, number: int, root: Genesis | None, deadline: float) -> World:
-        """The world of a log, folded to the log's end as of now. Raises CoordinationError, ClusterUnreachable."""
+        """Returns the world of log `number`, folded to the end that the log has now. `deadline`: monotonic, in seconds.
+
+        If `root` is given and the log has no Genesis, it writes that one. Raises CoordinationError, ClusterUnreachable.
+        """
         with self._context.lock:
             opening = self._opening[number]
         if not opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -260,7 +269,7 @@ class Loop:
         return world
 
     def _begin(self, number: int, root: Genesis | None, deadline: float) -> World:
-        """Begins to follow a log: at its first record, or at a confirmed snapshot (N9)."""
+        """Begins to follow a log, at its first record or at a confirmed snapshot (N9). Returns its world so far."""
         bounds = self._context.coordination.bounds(number, max(1.0, deadline - time.monotonic()))
         world = replay_start.open_world(self._context.coordination, number, root, bounds)
         with self._context.outbox, self._context.lock:
@@ -275,7 +284,10 @@ class Loop:
         self._context.wait_for(lambda: world.next_offset >= bounds.end, what, deadline, world.log)
 
     def _start_over(self, error: HistoryTruncated) -> None:
-        """The log was truncated above what was read: fences its consumers and reads the state from a snapshot (N11)."""
+        """Handles a log whose records were deleted before this process read them (N11).
+
+        Its consumers lose their claims and wait until the state has been read again, from a snapshot.
+        """
         with self._context.outbox, self._context.lock:
             world = self.worlds[error.log]
             logger.warning("%s", error, extra={"marshal_log": error.log})
@@ -307,7 +319,7 @@ class Loop:
             return
 
     def _write_genesis(self, world: World, genesis: Genesis, deadline: float) -> None:
-        """Writes a Genesis until one is accepted; another client's will do (L5)."""
+        """Writes `genesis` again and again until the log has accepted one, be it another client's (L5)."""
         value = codec.encode(genesis, "", genesis.incarnation)
         while world.genesis is None:
             self._context.coordination.append(world.log, b"", value)
@@ -321,7 +333,7 @@ class Loop:
     # --- consumers
 
     def add(self, driver: ConsumerDriver) -> None:
-        """From now on the thread steps this consumer."""
+        """Adds a consumer, which the thread steps from now on."""
         with self._context.outbox, self._context.lock:
             self._drivers = [*self.drivers, driver]
             self._workers = [*(worker for worker in self._workers if worker.alive), driver.worker]
@@ -329,7 +341,10 @@ class Loop:
         driver.look_at_topics()
 
     def close(self, flush_s: float) -> None:
-        """Ends the thread, then runs the callbacks that are waiting. The consumers must have ended before."""
+        """Ends the thread, closes the connections, then runs the callbacks that are waiting.
+
+        `flush_s`: for how many seconds it may send records that are queued. The consumers must have ended before.
+        """
         self._closing = True
         deadline = time.monotonic() + flush_s
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
