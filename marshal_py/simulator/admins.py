@@ -27,14 +27,16 @@ class AdminEnvironment(Environment, Protocol):
 
 
 class CrashPoint(NamedTuple):
-    """After how many records, not counting probes, a run of the tool dies, and after how many its user hits Ctrl-C."""
+    """When a run of the tool dies, and when its user hits Ctrl-C. Both count the records that were sent, without
+    probes.
+    """
 
     crash_after: int
     interrupt_after: int
 
 
 class AdminProcess(Process):
-    """One run of the tool."""
+    """A process that carries out one operation of the admin tool."""
 
     environment: AdminEnvironment
 
@@ -74,7 +76,7 @@ class AdminProcess(Process):
         self.dead = True
 
     def _write_genesis(self) -> None:
-        """A tool never writes a Genesis: it looks again later."""
+        """Writes nothing, because a tool never writes a Genesis, and acts again later."""
         self.environment.schedule(GENESIS_MS, self, self.act)
 
     # --- acting
@@ -132,7 +134,7 @@ class AdminProcess(Process):
             self.act(None)
 
     def _finish(self, read_to: int) -> None:
-        """Reports what it knows about its moves, and ends."""
+        """Reports what the tool knows about its moves, and ends it."""
         self.dead = True
         said, operation = "done", self.operation
         if isinstance(operation, PositionPlan):

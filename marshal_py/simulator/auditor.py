@@ -35,9 +35,9 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Every violation of S1-S15 that the evidence of one log shows.
+    """Returns every violation of S1 to S15 that the evidence of one log shows.
 
-    If the log lost its tail, only the log itself and whether readers noticed are judged: deliveries, reports and waits
+    If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
     """
     history = History(evidence, slack)
@@ -49,7 +49,7 @@ def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
 
 
 def s12_reports(history: History) -> Iterator[Violation]:
-    """S12: what a tool reported about its move is what happened, and what happens later."""
+    """S12: what a tool reported about its move agrees with what happened before and after the report."""
     first: dict[tuple[str, int, int], int] = {}
     for d in history.evidence.deliveries:
         first[d.group, d.epoch, d.partition] = min(d.offset, first.get((d.group, d.epoch, d.partition), d.offset))
@@ -82,7 +82,7 @@ def s12_reports(history: History) -> Iterator[Violation]:
 
 
 def s15_honest_wait(history: History) -> Iterator[Violation]:
-    """S15: an evictor has waited long enough. (The group's model checks that no extension came in between.)"""
+    """S15: an evictor has waited long enough. The group's model checks that no extension came in between."""
     for eviction in history.evictions:
         if eviction.offset < history.evidence.inherited:
             continue  # of a dump: its clocks are unknown

@@ -35,15 +35,15 @@ class Checkpoints:
             digests.append(digest)
 
     def chain(self, at: int) -> int | None:
-        """None if there is no such checkpoint."""
+        """Returns the log's chain digest at the checkpoint `at`, or None if there is no such checkpoint."""
         return self._chains.get(at)
 
     def state(self, group: str, at: int) -> int:
-        """0 for a group that had no state yet (G3)."""
+        """Returns a group's state digest at the checkpoint `at`; 0 if the group had no state yet (G3)."""
         checkpoints, digests = self._states.get(group, ([], []))
         known = bisect_right(checkpoints, at) - 1
         return digests[known] if known >= 0 else 0
 
     def states(self, at: int) -> dict[str, int]:
-        """The digests of all groups."""
+        """Returns the state digests of all groups at the checkpoint `at`."""
         return {group: self.state(group, at) for group in self._states}

@@ -18,20 +18,22 @@ TOKEN = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")  # incarnation, epoch
 
 
 def claim_of(history: History, d: Delivery) -> ClaimSpan | None:
-    """The claim that a delivery names, if it is one of this partition."""
+    """Returns the claim that a delivery names by its epoch; None if there is none, or if it is of another partition."""
     claim = history.claims.get((d.group, d.epoch))
     return claim if claim is not None and claim.key == d.key else None
 
 
 def successor_of(history: History, claim: ClaimSpan) -> ClaimSpan | None:
-    """The next claim of the same partition by another session."""
+    """Returns the next claim of the same partition by another session, or None."""
     claims = history.by_key[claim.key]
     after = bisect_right(claims, claim.epoch, key=lambda t: t.epoch)
     return next((later for later in claims[after:] if later.session != claim.session), None)
 
 
 def is_late(history: History, d: Delivery, claim: ClaimSpan) -> bool:
-    """Whether a claim came between gate and call (X3), or whose user vouched that the owner was dead (X12)."""
+    """Returns True if another session's claim came between `may_deliver` and the call of the handler (X3), or came
+    because a user vouched that the owner was dead (X12).
+    """
     successor = successor_of(history, claim)
     return (
         successor is not None and successor.ms < d.begin_ms and (d.gate_ms <= successor.ms or claim.ended_by == "Join")
@@ -39,7 +41,7 @@ def is_late(history: History, d: Delivery, claim: ClaimSpan) -> bool:
 
 
 def s2_one_owner(history: History) -> Iterator[Violation]:
-    """S2: a delivery names its client's own claim of the partition, live in what that client has read."""
+    """S2: a delivery names its client's own claim of the partition, which is live in what the client has read."""
     for d in history.deliveries:
         claim, what = claim_of(history, d), f"client {d.client} delivers {d.key} {d.offset}"
         if claim is None or (d.read_to >= 0 and not d.epoch < d.read_to <= claim.end):
@@ -53,7 +55,9 @@ def s2_one_owner(history: History) -> Iterator[Violation]:
 
 
 def s3_lease(history: History) -> Iterator[Violation]:
-    """S3: nothing is delivered after another session's claim, after the own release, or after the lease has ended."""
+    """S3: a client delivers nothing after another session's claim, after its own release, or after its lease has
+    ended.
+    """
     slack = history.slack
     for d in history.deliveries:
         claim, what = claim_of(history, d), f"client {d.client} delivers {d.key} {d.offset}"
@@ -75,7 +79,9 @@ def s3_lease(history: History) -> Iterator[Violation]:
 
 
 def s4_fencing(history: History) -> Iterator[Violation]:
-    """S4: a store that keeps the greatest token rejects only writes by clients that cannot know they lost a claim."""
+    """S4: a store that keeps the greatest token rejects only writes by clients that cannot know yet that they lost a
+    claim.
+    """
     newest: dict[Key, Delivery] = {}  # the first delivery with the greatest token
     incarnation = (history.oracle.incarnation or b"").hex()
     for d in history.deliveries:
@@ -101,7 +107,9 @@ def s4_fencing(history: History) -> Iterator[Violation]:
 
 
 def s11_pause(history: History) -> Iterator[Violation]:
-    """S11: nothing is delivered in a pause that the client has read. (If that is unknown, its lease must end: S3.)"""
+    """S11: a client delivers nothing in a pause that it has read. If it is unknown what the client has read, S3 judges
+    alone.
+    """
     for d in history.deliveries:
         for start, end in history.pauses.get(d.group, ()):
             if start < d.read_to <= end:

@@ -15,7 +15,7 @@ from marshal_py.simulator.auditor_history import History
 
 
 class Ending(NamedTuple):
-    """A place after which no reader of these groups may continue."""
+    """An offset of a log after which no reader of these groups may continue."""
 
     groups: frozenset[str]
     offset: int  # FOREVER if the log itself continues
@@ -24,7 +24,7 @@ class Ending(NamedTuple):
 
 
 def endings(history: History) -> Iterator[Ending]:
-    """The record that stops the log, the deletion of its topic, and those that made a group opaque (E5)."""
+    """Yields the record that stops the log, the deletion of its topic, and records that made a group opaque (E5)."""
     evidence, everybody = history.evidence, frozenset(history.oracle.groups) | frozenset(history.evidence.groups)
     if history.stopped is not None:
         at = history.stopped.offset
@@ -38,7 +38,7 @@ def endings(history: History) -> Iterator[Ending]:
 
 
 def s13_poison_proof(history: History) -> Iterator[Violation]:
-    """S13: no client stops without a reason in the log, and none in a way that has no name."""
+    """S13: a client stops only for a reason in the log, and never by an unforeseen crash."""
     evidence = history.evidence
     for crash in evidence.crashes:
         yield Violation("S13", crash.ms, -1, f"client {crash.client} ended with {crash.how}")
@@ -54,7 +54,7 @@ def s13_poison_proof(history: History) -> Iterator[Violation]:
 
 
 def s14_fail_closed(history: History) -> Iterator[Violation]:
-    """S14: a client that stopped does nothing more, and a client that must stop does and names an error."""
+    """S14: a client that has stopped does nothing more, and a client that must stop does stop and names an error."""
     yield from _past_the_end(history)
     yield from _after_the_error(history)
     for client in history.evidence.stale_clients:
@@ -68,7 +68,10 @@ def s14_fail_closed(history: History) -> Iterator[Violation]:
 
 
 def _past_the_end(history: History) -> Iterator[Violation]:
-    """No client folds a record that stops the log or delivers after it; an interval later no lease allows it."""
+    """Yields violations by clients that fold a record that stops the log, or deliver after it.
+
+    If it is unknown what a client has read, it may deliver for one more interval: then its lease is over.
+    """
     interval_ms = max((facts.interval_ms for facts in history.sessions.values()), default=0)
     for ending in endings(history):
         if history.stopped is not None and ending.offset == history.stopped.offset:

@@ -18,7 +18,7 @@ Client = int | str  # the number of a simulated process, the client id of a real
 
 
 class Slack(NamedTuple):
-    """How much a judge allows for clocks and scheduling before it objects. Zero where time is exact."""
+    """How much a judge allows for clocks and scheduling before it objects. Everything is zero if time is exact."""
 
     stamp_ms: float = 0  # between two times of one process: stamps are floored, or taken a little too early
     wait_ms: float = 0  # of what a client measures on its clock and true time says otherwise
@@ -43,7 +43,7 @@ class OffsetList(MutableSequence[Item], Generic[Item]):
         return self._first + len(self._items)
 
     def __getitem__(self, offset: Any) -> Any:
-        """One item only; slices are not supported."""
+        """Returns the item at one offset. Slices are not supported."""
         if offset < 0:
             offset += len(self)
         return self._items[offset - self._first] if offset >= self._first else self._below
@@ -58,7 +58,7 @@ class OffsetList(MutableSequence[Item], Generic[Item]):
         self._items.pop()
 
     def insert(self, index: int, value: Item) -> None:
-        """Only at the end: `append`."""
+        """Appends `value`. Raises TypeError if `index` is not the end."""
         if index != len(self):
             raise TypeError("a log grows at its end")
         self._items.append(value)
@@ -67,9 +67,10 @@ class OffsetList(MutableSequence[Item], Generic[Item]):
 class Delivery:
     """One message handed to a handler.
 
-    `instance`: the instance id of the client's Join, or its client id where the journal knows no more. `read_to`: how
-    much of the log the client had read at the gate, -1 where unknown. `ack_ms`: when the library heard that the
-    message is finished. `token`: as the user got it, "" where the run has none.
+    `instance` is the instance id of the client's Join, or its client id if the journal knows no more. `gate_ms` is when
+    `Member.may_deliver` allowed it, `read_to` how much of the log the client had read then (-1: unknown). `ack_ms` is
+    when the library heard that the message is finished. `token` is the fencing token that the user got, "" if the run
+    has none.
     """
 
     __slots__ = (
@@ -115,11 +116,11 @@ class Delivery:
         return self.group, self.topic, self.partition
 
     def finish(self, ms: float) -> None:
-        """The handler has ended and acknowledges."""
+        """Notes that the handler has ended and acknowledged."""
         self.end_ms = self.ack_ms = ms
 
     def inherited_by(self, client: int) -> Delivery:
-        """The same call, still running in a clone of the process."""
+        """Returns the same delivery, still running in a clone of the process."""
         born = Delivery(
             self.group,
             client,
@@ -137,7 +138,7 @@ class Delivery:
 
 
 class ToolReport(NamedTuple):
-    """What an admin's tool reported about its SetPosition (S12)."""
+    """What an admin's tool reported about a SetPosition that it sent (S12)."""
 
     group: str
     by: str
@@ -147,7 +148,7 @@ class ToolReport(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A reader that refused to read on, and the error that it named (S13, S14)."""
+    """A reader that refused to read on, and the error that it raised (S13, S14)."""
 
     group: str
     client: Client
@@ -157,7 +158,9 @@ class Stop(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """A reader of the log and for how long it was one: a log that stops in between must end it by name (S14)."""
+    """A process that read the log, and for how long. If the log becomes unreadable meanwhile, the process must end and
+    name the error (S14).
+    """
 
     group: str
     client: Client
@@ -175,12 +178,13 @@ class Crash(NamedTuple):
 
 @dataclass
 class Evidence:
-    """All evidence of one log. `sent`: value -> (first send, last send, first sender or None).
+    """All evidence of one log.
 
     `log` is what a plain consumer saw that read every record as it came. A record was appended at `appended_ms` or
-    later, and read by that consumer at `read_ms`; both are the time of the append where that is known. Offsets in
-    `gaps` never held a record. Records below `first` were deleted before that; a snapshot at `first` replaces them.
-    Those below `inherited` come from a dump: their senders, readers, deliveries and times are unknown.
+    later, and read by that consumer at `read_ms`; both are the time of the append if that is known. `sent` maps a value
+    to its first send, last send, and first sender or None. Offsets in `gaps` never held a record. Records below `first`
+    were deleted before the run; a snapshot at `first` replaces them. Records below `inherited` come from a dump: their
+    senders, readers, deliveries and times are unknown.
     """
 
     number: int = 0

@@ -12,7 +12,7 @@ FOREVER: Final = 2**62  # an offset after every log
 
 
 class ClaimSpan:
-    """One accepted claim: the records [epoch, end) of the log."""
+    """One accepted claim. It lasts from the record at offset `epoch` to the one at offset `end`."""
 
     __slots__ = (
         "client_id",
@@ -65,7 +65,7 @@ class Extension(NamedTuple):
 
 
 class SessionFacts:
-    """One session."""
+    """The facts of one session."""
 
     def __init__(self, instance: bytes, client_id: str, interval_ms: int) -> None:
         self.instance, self.client_id, self.interval_ms = instance, client_id, interval_ms
@@ -74,7 +74,10 @@ class SessionFacts:
         self.left: dict[Client, float] = {}  # each sender of a Leave of it, and when it first did
 
     def extended_ms(self, read_to: int, ms: float) -> float:
-        """When the extension was sent by which a client may deliver at `ms`. `read_to`: how far it had read, or -1."""
+        """Returns when the extension was sent by which a client may deliver at the time `ms`.
+
+        `read_to` is how much of the log the client has read. With -1 (unknown) the sending times decide.
+        """
         if read_to >= 0:
             known = bisect_left(self.extensions, read_to, key=lambda e: e.offset)
         else:
@@ -83,7 +86,7 @@ class SessionFacts:
 
 
 class Advance(NamedTuple):
-    """An at-least-once position that grew by a record of the owner."""
+    """A growth of a position in at-least-once mode, by a record of the owner."""
 
     key: Key
     generation: int
@@ -104,7 +107,9 @@ class Grant(NamedTuple):
 
 
 class Eviction(NamedTuple):
-    """An accepted Evict. `waited_ms`: between the append of what it observed and its own first send."""
+    """An accepted Evict. `waited_ms` passed between the append of the extension that it names and the Evict's first
+    sending.
+    """
 
     offset: int
     group: str
@@ -116,14 +121,16 @@ class Eviction(NamedTuple):
 
 
 class FinalPosition(NamedTuple):
-    """A partition at the offset by which everything should be done."""
+    """The position of a partition at the offset by which everything should be done."""
 
     position: int
     parked: bool
 
 
 def finished_spans(position: int, progress: bytes) -> list[tuple[int, int]]:
-    """The ranges [start, to) that the bytes of 4.2 name as finished; none if they are no such list."""
+    """Returns the ranges [start, to) that a claim's `progress` names as finished (PROTOCOL.md 4.2); none if it is
+    malformed.
+    """
     numbers, value, shift = [], 0, 0
     for byte in progress:
         value, shift = value + ((byte % 128) << shift), shift + 7

@@ -36,7 +36,7 @@ MAY_COUNT = ("replay", "newer", "forged")  # foreign records that the rules may 
 
 
 def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
-    """The root in log 0, and the number of logs that it names; nothing and 1 where there is none (L3)."""
+    """Returns the root Genesis in log 0 and the number of logs that it names; b"" and 1 if there is no root (L3)."""
     oracle = Oracle()
     for offset, value in enumerate(values):
         if oracle.apply(offset, value).outcome == "accepted" and value is not None:
@@ -45,9 +45,9 @@ def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
 
 
 def oracle_of(evidence: Evidence) -> Oracle | None:
-    """The oracle where reading of the log begins: at 0, or at the snapshot that replaces what was deleted (N9).
+    """Returns the oracle where reading of the log begins: at 0, or at the snapshot that replaces deleted records (N9).
 
-    None if there is no such snapshot that is sound and confirmed.
+    Returns None if records are deleted and no snapshot is sound and confirmed.
     """
     oracle = Oracle(evidence.number, evidence.root or None)
     if not evidence.first:
@@ -135,7 +135,7 @@ class History:
                     self._report("S1", offset, f"client {client} ends with another world after {offset}")
 
     def _apply(self, offset: int, value: bytes | None) -> bool:
-        """Folds one record; False where no reader may continue."""
+        """Folds one record; returns False if no reader may continue after it."""
         evidence, foreign = self.evidence, self.evidence.foreign_records.get(offset, "")
         # Digests cost: of our own records only every 16th that changes nothing is looked at.
         sampled = offset == self.checkpoints.newest
@@ -170,14 +170,16 @@ class History:
         return True
 
     def _sender(self, sender: Client | None, group: str, fields: dict[str, Any]) -> Client:
-        """The known first sender; otherwise the client of the session that the record names."""
+        """Returns the first sender of a record if it is known, otherwise the client of the session that the record
+        names.
+        """
         if sender is not None:
             return sender
         facts = self.sessions.get((group, fields.get("session", NOBODY)))
         return facts.client_id if facts is not None else str(fields.get("client_id", NOBODY))
 
     def _take_final_positions(self) -> None:
-        """Notes the positions at the offset by which everything should be done."""
+        """Notes all positions. Called at the offset by which everything should be done."""
         for name, group in self.oracle.groups.items():
             for place, part in group.partitions.items():
                 self.final_positions[name, *place] = FinalPosition(part.position, bool(part.parked))
@@ -186,7 +188,7 @@ class History:
         return {name for name, group in self.oracle.groups.items() if group.opaque_at != NOBODY}
 
     def _begin(self) -> None:
-        """Notes the state at which reading begins, as if everything before it had been read."""
+        """Notes the state at which reading begins as facts, as if everything before it had been read."""
         evidence = self.evidence
         for name, group in self.oracle.groups.items():
             self._models[name] = GroupModel()
@@ -217,7 +219,7 @@ class History:
         self.found.append(Violation(invariant, self.evidence.appended_ms[offset], offset, text))
 
     def _read(self, offset: int, value: bytes, verdict: Verdict) -> None:
-        """Notes what one record of a group did, and asks the model about it."""
+        """Notes what one record of a group did, and lets the group's model judge it."""
         name, record = verdict.group, verdict.record
         assert name is not None
         assert record is not None
@@ -260,14 +262,16 @@ class History:
                 claim.released.setdefault(sender, sent_ms)
 
     def _holds(self, group: str, digest: dict[str, int]) -> bool:
-        """Whether a heartbeat's digest is the oracle's at that checkpoint; True if the two cannot be compared (G4)."""
+        """Returns True if a heartbeat's digest equals the oracle's at that checkpoint, or cannot be compared with it
+        (G4).
+        """
         at, told = digest["at"], (digest["state"], digest["chain"])
         if digest["fold"] != FOLD_VERSION or at < self.checkpoints.first:
             return True
         return told == (self.checkpoints.state(group, at), self.checkpoints.chain(at))
 
     def _note_accepted(self, offset: int, group: str, record: Record, sent_ms: float, sender: Client) -> None:
-        """The facts of an accepted record, while the model holds what was before it."""
+        """Notes the facts of an accepted record. Called while the model still holds the state before it."""
         fields, kind = record.fields, record.type
         facts = self.sessions.get((group, fields.get("session", -1)))
         claim = self.claims.get((group, fields.get("epoch", -1)))
@@ -315,7 +319,7 @@ class History:
             self.pauses_of.setdefault((group, fields["by"]), []).append(offset)
 
     def _note_consequences(self, offset: int, group: str, record: Record, sent_ms: float, sender: Client) -> None:
-        """The facts that follow from what the model holds after an accepted record."""
+        """Notes the facts that follow from the model's state after an accepted record."""
         model, kind = self._models[group], record.type
         session = offset if kind == "Join" else record.fields["session"] if kind == "Heartbeat" else -1
         if model.extended.get(session) == offset:
@@ -361,7 +365,7 @@ class History:
         self.by_key.setdefault(key, []).append(claim)
 
     def _advance(self, claim: ClaimSpan, offset: int, sent_ms: float) -> None:
-        """The position of a claim by a record of its owner."""
+        """Notes how a record of the owner moved the position of its claim."""
         group, topic, number = claim.key
         position = self.oracle.groups[group].partitions[topic, number].position
         before = self._models[group].positions.get((topic, number), -1)

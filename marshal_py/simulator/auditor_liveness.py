@@ -26,7 +26,7 @@ GONE, STARVED = "gone", "starved"
 
 
 class Departure(NamedTuple):
-    """A client that is gone, or as good as gone."""
+    """A client that is gone, or that can no longer do its work (`how` says which)."""
 
     ms: float
     group: str
@@ -37,7 +37,7 @@ class Departure(NamedTuple):
 
 
 class Absence(NamedTuple):
-    """A time in which nothing is demanded of a process: it was gone, stopped, or got no turn on its machine."""
+    """A time in which nothing is demanded of a process, because it was gone, stopped, or got no turn on its machine."""
 
     client_id: str
     since_ms: float
@@ -46,7 +46,7 @@ class Absence(NamedTuple):
 
 
 class Demands(NamedTuple):
-    """The course of a run, from which follows what it must achieve."""
+    """The course of a run. What the run must achieve follows from it."""
 
     interval_ms: int
     healed_ms: float
@@ -64,7 +64,7 @@ class Demands(NamedTuple):
 
 
 def judge_liveness(demands: Demands, history: History) -> list[Violation]:
-    """Every missed demand."""
+    """Returns a violation for every missed demand."""
     found: list[Violation] = []
     for check in CHECKS:
         found += check(demands, history)
@@ -72,7 +72,7 @@ def judge_liveness(demands: Demands, history: History) -> list[Violation]:
 
 
 def _at(history: History, key: Key, ms: float) -> ClaimSpan | None:
-    """The claim that holds `key` at `ms`."""
+    """Returns the claim that holds the partition `key` at the time `ms`, or None."""
     claims = history.by_key.get(key, ())
     index = bisect_right(claims, ms, key=lambda claim: claim.ms) - 1
     return claims[index] if index >= 0 and _ended_ms(history, claims[index], ms + 1) > ms else None
@@ -84,7 +84,9 @@ def _ended_ms(history: History, claim: ClaimSpan, otherwise: float) -> float:
 
 
 def _keys(demands: Demands, history: History) -> list[Key]:
-    """The partitions that must be consumed: those of each group's topics, except parked ones (F6.4)."""
+    """Returns the partitions that must be consumed: those of each group's topics, except parked ones, which nobody may
+    claim (F6.4).
+    """
     keys = [
         (group, *place) for group, topics in demands.topics.items() for place in demands.places if place[0] in topics
     ]
@@ -92,16 +94,18 @@ def _keys(demands: Demands, history: History) -> list[Key]:
 
 
 def _pause_over_ms(demands: Demands, history: History, group: str) -> float:
-    """When the last pause that outlasted the heal was over; the heal if none did."""
+    """Returns when the group's last pause ended, or the time of the heal if that is later."""
     read_ms = history.evidence.read_ms
     ends = [end for _, end in history.pauses.get(group, ())]
     return max([demands.healed_ms, *(read_ms[end] if end < len(read_ms) else demands.end_ms for end in ends)])
 
 
 def _unowned(demands: Demands, history: History, invariant: str) -> Iterator[Violation]:
-    """Partitions without a live owner when all should be owned; which invariant says so depends on the last one.
+    """Yields partitions without a live owner at the time when all must be owned, that is three intervals after the
+    heal.
 
-    That is three intervals after the heal; a client in its silence may need it to be over first.
+    More time is given while a client still waits out its silence. V1, V2 and V3 demand this each for another last
+    owner; `invariant` says which of them is judged.
     """
     for key in _keys(demands, history):
         due_ms = _pause_over_ms(demands, history, key[0]) + (3 + QUIET_INTERVALS) * demands.interval_ms + 1_000
@@ -122,7 +126,9 @@ def _unowned(demands: Demands, history: History, invariant: str) -> Iterator[Vio
 
 
 def _waits(demands: Demands, history: History) -> Iterator[tuple[Departure, ClaimSpan, float]]:
-    """The claims of each departed client, and when another client had them."""
+    """Yields each departed client, each claim that it held, and the time at which the next client claimed that
+    partition.
+    """
     for gone in demands.departures:
         for key in _keys(demands, history):
             held = _at(history, key, gone.ms) if key[0] == gone.group else None
@@ -132,7 +138,7 @@ def _waits(demands: Demands, history: History) -> Iterator[tuple[Departure, Clai
 
 
 def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
-    """A dead owner's partition is claimed two intervals and a second after its last sign of life."""
+    """V1: a dead owner's partition is claimed within two intervals and a second of the owner's last sign of life."""
     yield from _unowned(demands, history, "V1")
     for gone, held, claimed_ms in _waits(demands, history):
         # Records of the dead may still be on their way: its last sign of life counts. A client that still runs must
@@ -148,7 +154,7 @@ def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v2_released(demands: Demands, history: History) -> Iterator[Violation]:
-    """A released partition is claimed a second and a third of an interval later."""
+    """V2: a released partition is claimed within a second and a third of an interval."""
     yield from _unowned(demands, history, "V2")
     for gone, held, claimed_ms in _waits(demands, history):
         released_ms = _ended_ms(history, held, gone.ms)
@@ -158,7 +164,9 @@ def v2_released(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v3_all_done(demands: Demands, history: History) -> Iterator[Violation]:
-    """All is owned after the heal, and nothing is left to do when producers have been silent for long enough."""
+    """V3: after the heal every partition is owned, and once producers have been silent for a while, every message is
+    done.
+    """
     yield from _unowned(demands, history, "V3")
     for key in _keys(demands, history):
         offsets = history.evidence.topics[key[1], key[2]]
@@ -168,7 +176,7 @@ def v3_all_done(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def claims_per_interval(demands: Demands, history: History) -> dict[Key, int]:
-    """The most claim records of each partition within one interval, after the heal."""
+    """Returns, for each partition, the largest number of claim records that came within one interval after the heal."""
     times: dict[Key, list[float]] = {}
     since_ms = demands.healed_ms + demands.interval_ms if demands.herds_since_ms is None else demands.herds_since_ms
     for ms, key in sorted(history.claim_records):
@@ -181,16 +189,17 @@ def claims_per_interval(demands: Demands, history: History) -> dict[Key, int]:
 
 
 def v4_no_herd(demands: Demands, history: History) -> Iterator[Violation]:
-    """At most three claim records per partition and interval."""
+    """V4: at most CLAIMS_MAX claim records of a partition come within one interval."""
     for key, most in claims_per_interval(demands, history).items():
         if most > CLAIMS_MAX * demands.herd:
             yield Violation("V4", demands.end_ms, -1, f"{most} claim records of {key} in one interval")
 
 
 def v5_noticed(demands: Demands, history: History) -> Iterator[Violation]:
-    """A divergence is noticed one checkpoint and one heartbeat later: a client says so in the log, or ends.
+    """V5: a divergence is noticed within a checkpoint and a heartbeat: a client says so in the log, or ends.
 
-    It begins where the simulator falsified a memory, or where a heartbeat reports another state.
+    It begins where the simulator falsified a client's memory, or where a heartbeat reports another state than the
+    oracle's.
     """
     read_ms = history.evidence.read_ms
     senders: dict[tuple[str, int], Client] = {}
@@ -212,7 +221,10 @@ def v5_noticed(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def _absent(demands: Demands, facts: SessionFacts, since_ms: float, until_ms: float) -> set[str]:
-    """Why nothing can be asked of a client between two times; it starved if it had no turn for half an interval."""
+    """Returns the reasons why nothing may be demanded of a client between two times; empty if there is none.
+
+    A client without a turn on its machine is excused after half an interval.
+    """
     found = set()
     for absence in demands.absences:
         shared_ms = min(until_ms, absence.until_ms) - max(since_ms, absence.since_ms)
@@ -227,7 +239,7 @@ def _is_watched(demands: Demands, client_id: str) -> bool:
 
 
 def v6_no_spurious(demands: Demands, history: History) -> Iterator[Violation]:
-    """No client that lives, is connected and holds a claim is evicted, whatever happens to brokers."""
+    """V6: no client that lives, is connected and holds a claim is evicted, whatever happens to brokers."""
     read_ms = history.evidence.read_ms
     first_ms = min((gone.ms for gone in demands.departures), default=demands.end_ms)
     for eviction in history.evictions if demands.no_evictions else ():
@@ -250,7 +262,7 @@ def v6_no_spurious(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
-    """An owner that reads releases everything in a pause (T12)."""
+    """V7: in a pause, an owner that reads the log releases everything within one interval (T12)."""
     read_ms = history.evidence.read_ms
     for name, asked_ms in demands.pauses:
         for start, end in history.pauses.get(name, ()) if name in demands.topics else ():
@@ -273,7 +285,7 @@ def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
-    """A hand-over ends in time: the claim is over, or its owner delivers again because the successor has gone."""
+    """V8: a hand-over ends in time: the claim ends, or its owner delivers again because the successor has gone."""
     evidence, gone = history.evidence, {(one.group, one.session): one.ms for one in demands.departures}
     for begun_ms, group, epoch in evidence.handovers:
         held = history.claims.get((group, epoch))
@@ -295,7 +307,7 @@ def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v9_parked(demands: Demands, history: History) -> Iterator[Violation]:
-    """An owner releases a partition whose position has been beyond its end for an interval and a second."""
+    """V9: an owner releases a partition whose position has been beyond its end for an interval and a second."""
     for key in _keys(demands, history):
         offsets = history.evidence.topics[key[1], key[2]]
         position = history.final_positions.get(key, FinalPosition(-1, False)).position

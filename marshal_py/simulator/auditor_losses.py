@@ -21,7 +21,7 @@ DROPPED = "amo_dropped"  # D3
 
 
 class Noted(NamedTuple):
-    """A Note that names messages which no client will get."""
+    """A Note that names messages which no client will get. `kind` says why, `sent_ms` when it was last sent."""
 
     kind: str
     start: int
@@ -30,7 +30,7 @@ class Noted(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Messages of one grant that no client got."""
+    """Messages of one grant that no client got. `kinds`: of the Notes that may name them."""
 
     grant: Grant
     client: Client
@@ -40,7 +40,9 @@ class Suspect(NamedTuple):
 
 
 def s6_losses(history: History) -> Iterator[Violation]:
-    """S6, one grant at a time. Grants of a dump are left out: their processes were not observed."""
+    """S6: judges one grant after the other. Grants of a dump are left out, because their processes were not
+    observed.
+    """
     suspects = list(_suspects(history))
     noted = _notes(history) if suspects else {}
     for grant, client, offsets, kinds, fate in suspects:
@@ -60,7 +62,7 @@ def s6_losses(history: History) -> Iterator[Violation]:
 
 
 def _suspects(history: History) -> Iterator[Suspect]:
-    """Messages that were neither delivered nor given back, by clients that could have noted them."""
+    """Yields messages that were neither delivered nor given back, by clients that could have named them in a Note."""
     delivered: dict[tuple[str, int], dict[Client, set[int]]] = {}  # claim -> client -> offsets
     for d in history.deliveries:
         delivered.setdefault((d.group, d.epoch), {}).setdefault(d.client, set()).add(d.offset)
@@ -88,7 +90,7 @@ def _suspects(history: History) -> Iterator[Suspect]:
 
 
 def _existing(history: History, key: Key, first: int, end: int) -> list[int]:
-    """The offsets of [first, end) that the partition holds."""
+    """Returns the offsets of [first, end) at which the partition holds messages."""
     offsets = history.evidence.topics.get((key[1], key[2]), [])
     return offsets[bisect_left(offsets, first) : bisect_left(offsets, end)]
 
@@ -100,14 +102,18 @@ def _sender(history: History, grant: Grant) -> Client:
 
 
 def _excused(history: History, grant: Grant, claim: ClaimSpan, client: Client) -> bool:
-    """Whether the client never learned that this grant was over, or could do nothing when it learned it."""
+    """Returns True if the client never learned that the grant's claim is over, or could do nothing when it learned
+    it.
+    """
     acted_to = history.evidence.acted_to.get(client, len(history.evidence.log))
     restarts = history.evidence.restarts.get(client, ())
     return claim.end >= acted_to or any(grant.sent_ms <= ms and grant.offset >= read_to for ms, read_to in restarts)
 
 
 def _notes(history: History) -> dict[tuple[int, Key], list[Noted]]:
-    """The Notes about lost messages, by session and partition, including those that never reached the log."""
+    """Returns the Notes about lost messages, by session and partition. Notes that never reached the log are
+    included.
+    """
     found: dict[tuple[int, Key], list[Noted]] = {}
     incarnation = history.oracle.incarnation or b""
     for value, (_, sent_ms, _) in history.evidence.sent.items():

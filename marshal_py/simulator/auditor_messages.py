@@ -33,7 +33,8 @@ def _by_epoch(deliveries: list[Delivery]) -> dict[tuple[str, int], list[Delivery
 def s5_once(history: History) -> Iterator[Violation]:
     """S5: in at-most-once mode, no offset is delivered twice in one generation of its position.
 
-    A cloned machine holds the grants that the original asked for before the cloning. That is only counted.
+    A cloned machine still holds the grants that the original obtained before the cloning. Deliveries by these are
+    counted, but are no violations.
     """
     seen: dict[tuple[Key, int, int], Delivery] = {}
     for d, claim in _at_most_once(history):
@@ -78,9 +79,10 @@ def _given_back(d: Delivery, claim: ClaimSpan) -> bool:
 
 
 def _cloned_owner(history: History, d: Delivery, claim: ClaimSpan) -> bool:
-    """Whether a copy of the machine gave back what the other copy delivers by a grant of before the cloning.
+    """Returns True if one copy of a cloned machine gave back what the other copy delivers by a grant from before the
+    cloning.
 
-    Neither of the two can know it.
+    Neither copy can know that the other exists.
     """
     grants = history.grants.get((d.group, d.epoch), ())
     sent_ms = next((g.sent_ms for g in grants if g.start <= d.offset < g.to), FOREVER)
@@ -88,7 +90,7 @@ def _cloned_owner(history: History, d: Delivery, claim: ClaimSpan) -> bool:
 
 
 def _separated_ms(history: History, a: Client, b: Client) -> float:
-    """When the memories of two clients parted (ms), -1 if they never were one."""
+    """Returns the time (ms) when the memories of two clients parted by cloning; -1 if the clients never shared one."""
     parents = {clone: (original, ms) for ms, original, clone in history.evidence.forks}
 
     def line(client: Client) -> dict[Client, float]:
@@ -103,14 +105,14 @@ def _separated_ms(history: History, a: Client, b: Client) -> float:
 
 
 def _is_lost(history: History, key: Key, offset: int) -> bool:
-    """Whether a Note says that Kafka had deleted it before the group read it (D6)."""
+    """Returns True if a Note says that Kafka had deleted the message before the group read it (D6)."""
     return any(start <= offset < to for start, to in history.lost_ranges.get(key, ()))
 
 
 def _ended(history: History) -> dict[tuple[Key, int, int], float]:
-    """When the first handler of each message was done with it.
+    """Returns, for each message, when the first handler was done with it.
 
-    Includes clients that have not noticed yet that the topic was recreated: their records count too.
+    Clients count that have not noticed yet that the topic was recreated, because their records count, too.
     """
     ended: dict[tuple[Key, int, int], float] = {}
     for d in history.evidence.deliveries + history.evidence.other_deliveries:
@@ -122,7 +124,9 @@ def _ended(history: History) -> dict[tuple[Key, int, int], float]:
 
 
 def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | None]]:
-    """The messages that each record passed: record, its send, partition, offset, when the message was finished."""
+    """Yields each message that a record moved a position over: the record's offset and the time of its sending, the
+    message's partition and offset, and when the message was finished (None: never).
+    """
     ended = _ended(history)
     for step in history.advances:
         offsets = history.evidence.topics.get((step.key[1], step.key[2]), [])
@@ -171,14 +175,14 @@ def s9_redelivery(history: History) -> Iterator[Violation]:
 
 
 def _in_time(history: History, begun: list[Delivery], old: ClaimSpan) -> list[Delivery]:
-    """Without what a handler still held when the time that a hand-over gives it was over (A3)."""
+    """Returns `begun` without the messages whose handlers took longer than a hand-over waits for them (A3)."""
     wait_ms = history.evidence.hand_over_intervals * history.sessions[old.key[0], old.session].interval_ms
     over_ms = old.released_by[1] - wait_ms + wait_ms * history.slack.drift_ppm // 1_000_000 + history.slack.wait_ms
     return [d for d in begun if 0 <= d.end_ms <= old.released_by[1] or d.gate_ms > over_ms]
 
 
 def _repeated(begun: list[Delivery], again: list[Delivery], old: ClaimSpan) -> Iterator[Violation]:
-    """An owner that hands over has finished what it began (A3), so its successor gets none of it."""
+    """Yields a violation for each message that comes again after its owner finished it and then handed over (A3)."""
     handled = {d.offset for d in begun if d.client == old.released_by[0]}
     for d in again:
         if d.offset in handled:
@@ -186,7 +190,9 @@ def _repeated(begun: list[Delivery], again: list[Delivery], old: ClaimSpan) -> I
 
 
 def _told(history: History, old: ClaimSpan, begun: list[Delivery], again: list[Delivery]) -> Iterator[Violation]:
-    """Messages that come again although they were acknowledged before the old owner's last accepted heartbeat."""
+    """Yields a violation for each message that comes again although it was acked before the old owner's last
+    heartbeat.
+    """
     for client, sent_ms in history.sessions[old.key[0], old.session].heartbeats.items():
         before = {d.offset: d for d in begun if d.client == client and d.begin_ms <= sent_ms}
         # A clone may have released the claim because a handler hung in the original, though not in the clone.
@@ -203,16 +209,16 @@ def _told(history: History, old: ClaimSpan, begun: list[Delivery], again: list[D
 
 
 def _told_later(history: History, begun: Delivery, offset: int) -> bool:
-    """Whether a streaming query acked this message, which one of its earlier claims had handed over."""
+    """Returns True if `begun.client` is a streaming query that acked this message under one of its earlier claims."""
     return begun.client in history.evidence.queries and any(
         d.offset == offset and d.key == begun.key and 0 <= d.end_ms <= begun.begin_ms for d in history.deliveries
     )
 
 
 def s10_position(history: History) -> Iterator[Violation]:
-    """S10: a claim delivers in order; in at-least-once mode from its position on, without a gap.
+    """S10: a claim delivers in order; in at-least-once mode it begins at its position and leaves no gap.
 
-    This is the half of S10 that the journal shows; auditor_model.py has the other half.
+    These are the deliveries. auditor_model.py judges the positions in the log.
     """
     clones = {clone for _, _, clone in history.evidence.forks}
     for (group, epoch), given in _by_epoch(history.deliveries).items():

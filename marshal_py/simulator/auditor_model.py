@@ -34,7 +34,7 @@ Finding = tuple[str, str]  # the invariant that is broken, and how
 
 
 class GroupModel:
-    """One group, record by record."""
+    """The model of one group, which follows the log record by record."""
 
     def __init__(self) -> None:
         self.mode = 0
@@ -51,7 +51,7 @@ class GroupModel:
         return self.pause_ms > 0
 
     def adopt(self, state: Group) -> None:
-        """Takes over the oracle's state: where reading begins, and after a difference that was reported."""
+        """Takes over the oracle's state: where reading begins, and after a difference was reported."""
         self.mode, self.pause_change, self.pause_ms = state.mode, state.pause_change, state.pause_duration_ms
         self.extended = {session.id: session.extended for session in state.sessions.values()}
         self.positions = {place: part.position for place, part in state.partitions.items()}
@@ -61,7 +61,7 @@ class GroupModel:
         self.ids = {name: topic.id for name, topic in state.topics.items() if topic.id}
 
     def read(self, offset: int, kind: str, fields: dict[str, Any], accepted: bool, state: Group) -> Iterator[Finding]:
-        """What is wrong about one record. `state`: of the oracle, which has folded the record."""
+        """Yields what is wrong about one record. `state` is the oracle's group, which has already folded the record."""
         if accepted:
             yield from self._forbidden(kind, fields)
             self._follow(offset, kind, fields, state)
@@ -120,7 +120,7 @@ class GroupModel:
                 pass
 
     def _forbidden_return(self, place: Place, fields: dict[str, Any]) -> Iterator[Finding]:
-        """F6.3: an owner that gives messages back has read all its grants, and gives back no more than those."""
+        """F6.3: an owner that gives messages back must have read all its grants, and gives back no more than these."""
         if self.mode != AT_MOST_ONCE or place[1] < 0 or fields["observed"] == NONE:
             return
         position, first = self.positions.get(place, NONE), self.claimed_at.get(place, NONE)
@@ -147,7 +147,7 @@ class GroupModel:
             yield "S11", "messages are granted in a pause"
 
     def _place(self, fields: dict[str, Any]) -> Place | None:
-        """The partition that this session holds by this epoch."""
+        """Returns the partition that this session holds by this epoch, or None."""
         wanted = (fields["session"], fields["epoch"])
         return next((place for place, claim in self.held.items() if claim == wanted), None)
 
@@ -201,7 +201,9 @@ class GroupModel:
         self.held = {place: claim for place, claim in self.held.items() if claim[0] != session}
 
     def _heartbeat(self, offset: int, fields: dict[str, Any]) -> None:
-        """F2.2: in a pause, the heartbeat of a session that keeps a partition does not extend it. F2.3: positions."""
+        """Applies a heartbeat. In a pause it does not extend a session that keeps a partition (F2.2). It moves
+        positions (F2.3).
+        """
         session = fields["session"]
         mine = {epoch: place for place, (owner, epoch) in self.held.items() if owner == session and place[1] >= 0}
         if session in self.extended and not (self.paused and mine):
@@ -212,7 +214,9 @@ class GroupModel:
                 self.positions[place] = max(entry["position"], self.positions.get(place, NONE))
 
     def _release(self, fields: dict[str, Any]) -> None:
-        """F6.2 to F6.4. In at-most-once mode a Release may give back what was granted: the position falls."""
+        """Applies a Release (F6.2 to F6.4). In at-most-once mode it may lower the position, to give back what was
+        granted.
+        """
         place = self._place(fields)
         if place is None:
             return
@@ -226,7 +230,7 @@ class GroupModel:
             self.parked.add(place)
 
     def _topology(self, topic: str, count: int, topic_id: str) -> None:
-        """Positions from partition `count` on, or all of a recreated topic, are forgotten (F9.2, F9.10)."""
+        """Forgets the positions from partition `count` on, or all positions of a recreated topic (F9.2, F9.10)."""
         known = self.ids.get(topic, "")
         least = 0 if "" not in (known, topic_id) and known != topic_id else count
         self.ids[topic] = topic_id or known
@@ -235,7 +239,7 @@ class GroupModel:
         self.parked -= gone
 
     def _configure(self, offset: int, fields: dict[str, Any]) -> None:
-        """F9.5, F9.6."""
+        """Applies a GroupConfig: it deletes the group, or changes the mode, which ends all sessions (F9.5, F9.6)."""
         if fields["deleted"]:
             self.mode, self.pause_change, self.pause_ms = 0, offset, 0
             self.positions.clear()

@@ -1,7 +1,7 @@
 """The judge of clean stops: V11. In a group at rest, each partition of a consumer that stops is claimed once.
 
-Like auditor.py it knows only the oracle and the run's own account of its course. A group is at rest when no session
-joins, ends or claims in the interval before, and none but the leaver ends until the next departure.
+Like auditor.py it knows only the oracle and the run's own account of its course. A group is at rest if no session
+joins, ends or claims in the interval before the stop, and no session but the leaver's ends until the next departure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from marshal_py.simulator.auditor_liveness import Demands, Departure
 
 
 def judge_stops(demands: Demands, history: History) -> list[Violation]:
-    """Every partition that moved twice because a member stopped."""
+    """Returns a violation for every partition that moved twice because a member stopped."""
     found: list[Violation] = []
     for at, gone in enumerate(demands.departures, 1):
         end_ms = demands.departures[at].ms if at < len(demands.departures) else demands.end_ms

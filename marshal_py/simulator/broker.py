@@ -19,7 +19,7 @@ MILLION = 1_000_000
 
 
 class CoordinationLog:
-    """One partition of the coordination topic."""
+    """One coordination log, which is one partition of the coordination topic."""
 
     def __init__(self) -> None:
         self.values: MutableSequence[bytes | None] = []  # as they are served now
@@ -31,14 +31,14 @@ class CoordinationLog:
         # reads it
 
     def inherit(self, first: int, values: Iterable[bytes | None]) -> None:
-        """Begins the log with the values of a dump, from this first offset on; all of it was there before the run."""
+        """Begins the log with the values of a dump, from offset `first` on."""
         kept = list(values)
         self.first, self.began, self.inherited = first, first, first + len(kept)
         self.values, self.recorded = OffsetList(first, kept, MISSING), OffsetList(first, kept, MISSING)
         self.appended_ms, self.stamps_ms = OffsetList(first, [0] * len(kept), 0), OffsetList(first, [0] * len(kept), 0)
 
     def branch(self, end: int) -> CoordinationLog:
-        """This log as a replica holds it that has only the offsets below `end`."""
+        """Returns this log as a replica holds it that has only the offsets below `end`."""
         other = deepcopy(self)
         for tape in (other.values, other.recorded, other.appended_ms, other.stamps_ms):
             while len(tape) > end:
@@ -47,7 +47,7 @@ class CoordinationLog:
 
 
 class LeaderClock:
-    """The wall clock of one broker: its own rate, and jumps."""
+    """The wall clock of one broker, with its own rate and with jumps."""
 
     def __init__(self) -> None:
         self.rate_ppm = 0
@@ -58,7 +58,9 @@ class LeaderClock:
 
 
 class Broker:
-    """What every client reads and writes. `*_down_until_ms`: no answer before that; requests are held until then."""
+    """The brokers that every client reads from and writes to. Requests are held and not answered before
+    `*_down_until_ms`.
+    """
 
     def __init__(self, logs: int) -> None:
         self.logs = [CoordinationLog() for _ in range(logs)]
@@ -89,11 +91,11 @@ class Broker:
         self.topic_id += 1
 
     def add_logs(self, count: int) -> None:
-        """The coordination topic grows by surplus partitions (L3)."""
+        """Adds partitions to the coordination topic beyond those that the root names (L3)."""
         self.logs += [CoordinationLog() for _ in range(count)]
 
     def recover(self) -> None:
-        """An outage may be over: every held request is sent again."""
+        """Sends every held request again. Called when an outage may be over."""
         if self.held:
             held, self.held = self.held, []
             for retry in held:
@@ -102,14 +104,14 @@ class Broker:
     # --- target topics
 
     def add_partitions(self, topic: str, count: int) -> None:
-        """Topic `topic` has `count` partitions from now on (never fewer)."""
+        """Gives the topic `count` partitions, which is never fewer than before."""
         for number in range(self.counts.get(topic, 0), count):
             self.topics[topic, number] = []
             self.ends[topic, number] = 0
         self.counts[topic] = count
 
     def produce(self, place: Place, messages: int, gap: int) -> None:
-        """Appends messages; the first skips `gap` offsets (transactions, compaction)."""
+        """Appends messages. The first one leaves a gap of `gap` offsets, as transactions and compaction do."""
         end = self.ends[place] + gap
         self.topics[place].extend(range(end, end + messages))
         self.ends[place] = end + messages
@@ -117,7 +119,7 @@ class Broker:
             wake()
 
     def fetch(self, place: Place, position: int, most: int) -> list[int]:
-        """Offsets from `position` on, at most `most`."""
+        """Returns at most `most` offsets of messages, from `position` on."""
         offsets = self.topics[place]
         first = bisect_left(offsets, position)
         return offsets[first : first + most]

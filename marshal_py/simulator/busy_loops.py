@@ -13,18 +13,18 @@ WAKES_PER_INTERVAL_MAX: Final = 100
 
 
 class BusyLoop(Exception):
-    """A client asked to be woken more often than any wait can need."""
+    """Raised when a client asks to be woken more often than any wait can need."""
 
 
 class WakeCounter:
-    """Counts the wakes of one client, by true time."""
+    """Counts the wakes of one client in each of its intervals of true time."""
 
     def __init__(self, number: int, interval_ms: int) -> None:
         self._number, self._interval_ms = number, interval_ms
         self._since_ms, self._count = 0, 0
 
     def count(self, now_ms: int) -> None:
-        """Counts one wake. Raises BusyLoop beyond the limit."""
+        """Counts one wake. Raises BusyLoop if there are more than WAKES_PER_INTERVAL_MAX in an interval."""
         if now_ms - self._since_ms >= self._interval_ms:
             self._since_ms, self._count = now_ms, 0
         self._count += 1

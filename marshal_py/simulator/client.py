@@ -34,7 +34,7 @@ BUFFERED_MIN = 4  # fetch again when fewer wait
 
 
 class ClientEnvironment(Environment, Protocol):
-    """What a client needs of the cluster beyond what every process needs."""
+    """The cluster around a client: what a client needs of it beyond what every process needs."""
 
     def handler_ms(self, place: TopicPartition) -> int: ...
     def delivered(self, delivery: Delivery) -> None: ...
@@ -90,7 +90,9 @@ class Client(Process):
                 self._ended_at = verdict.offset
 
     def begin(self, world: World) -> None:
-        """Starts from this world (N9); a member that has lost its place in the log detaches first (N11)."""
+        """Starts from this world (N9). A member that was at work leaves its claims first, since it has lost its place
+        (N11).
+        """
         read_to = self.world.next_offset
         super().begin(world)
         if self.member is not None and not self.detached:
@@ -176,7 +178,7 @@ class Client(Process):
                 self.data.drop(claim.tp)
 
     def _execute(self, state: tuple[Ready, int]) -> None:
-        """Sends one record after the other; the process may be stopped before each."""
+        """Sends the records of `Ready` one by one, from the given index on. The process may be stopped before each."""
         ready, at = state
         while at < len(ready.send):
             if at and self.stall(self._execute, (ready, at)):
@@ -214,7 +216,7 @@ class Client(Process):
             self._pump(feed)
 
     def _arm(self) -> None:
-        """Sets the one timer; it may fire too early, never too late."""
+        """Sets the client's only timer to the member's deadline. It may fire too early, but never too late."""
         assert self.member is not None
         due_ms = max(self.clock.true_ms(self.member.deadline_ms), self.environment.now_ms + 1)
         if self._armed_ms == NONE or due_ms < self._armed_ms:
@@ -238,13 +240,13 @@ class Client(Process):
         self.wake_reader()
 
     def prepare_stop(self) -> None:
-        """The user will stop the consumer soon (A6)."""
+        """Plays the user, who announces that the consumer will be stopped soon (A6)."""
         if self.member is not None:
             self.member.prepare_stop()
             self.act(None)
 
     def leave(self, wait_ms: int) -> None:
-        """The user stops the consumer."""
+        """Plays the user, who stops the consumer. Handlers may still run for `wait_ms`."""
         if self.member is None:
             self.dead = True
             return
@@ -252,7 +254,7 @@ class Client(Process):
         self.act(None)
 
     def topic_grew(self, topic: str) -> None:
-        """The client learns from metadata that a topic has grown."""
+        """Tells the member the new partition count of a topic that has grown, as metadata would."""
         self.counts[topic] = self.environment.broker.counts[topic]
         if self.member is not None:
             self.member.learn_topic(topic, self.counts[topic])
@@ -270,7 +272,7 @@ class Client(Process):
             self.act(None)
 
     def _fold_again(self, at: int) -> None:
-        """Folds the log again to check the own state (G6)."""
+        """Folds the log again up to offset `at`, so that the member can check its own state (G6)."""
         if self.member is None:
             return
         again = fold_again(self, at, self.group)
@@ -286,7 +288,7 @@ class Client(Process):
         self.data.assign(claim.tp, feed.begins_at())
 
     def fetched(self, tp: TopicPartition, round_: int, offsets: Sequence[int]) -> None:
-        """Takes what a fetch brought, unless an older assignment asked for it."""
+        """Takes the messages of a fetch, unless the fetch belongs to an older assignment (an older `round_`)."""
         feed = next((feed for feed in self.feeds.values() if feed.claim.tp == tp), None)
         if feed is None or not self.data.assignments.current(tp, round_):
             return
@@ -304,7 +306,7 @@ class Client(Process):
             self.act(None)
 
     def restart(self, tp: TopicPartition, position: int) -> None:
-        """Fetches again from `position`."""
+        """Fetches an owned partition again from `position`."""
         if any(feed.claim.tp == tp for feed in self.feeds.values()):
             self.data.assign(tp, position)
 
@@ -317,13 +319,13 @@ class Client(Process):
         self.act(None)
 
     def unreadable(self, broken: Broken) -> None:
-        """Gives up a partition that could not be read, as ConsumerDriver does."""
+        """Gives up a partition that could not be read, as ConsumerDriver in client/consumer_driver.py does."""
         if self.member is not None:
             self.member.give_up(broken.tp, broken.reason, self.now())
             self.act(None)
 
     def _pump(self, feed: Feed) -> None:
-        """Hands messages to handlers while the gate and the concurrency allow it."""
+        """Hands messages to handlers while `may_deliver` and the concurrency allow it."""
         claim, environment, member = feed.claim, self.environment, self.member
         assert member is not None
         feed.blocked = False
@@ -344,7 +346,7 @@ class Client(Process):
             self.data.poll(claim.tp)
 
     def _next_offset(self, feed: Feed) -> int:
-        """The next message that could be handed over, or NONE."""
+        """Returns the offset of the message that could be handed over next, or NONE."""
         tracker = feed.claim.tracker
         if isinstance(tracker, AtLeastOnce):
             while feed.runs and feed.runs[0].delivered >= len(feed.runs[0].offsets):
@@ -364,7 +366,7 @@ class Client(Process):
         self._pump(state[0])
 
     def _call(self, feed: Feed, offset: int, gate_ms: int) -> None:
-        """The handler begins: from here on it is the user's."""
+        """Begins a handler for one message. From this moment the message counts as delivered."""
         claim, environment, member = feed.claim, self.environment, self.member
         assert member is not None
         mono_ms = self.now().mono_ms
@@ -396,7 +398,7 @@ class Client(Process):
         self.environment.schedule(duration_ms, self, self._finished, (feed, self._calls))
 
     def _finished(self, state: tuple[Feed, int]) -> None:
-        """The handler is done, and acknowledges."""
+        """Ends a handler: its message is acknowledged."""
         feed, number = state
         call = feed.running.pop(number)
         claim, member, now_ms = feed.claim, self.member, self.environment.now_ms
@@ -417,7 +419,7 @@ class Client(Process):
     # --- a cloned machine
 
     def clone(self, number: int, clock: MachineClock) -> Client:
-        """A copy of this process: the same memory, other random bits (T18)."""
+        """Returns a copy of this process, which has the same memory and will draw other random bits (T18)."""
         clone = Client(self.environment, number, self.group, self.options, clock, self.concurrency)
         memo: dict[int, Any] = {id(self.environment.rng): self.environment.rng}
         clone.detached, clone.forked = self.detached, self.forked

@@ -13,7 +13,9 @@ new = tuple.__new__  # half the time of Instant(...), several times per event
 
 
 class MachineClock:
-    """Clocks of one machine. Every machine starts at its own zeros, so that comparing them across machines fails."""
+    """The clocks of one machine. Every machine starts at its own zeros, so that comparing times of two machines
+    fails.
+    """
 
     __slots__ = ("_asleep_ms", "_newest", "_newest_ms", "_rate", "_start_ms", "_wall_shift_ms", "_zero_ms")
 
@@ -34,12 +36,12 @@ class MachineClock:
         return self._newest
 
     def true_ms(self, mono_ms: int) -> int:
-        """The first true ms at which the monotonic clock shows at least `mono_ms`."""
+        """Returns the first ms of true time at which the monotonic clock shows at least `mono_ms`."""
         run_ms = mono_ms - self._zero_ms + self._asleep_ms
         return self._start_ms + -(-run_ms * MILLION // self._rate)
 
     def sleep(self, duration_ms: int) -> None:
-        """The machine slept until now: the monotonic clock did not see it."""
+        """Notes that the machine has slept until now. The monotonic clock did not run meanwhile."""
         self._asleep_ms += duration_ms * self._rate // MILLION
         self._newest_ms = -1
 

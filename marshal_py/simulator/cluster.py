@@ -49,7 +49,7 @@ _TRACE = Pack("<qqqq").pack
 
 
 class Runaway(Exception):
-    """The run does not end: something sends or wakes without pause."""
+    """Raised when a run does not end, because a process sends or wakes without pause."""
 
 
 class Cluster:
@@ -96,7 +96,7 @@ class Cluster:
         self.schedule(scenario.produce_gap_ms, None, self._produce)
 
     def _inherit(self, past: DumpState) -> None:
-        """Starts where a dump ends."""
+        """Fills the broker with the logs and topics of a dump, so that the run starts where the dump ends."""
         broker, self._root = self.broker, (past.root, past.partitions)
         for each in past.logs:
             broker.logs[each.number].inherit(each.first, each.values)
@@ -108,7 +108,9 @@ class Cluster:
     # --- time
 
     def schedule(self, delay_ms: int, who: Process | None, step: Step, argument: Any = None) -> None:
-        """Calls `step(argument)` after `delay_ms`; held back while `who` is stopped, dropped if it is dead."""
+        """Calls `step(argument)` after `delay_ms`. The call waits while the process `who` is stopped, and is dropped if
+        it is dead.
+        """
         self._number += 1
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._number, who, step, argument))
 
@@ -192,15 +194,15 @@ class Cluster:
         self.stops.append((who.log, stop))
 
     def begins_late(self, who: Process) -> bool:
-        """Whether a reader that starts looks for a snapshot, though the log still has its beginning."""
+        """Returns True if a starting process is to look for a snapshot although the log still has its beginning."""
         return self.keeps_snapshots and self.rng.random() < 0.7
 
     def new_genesis(self) -> Genesis:
-        """Of a process that found none."""
+        """Returns a new Genesis, for a process that found none in its log."""
         return Genesis(b"genesi" + self.rng.randbytes(10), len(self.broker.logs), HASH_NAME, PROTOCOL_VERSION)
 
     def client_ended(self, client: Client, reason: MarshalError | None) -> None:
-        """The operator restarts a client that ended with an error, but not one that was stopped."""
+        """Plays the operator, who restarts a client that ended with an error. A stopped client is not restarted."""
         error = "stopped" if reason is None else type(reason).__name__
         if isinstance(client, Query) and (reason is not None or not client.overdue):
             client.killed = True  # its source failed, and Spark ends it: it does not continue with a new member as well
@@ -234,7 +236,9 @@ class Cluster:
                 process.wake_reader()
 
     def _produce(self, _: None) -> None:
-        """Messages for some partition, now and then with a gap before them."""
+        """Appends a few messages to a partition drawn at random, sometimes after a gap in the offsets, and schedules
+        itself again.
+        """
         if not self.producing:
             return
         rng, places = self.rng, list(self.broker.topics)
@@ -243,7 +247,7 @@ class Cluster:
         self.schedule(1 + int(rng.random() * 2 * self.scenario.produce_gap_ms), None, self._produce)
 
     def handler_ms(self, place: TopicPartition) -> int:
-        """How long the handler takes for one message."""
+        """Returns how many ms the handler takes for the next message of a partition."""
         if self.stuck:
             self.stuck -= 1
             return 8 * HANDLER_TIMEOUT_INTERVALS * self.scenario.interval_ms
@@ -251,7 +255,7 @@ class Cluster:
         return int(self.rng.random() * self.scenario.handler_ms) * slow
 
     def start_of(self, place: TopicPartition, earliest: bool) -> int:
-        """The offset that Kafka returns as the start of a partition (D5)."""
+        """Returns the offset where a group begins to read a partition: its end or 0, as Kafka would answer (D5)."""
         return self.broker.ends[place] if self.scenario.start_latest and not earliest else 0
 
     # --- processes
@@ -262,7 +266,7 @@ class Cluster:
         return MachineClock(self.now_ms, rate_ppm, int(rng.random() * 10**9))
 
     def new_options(self, group: GroupPlan, name: str) -> MemberOptions:
-        """A consumer's settings, mostly the defaults."""
+        """Returns a new consumer's settings, which are mostly the defaults."""
         rng, scenario = self.rng, self.scenario
         odd = not scenario.calm and rng.random() < 0.15
         interval_ms = scenario.interval_ms // 2 if scenario.mixed and rng.random() < 0.5 else scenario.interval_ms
@@ -284,14 +288,14 @@ class Cluster:
         )
 
     def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:
-        """A new process, which begins to read the log at once."""
+        """Starts a new consumer process, which begins to read the log at once."""
         clock, checkpoint = clock or self.new_clock(), self.checkpoints.get(options.client_id)
         if checkpoint is None or options.mode != AT_LEAST_ONCE:
             return self._started(Client(self, len(self.processes), group, options, clock, self.scenario.concurrency))
         return self._started(Query(self, len(self.processes), group, options, clock, checkpoint))
 
     def revive(self, query: Query) -> None:
-        """The query continues with a new member."""
+        """Lets a streaming query continue with a new member in its group."""
         before = query.batches if query.overdue else None
         self._started(
             Query(self, len(self.processes), query.group, query.options, query.clock, query.checkpoint, before)
@@ -325,7 +329,7 @@ class Cluster:
         return [client for client in self.clients if not client.dead]
 
     def staying(self) -> list[Client]:
-        """The living clients, except those that are leaving or as good as dead."""
+        """Returns the living clients, except those that are leaving, have a stuck reader or have a slow connection."""
         return [
             client
             for client in self.living()
@@ -335,7 +339,9 @@ class Cluster:
         ]
 
     def recreate(self) -> None:
-        """Deletes and recreates the coordination topic. Processes notice when they next look at it."""
+        """Deletes the coordination topic and creates it again. Each process notices that when it next asks for the
+        topic's id.
+        """
         self.closed += self._close_early()
         topics, sent, forks = self.evidence.topics, self.evidence.sent, self.evidence.forks
         self.evidence = Evidence(
@@ -349,7 +355,7 @@ class Cluster:
             self.schedule(int(self.rng.random() * METADATA_MS), process, process.check_topic)
 
     def elect_uncleanly(self, number: int) -> None:
-        """An incomplete replica becomes the leader of a log: its newest records are gone, and it grows without them."""
+        """Makes an incomplete replica the leader of a log, which loses its newest records and grows on without them."""
         log = self.broker.logs[number]
         newest = len(log.values) - max(log.first, log.inherited, len(log.values) // 2)
         end = len(log.values) - 1 - int(self.rng.random() * min(newest, LOST_RECORDS_MAX))
@@ -369,7 +375,7 @@ class Cluster:
     # --- may a run continue? The judges check the same in the log.
 
     def settled(self) -> bool:
-        """Every remaining client is healthy and refuses nothing, everything is owned, and no admin is at work."""
+        """Returns True if every remaining client is healthy, every partition is owned, and no admin is at work."""
         if any(not process.dead and not isinstance(process, Client) for process in self.processes):
             return False
         staying = [client for client in self.staying() if client.group not in self.damaged]
@@ -388,7 +394,7 @@ class Cluster:
         return member.healthy(now) and not shuns and not hangs
 
     def finished(self) -> bool:
-        """The same, and nothing is left to read."""
+        """Returns True if the cluster is settled and the groups' positions are past the last messages."""
         return self.settled() and all(
             not offsets or partition.position > offsets[-1]
             for plan in self.scenario.groups
@@ -399,7 +405,7 @@ class Cluster:
         )
 
     def _newest_group(self, name: str) -> Group | None:
-        """The group as a client holds it that has read its log to the end; None if no client has."""
+        """Returns the group as a client holds it that has read its log to the end, or None if no client has."""
         worlds = (client.world for client in self.living() if client.group == name)
         newest = max(worlds, key=lambda world: world.next_offset, default=None)
         whole = newest is not None and newest.next_offset == len(self.broker.logs[newest.log].values)
@@ -424,11 +430,13 @@ class Cluster:
         )
 
     def _close_early(self) -> list[Evidence]:
-        """The evidence of logs that end before the run does: clients may still notice an earlier loss."""
+        """Returns the evidence of logs that end before the run does. No stale clients are named: they may still notice
+        a loss.
+        """
         return [replaced(evidence, stale_clients=[]) for evidence in self.close()]
 
     def close(self) -> list[Evidence]:
-        """The complete evidence of the coordination topic as it is now, log by log."""
+        """Returns the complete evidence on the present coordination topic, one item per log."""
         root, count = self._root or root_of(self.broker.logs[0].recorded)
         return [self._close(number, root, count) for number in range(count)]
 

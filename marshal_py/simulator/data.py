@@ -19,7 +19,7 @@ BATCH: Final = 8  # messages per fetch: small, so that claims end in mid-batch o
 
 
 class Fetch:
-    """A fetch that is under way, or the refusal of one; one at a time per partition."""
+    """A fetch of one partition that is under way, or that was refused. There is at most one per partition."""
 
     __slots__ = ("position", "refused", "tp")
 
@@ -29,7 +29,7 @@ class Fetch:
 
 
 class FetchReceiver(Protocol):
-    """Gets the messages of a partition, and what became of its failed fetches."""
+    """Takes the messages of partitions, and hears what became of failed fetches."""
 
     def fetched(self, tp: TopicPartition, round_: int, offsets: Sequence[int]) -> None: ...
     def restart(self, tp: TopicPartition, position: int) -> None: ...
@@ -46,7 +46,9 @@ class DataClient:
         self._fetches: dict[TopicPartition, Fetch] = {}
 
     def copy(self, clone: Process, receiver: FetchReceiver, memo: dict[int, Any]) -> DataClient:
-        """For a cloned machine: the same memory; requests under way stay with the original."""
+        """Returns the data client of a cloned machine. It has the same memory; requests under way stay with the
+        original.
+        """
         other = DataClient(self.environment, clone, receiver)
         other.assignments = deepcopy(self.assignments, memo)
         return other
@@ -60,7 +62,7 @@ class DataClient:
         self._apply_changes()
 
     def poll(self, tp: TopicPartition) -> None:
-        """Fetches the next messages, unless that is under way."""
+        """Fetches the next messages of a partition, unless a fetch is under way."""
         self._apply_changes()
         assignment = self.assignments.fetched.get(tp)
         if assignment is None or tp in self._fetches:
@@ -113,7 +115,9 @@ class DataClient:
             self.poll(tp)
 
     def _refused(self, fetch: Fetch) -> None:
-        """Reports a refusal whatever is assigned by now: librdkafka does not say which assignment it belongs to."""
+        """Reports a refused fetch even if the assignment has changed: librdkafka does not say which one a refusal
+        belongs to.
+        """
         if fetch.refused:
             return  # it was reported when everything healed
         fetch.refused = True
@@ -121,7 +125,7 @@ class DataClient:
         self._handle_failures(fetch.tp)
 
     def _handle_failures(self, tp: TopicPartition) -> None:
-        """Handles what could not be fetched, as ConsumerDriver does."""
+        """Hands on the partitions that could not be fetched, as ConsumerDriver does."""
         environment = self.environment
         for refused in self.assignments.out_of_range():
             environment.schedule(environment.network_faults.question_ms(), self.process, self._located, refused)
@@ -133,7 +137,7 @@ class DataClient:
             environment.schedule(max(1, due_ms - environment.now_ms), self.process, self.poll, tp)
 
     def _located(self, refused: OutOfRange) -> None:
-        """Compares a refused position with the partition as it is now (D6, D12)."""
+        """Compares a refused position with the partition's present end; restarts or gives up the fetch (D6, D12)."""
         if not self.assignments.current(refused.tp, refused.round):
             return
         end = self.environment.broker.ends[refused.tp]

@@ -65,7 +65,7 @@ DIFFERENCES: Final = (
 
 
 class FirstViolation(Struct, frozen=True):
-    """The first violation: the record, its sender, its time, and the rule that it breaks."""
+    """The first violation: the record, its sender, its time, and the rule that the record breaks."""
 
     invariant: str
     log: int
@@ -107,7 +107,9 @@ class Audit(Struct, kw_only=True):
 
 
 def audit(path: Path) -> Audit:
-    """Judges a dump. Raises DumpDamaged, DumpUnusable, CoordinationError where its root cannot be read."""
+    """Judges a dump and returns what was found. Raises DumpDamaged, DumpUnusable, and CoordinationError if the root
+    cannot be read.
+    """
     header, transport = memory_transport(path)
     with Reader(path) as reader:
         records = list(reader)
@@ -146,7 +148,9 @@ def audit(path: Path) -> Audit:
 
 
 def _evidence(records: list[LogRecord], number: int, root: bytes, begins: int) -> Evidence:
-    """One log of the dump, up to the first gap: no reader continues after one (L8)."""
+    """Returns the evidence of one log of the dump, up to the first gap, because no reader continues after a gap
+    (L8).
+    """
     mine = [record for record in records if record.log == number]
     first = max(begins, mine[0].offset)
     mine = [record for record in mine if record.offset >= first]
@@ -157,7 +161,7 @@ def _evidence(records: list[LogRecord], number: int, root: bytes, begins: int) -
 
 
 def _counts(report: Comparison, histories: list[History]) -> Audit:
-    """The counts of what the dump holds."""
+    """Returns an Audit that has only the counts of what the dump holds."""
     groups = [state for history in histories for state in history.oracle.groups.values()]
     takeovers, handovers = moves_between(histories)
     found = Audit(
@@ -182,7 +186,7 @@ def _counts(report: Comparison, histories: list[History]) -> Audit:
 
 
 def _violation(difference: Difference, evidence: Evidence) -> Violation:
-    """The difference as a violation of S1, or of S13 where a record changed something that it must not."""
+    """Returns the difference as a violation of S1, or of S13 if a record changed something that it must not."""
     untouched = difference.what.startswith(UNTOUCHED)
     whose = f" of group {difference.group!r}" if difference.group else ""
     values = f" is {difference.found}, must be {difference.expected}" if difference.found or difference.expected else ""
@@ -192,7 +196,7 @@ def _violation(difference: Difference, evidence: Evidence) -> Violation:
 
 
 def _add_story(found: Audit, evidence: Evidence, violation: Violation) -> None:
-    """The records up to the violation, and what is wrong about the last one."""
+    """Adds the story to `found`: the records up to the violation, and what is wrong about the last one."""
     names: dict[tuple[str, int], str] = {}
     types: dict[int, str] = {}
     begun = oracle_of(evidence)

@@ -38,7 +38,7 @@ class InitialLog(NamedTuple):
 
 
 class InitialGroup(NamedTuple):
-    """One group at the end of the dump."""
+    """One group, as it is at the end of the dump."""
 
     name: str
     mode: int
@@ -46,7 +46,7 @@ class InitialGroup(NamedTuple):
 
 
 class InitialPartition(NamedTuple):
-    """A partition of a topic: which messages exist, and where it ends."""
+    """A partition of a target topic: the offsets of its messages, and its end."""
 
     offsets: tuple[int, ...]
     end: int
@@ -67,9 +67,9 @@ class DumpState(NamedTuple):
 
 @lru_cache(maxsize=2)  # every run of a sweep starts from the same dump
 def read(file: str, group: str = "") -> DumpState:
-    """The initial state of a dump; with `group`, of that group alone.
+    """Returns the initial state that a dump gives; with `group`, of that group alone.
 
-    Raises DumpDamaged, and DumpUnusable if no run can start from it.
+    Raises DumpDamaged, or DumpUnusable if no run can start from the dump.
     """
     header, transport = memory_transport(Path(file))
     log = transport.log(header.topic, "dump", writes=False)
@@ -124,7 +124,7 @@ def _initial_log(log: CoordinationLog, number: int, root: Genesis | None) -> tup
 
 
 def _groups(file: str, worlds: list[World], wanted: str) -> list[Group]:
-    """The groups that a run can start from, in the order of their names."""
+    """Returns the groups that a run can start from, in the order of their names. With `wanted`, only that group."""
     known = {name: state for world in worlds for name, state in world.groups.items()}
     found = sorted(known.items())
     if wanted:
@@ -150,7 +150,7 @@ def _groups(file: str, worlds: list[World], wanted: str) -> list[Group]:
 
 
 def _why_not(state: Group) -> str | None:
-    """Why no run can start from a group; None if one can."""
+    """Returns the reason why no run can start from a group, or None if one can."""
     if state.opaque_at != NONE:
         return f"holds records of a newer library (offset {state.opaque_at})"
     if state.deleted:
@@ -174,7 +174,7 @@ def _counts(groups: list[Group]) -> dict[str, int]:
 
 
 def _targets(groups: list[Group]) -> dict[tuple[str, int], InitialPartition]:
-    """Messages from each group's position on, so that old messages of a topic need not be read."""
+    """Makes up messages after each group's position, so that old messages of a topic need not be read."""
     found: dict[tuple[str, int], InitialPartition] = {}
     for topic, count in _counts(groups).items():
         for number in range(count):

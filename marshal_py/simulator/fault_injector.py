@@ -43,7 +43,7 @@ CHECKPOINT_LOST: Final = 0.2  # of the restarts of a streaming query
 
 
 class FaultInjector:
-    """Everything that happens to a cluster from outside."""
+    """Causes everything that happens to a cluster from outside: clients that start and stop, faults, and admins."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -87,7 +87,7 @@ class FaultInjector:
     # --- the run
 
     def begin(self) -> None:
-        """The first clients come within half an interval, some later; then the faults begin."""
+        """Schedules the first clients within half an interval and some later, then the faults."""
         scenario, rng = self.cluster.scenario, self.rng
         for number in range(scenario.clients):
             group = scenario.groups[number % len(scenario.groups)]
@@ -120,7 +120,7 @@ class FaultInjector:
         self._schedule()
 
     def heal(self) -> None:
-        """Ends every fault, and sees to it that each group has a client."""
+        """Ends every fault, and makes sure that each group has a client."""
         cluster, now_ms = self.cluster, self.cluster.now_ms
         self.healed = cluster.healed = True
         cluster.broker.reads_down_until_ms = cluster.broker.writes_down_until_ms = now_ms
@@ -180,7 +180,7 @@ class FaultInjector:
         self.cluster.add_client(old.group, options)
 
     def _false_reclaim(self) -> None:
-        """A user vouches that a client is dead although it lives (X12)."""
+        """Starts a client whose user vouches that a predecessor is dead although it lives (X12)."""
         client = self._some()
         if isinstance(client, Query):
             return  # Spark sees to it that a checkpoint has one query
@@ -245,9 +245,10 @@ class FaultInjector:
         self.cluster.schedule(until_ms - self.cluster.now_ms, None, self._recover)
 
     def _fetch_error(self) -> None:
-        """One partition cannot be read for a while, for a reason that passes.
+        """Makes one partition unreadable for a while.
 
-        Once in a run, and not so long that a client gives it up twice: then an admin would have to act (D13).
+        This happens once per run and partition, and never so long that a client gives the partition up twice: then only
+        an admin could help (D13).
         """
         places, failing = list(self.cluster.broker.topics), self.cluster.broker.fails_until_ms
         place = places[int(self.rng.random() * len(places))]
@@ -255,7 +256,7 @@ class FaultInjector:
             failing[place] = self.cluster.now_ms + self._duration_ms(LEFT_INTERVALS - 1)
 
     def _broker_clock(self) -> None:
-        """A broker's clock jumps; or, more often, leadership moves from broker to broker for a while."""
+        """Lets a broker's clock jump or, more often, moves leadership from broker to broker for a while."""
         broker, rng = self.cluster.broker, self.rng
         if rng.random() < 0.3:
             clock = broker.clocks[int(rng.random() * len(broker.clocks))]
@@ -280,12 +281,12 @@ class FaultInjector:
         self.cluster.slow_until_ms = self.cluster.now_ms + self._duration_ms(6)
 
     def hang_one(self) -> None:
-        """Makes the next handler that is called within an interval hang."""
+        """Makes the next handler hang, if one is called within an interval."""
         self.cluster.stuck = 1
         self.cluster.schedule(self.interval_ms, None, self._unstuck)
 
     def _unstuck(self, _: None) -> None:
-        """If no handler was called meanwhile, none hangs: it would hang too late."""
+        """Withdraws `hang_one` if no handler has been called since: a later one would hang too late in the run."""
         self.cluster.stuck = 0
 
     # --- people
@@ -295,7 +296,9 @@ class FaultInjector:
         return groups[int(self.rng.random() * len(groups))]
 
     def pause_all(self, duration_ms: int) -> None:
-        """After the heal: an admin pauses each group, until its members have waited that out."""
+        """Lets an admin pause each group for `duration_ms`. Called after the heal; members end the pause when its time
+        is over.
+        """
         for group in self.cluster.scenario.groups:
             self._run_tool(
                 group, lambda context: PausePlan(context, duration_ms=duration_ms), {}, CrashPoint(NEVER, NEVER)
@@ -308,7 +311,7 @@ class FaultInjector:
         moves: dict[TopicPartition, int],
         crash_point: CrashPoint | None = None,
     ) -> None:
-        """An admin runs the tool, which now and then crashes at one of its steps."""
+        """Runs an admin's tool, which sometimes crashes at one of its steps."""
         cluster, rng = self.cluster, self.rng
         way, after = rng.random(), 1 + int(rng.random() * 4)
         crash_point = crash_point or CrashPoint(after if way < 0.4 else NEVER, after if 0.4 <= way < 0.6 else NEVER)
@@ -341,12 +344,14 @@ class FaultInjector:
             )
 
     def join_all(self) -> None:
-        """After the heal: a client joins each group."""
+        """Starts one more client in each group. Called after the heal."""
         for group in self.cluster.scenario.groups:
             self._join(group)
 
     def _beyond(self) -> None:
-        """An admin sets a position beyond the end; the tool, which would refuse it, is bypassed."""
+        """Lets an admin move a position beyond the end of its partition, without the check by which the tool would
+        refuse this.
+        """
         cluster, rng, group = self.cluster, self.rng, self._group()
         places = [place for place in cluster.broker.topics if place[0] in group.topics]
         place = TopicPartition(*places[int(rng.random() * len(places))])
@@ -369,7 +374,7 @@ class FaultInjector:
         )
 
     def _shrink(self) -> None:
-        """An admin says that a topic has become smaller; the consumers see that it has not, and say so."""
+        """Lets an admin say that a topic has become smaller. It has not, and consumers that see this say so."""
         group, duration_ms, patience_ms = self._group(), self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
         count = self.cluster.broker.counts[group.topics[0]] - 1
         self._run_tool(
@@ -385,7 +390,7 @@ class FaultInjector:
             self.cluster.recreate()
 
     def _evict_sessions(self) -> None:
-        """An admin evicts all sessions that are silent, and gives up at a sign of life."""
+        """Lets an admin evict every session that is silent. The tool gives up at a sign of life."""
 
         def operation(context: GroupContext) -> Operation:
             sessions = set(context.group.sessions) if context.group is not None else set()
@@ -394,7 +399,7 @@ class FaultInjector:
         self._run_tool(self._group(), operation, {})
 
     def _step_down(self) -> None:
-        """An admin marks a session; some client's connection carries the record."""
+        """Lets an admin ask a session to step down. The record is sent by some client of the group."""
         client = self._some()
         if client is None or client.member is None or client.frozen:
             return
@@ -405,12 +410,12 @@ class FaultInjector:
             client.send(StepDown(session.id, session.mark, "asked to"))
 
     def _used_log(self) -> int:
-        """The number of a log that is in use."""
+        """Returns the number of some log that processes use."""
         used = sorted({process.log for process in self.cluster.processes})
         return used[int(self.rng.random() * len(used))] if used else 0
 
     def _write_malformed(self) -> None:
-        """Writes bytes that no client wrote; they must change nothing (S13)."""
+        """Writes bytes that no client would write. They must change nothing (S13)."""
         number = self._used_log()
         genesis = self._genesis(number)
         if genesis is not None:
@@ -418,7 +423,9 @@ class FaultInjector:
             self._write(number, value, shape)
 
     def _genesis(self, number: int) -> Genesis | None:
-        """The Genesis that counts in a log; None before there is one, when a foreign Genesis would become it."""
+        """Returns the Genesis that counts in a log. None while there is none: a foreign Genesis written then would
+        count.
+        """
         worlds = [
             process.world
             for process in self.cluster.processes

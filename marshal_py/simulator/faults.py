@@ -74,7 +74,7 @@ DAMAGE_CHANCE: Final = 0.06  # of a run in which several things go wrong
 
 
 def draw_kinds(rng: Random) -> frozenset[str]:
-    """The kinds of this seed: none, one of them, or each with one chance for all."""
+    """Draws the kinds of faults of this seed: none, outages alone, or each kind with the same chance."""
     shape = rng.random()
     if shape < 0.06:
         return frozenset()
@@ -89,7 +89,7 @@ def draw_kinds(rng: Random) -> frozenset[str]:
 
 
 def spread(rng: Random, least: int, most: int) -> int:
-    """A number (or a duration) between two bounds, every order of magnitude equally likely."""
+    """Draws a number between two bounds, with the same chance for each doubling between them."""
     if most <= least:
         return least
     doublings = (most // max(1, least)).bit_length()
@@ -98,7 +98,7 @@ def spread(rng: Random, least: int, most: int) -> int:
 
 
 class NetworkFaults:
-    """Delays and losses on the way to the broker and back, and stops inside a process's steps."""
+    """Draws delays and losses on the way to the broker and back, and stops between two steps of a process."""
 
     def __init__(self, rng: Random, kinds: frozenset[str], interval_ms: int) -> None:
         self._rng = rng
@@ -133,22 +133,26 @@ class NetworkFaults:
         self.in_flight.clear()
 
     def read_ms(self) -> int:
-        """How long a fetch takes."""
+        """Draws how many ms a fetch takes."""
         return 1 + int(self._rng.random() * self.latency_ms)
 
     def refusal_ms(self) -> int:
-        """After how long a client reports that this fetch was refused; mostly 0: it was not."""
+        """Draws after how many ms a client reports that a fetch was refused. It is mostly 0: the fetch is not refused
+        late.
+        """
         if not self.late_refusal or self._rng.random() >= self.late_refusal:
             return 0
         self.faults += 1
         return spread(self._rng, 1, self.refusal_ms_max)
 
     def question_ms(self) -> int:
-        """How long it takes to look up where a partition begins and ends."""
+        """Draws how many ms it takes to look up where a partition begins and ends."""
         return spread(self._rng, 1, self.refusal_ms_max) if self.late_refusal else self.read_ms()
 
     def write_ms(self) -> list[tuple[int, bool]]:
-        """For each copy that reaches the log: its delay, and whether the producer keeps its order."""
+        """Draws, for each copy of a record that reaches the log, its delay in ms, and whether the producer keeps its
+        order.
+        """
         usual_ms = 1 + int(self._rng.random() * self.latency_ms)
         if not self.stormy:
             return [(usual_ms, True)]
@@ -168,24 +172,26 @@ class NetworkFaults:
         return copies
 
     def survives_outage(self) -> bool:
-        """Whether a record that met a broker outage is written after it, or given up."""
+        """Draws whether a record sent in a broker outage is written after it. Otherwise it is given up."""
         return self._rng.random() < self.survival
 
     def cut(self, at: int, end: int) -> int:
-        """The offset up to which one fetch brings records."""
+        """Draws the offset up to which one fetch brings records, between `at` and `end`."""
         if self.partial and end > at and self._rng.random() < self.partial:
             return at + int(self._rng.random() * (end - at + 1))
         return end
 
     def stall_ms(self) -> int:
-        """How long a process stops here, between two of its steps; mostly 0."""
+        """Draws how many ms a process stops between two of its steps. It is mostly 0."""
         if not self.stop_step or self._rng.random() >= self.stop_step:
             return 0
         self.faults += 1
         return spread(self._rng, 1, self.stop_ms_max)
 
     def gate_ms(self) -> int:
-        """How long a process stops between the gate and the call of the handler; mostly 0 (X3)."""
+        """Draws how many ms a process stops between `Member.may_deliver` and the call of the handler. It is mostly 0
+        (X3).
+        """
         if not self.stop_gate or self._rng.random() >= self.stop_gate:
             return 0
         self.faults += 1

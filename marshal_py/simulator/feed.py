@@ -12,7 +12,7 @@ from marshal_py.simulator.auditor_evidence import Delivery
 
 
 class HandlerCall(NamedTuple):
-    """One message in a handler."""
+    """One message that a handler works on."""
 
     delivery: Delivery
     run: OffsetRun | None
@@ -20,7 +20,7 @@ class HandlerCall(NamedTuple):
 
 
 class Feed:
-    """The messages of one claim: fetched, and handed over."""
+    """The messages of one claim that are fetched, and those that are in handlers."""
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -30,7 +30,7 @@ class Feed:
         self.blocked = False
 
     def copy(self, memo: dict[int, Any]) -> Feed:
-        """For a clone: the fetched messages, without those in handlers."""
+        """Returns a copy for a cloned process: it has the fetched messages, but not those in handlers."""
         clone = Feed.__new__(Feed)
         clone.claim = deepcopy(self.claim, memo)
         clone.runs = deepcopy(self.runs, memo)
@@ -39,10 +39,10 @@ class Feed:
         return clone
 
     def begins_at(self) -> int:
-        """Where fetching begins."""
+        """Returns the offset where fetching begins."""
         tracker = self.claim.tracker
         return tracker.position() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
 
     def waiting(self) -> int:
-        """Messages fetched and not handed over."""
+        """Returns how many messages are fetched and not handed over."""
         return sum(len(run.offsets) - run.delivered for run in self.runs) + len(self.buffer)

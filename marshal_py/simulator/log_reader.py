@@ -16,7 +16,7 @@ from marshal_py.transport.ports import Bounds, CoordinationLog, LogRecord
 
 
 class _LogReader:
-    """The reading half of a CoordinationLog."""
+    """Reads the records of a CoordinationLog."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -36,5 +36,8 @@ def bounds_of(broker: Broker, number: int) -> Bounds:
 
 
 def starting_world(broker: Broker, number: int, root: Genesis | None, at: int) -> World:
-    """The world from which a reader starts that may not start above `at` (N9, N10). Raises CoordinationError."""
+    """Returns the world from which a reader starts that may not start above the offset `at` (N9, N10).
+
+    Raises CoordinationError.
+    """
     return replay_start.base_of(log_reader(broker), number, root, bounds_of(broker, number), at)

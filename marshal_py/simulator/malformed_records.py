@@ -58,14 +58,17 @@ NO_GROUPS: Final = bytes((0x94, 2, 2, 0, 0x90))  # N2 of log 0: format 2, fold v
 
 
 def _sealed(value: bytes, incarnation: bytes) -> bytes:
-    """`value` with the length and the CRC that it should have."""
+    """Returns `value` with the right length and CRC in its envelope."""
     value = value[:3] + len(value).to_bytes(4, "big") + value[7:]
     crc = crc32(value[11:], crc32(value[:7], crc32(incarnation)))
     return value[:7] + crc.to_bytes(4, "big") + value[11:]
 
 
 def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: str) -> tuple[bytes, str]:
-    """A value and its shape. A replayed record may count again: then it is a duplicate and not harmless noise."""
+    """Draws a value that must do no harm, and returns it with the name of its shape.
+
+    A replayed record may count again; it is then a duplicate and not noise.
+    """
     value = log[int(rng.random() * len(log))]
     if value is MISSING or value is None:
         return rng.randbytes(20), "noise"
@@ -96,9 +99,10 @@ def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: 
 
 
 def _unsound(rng: Random, end: int, genesis: Genesis) -> Snapshot:
-    """An unsound snapshot, or a foreign witness of it (N4, N5): both name the same digests of one checkpoint.
+    """Returns a snapshot that is unsound, or a foreign witness of one; both name the same digests of a checkpoint (N4,
+    N5).
 
-    The bytes are noise, or a state without groups, which has not the digest that is named.
+    The snapshot's bytes are noise, or a state without groups, whose digest is not the one that the record names.
     """
     at = CHECKPOINT_OFFSETS * int(rng.random() * (end // CHECKPOINT_OFFSETS + 2))  # now and then ahead of the log (N1)
     data = (b"", rng.randbytes(20), NO_GROUPS)[int(rng.random() * 3)]
@@ -106,7 +110,7 @@ def _unsound(rng: Random, end: int, genesis: Genesis) -> Snapshot:
 
 
 def newer_record(rng: Random, genesis: Genesis, group: str) -> bytes:
-    """A record of a version, or of a type, that this library does not read (E5)."""
+    """Returns a record of a version or a type that this library cannot read (E5)."""
     value = bytearray(codec.encode(Note(NONE, "newer"), group, genesis.incarnation))
     at = HEADER_TO_GROUP + value[11]
     if rng.random() < 0.5:
@@ -117,6 +121,6 @@ def newer_record(rng: Random, genesis: Genesis, group: str) -> bytes:
 
 
 def damaged_envelope(genesis: Genesis, group: str) -> bytes:
-    """A record of this incarnation under an envelope of an unknown version (E3)."""
+    """Returns a record of this incarnation in an envelope of an unknown version (E3)."""
     value = codec.encode(Note(NONE, "newer"), group, genesis.incarnation)
     return _sealed(value[:2] + b"\x02" + value[3:], genesis.incarnation)

@@ -49,7 +49,7 @@ class Mutant(NamedTuple):
 
 
 class Hunt(NamedTuple):
-    """The result of a search for one mutant."""
+    """The result of the search for one planted bug."""
 
     mutant: str
     found: bool
@@ -163,7 +163,7 @@ def _x27() -> list[Patch]:
 
 def _x31() -> list[Patch]:
     def due(self: Liveness, now: Instant) -> Due:
-        """Reading nothing back does not matter."""
+        """Sends heartbeats on time only; that a heartbeat was never read back does not matter."""
         third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
         late = self.last_sent is None or now.mono_ms - self.last_sent.mono_ms >= third_ms
         return Due.HEARTBEAT if late else Due.NOTHING
@@ -188,7 +188,7 @@ def _x36() -> list[Patch]:
     act = PositionPlan.act
 
     def hasty(self: PositionPlan, group: Group, now: Instant) -> None:
-        """Ends with `not moved` as soon as its attempt is under way."""
+        """Ends with `not moved` as soon as the first SetPosition was sent, without waiting for its verdict."""
         act(self, group, now)
         if self.moved is None and any(self.sent(SetPosition)):
             self.end()
@@ -245,7 +245,7 @@ def _a6() -> list[Patch]:
     successors = Candidacy.successors
 
     def to_one(self: Candidacy, group: Group) -> dict[TopicPartition, int]:
-        """The session with the least gets all: what the same round has already named does not count."""
+        """Names one session, the one with the least claims, as the successor of every partition."""
         target = successors(self, group)
         least = min(set(target.values()), key=lambda sid: (group.sessions[sid].held, sid), default=NONE)
         return dict.fromkeys(target, least)
@@ -449,7 +449,7 @@ MUTANTS: Final = {mutant.name: mutant for mutant in (*_MEMBER, *map(_fold_mutant
 
 @contextmanager
 def switched_on(mutant: Mutant) -> Iterator[None]:
-    """The shipped code with this bug in it, inside the block only."""
+    """Plants this bug in the shipped code for the time of the `with` block."""
     kept: list[Patch] = []
     try:
         for owner, name, value in mutant.patches():
@@ -462,7 +462,7 @@ def switched_on(mutant: Mutant) -> Iterator[None]:
 
 
 def in_both_folds(name: str) -> Mutant:
-    """The bug of the fold in the oracle too: S1 cannot see it. Any other bug as it is."""
+    """Returns the mutant; a bug of the fold is planted in the oracle as well, so that S1 cannot see it."""
     mutant, counterpart = MUTANTS[name], mutants_oracle.COUNTERPARTS.get(name)
     return mutant if counterpart is None else mutant._replace(patches=lambda: mutant.patches() + counterpart())
 
@@ -470,8 +470,9 @@ def in_both_folds(name: str) -> Mutant:
 def find(name: str, schedules: int, base: int = SEEDS_BASE) -> Hunt:
     """Runs up to `schedules` seeds from `base` on with the mutant switched on, until the auditor objects.
 
-    A bug is found by the invariant that it breaks: never by S1, which says only that a reader differs, or by a crash.
-    So a bug of the fold runs in both folds. A seed in which the shipped code is not clean either proves nothing.
+    A bug counts as found when it breaks an invariant that says what went wrong. S1, which says only that a reader
+    differs, does not count, nor does a crash. So a bug of the fold is planted in both folds. A seed in which the
+    shipped code breaks something, too, proves nothing.
     """
     mutant = in_both_folds(name)
     for number in range(schedules):

@@ -1,7 +1,7 @@
 """Planted bugs that trust a clock which is not the waiter's own: a broker's timestamp, a clamped one, the wall clock.
 
-The shipped fold reads no time. Here a time reaches it all the same: while a process reads, `_Times` knows what stands
-beside the record. Called by mutants.py alone.
+The shipped fold reads no time. These bugs give it one: while a process reads, `_Times` has a time for each record.
+mutants.py alone calls this file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ CLAIM: Final = 5
 
 
 class _Times:
-    """The time of each record as a fold that had one would know it, and when each session was last extended by it."""
+    """The time of each record, as a fold would know it that had a clock, and the time of each session's last
+    extension.
+    """
 
     def __init__(self, time_of: Callable[[Process, int], int], step_ms_max: int | None = None) -> None:
         self.time_of = time_of
@@ -65,14 +67,14 @@ class _Times:
         return timed
 
     def stale(self, group: Group, session: int) -> bool:
-        """Whether this clock says that the session is dead."""
+        """Returns True if the session is dead by this clock."""
         newest = self.newest.get(id(group), 0)
         silent_ms = newest - self.extended.get((id(group), session), newest)
         return silent_ms >= EVICT_INTERVALS * group.sessions[session].join.interval_ms
 
 
 def _claims_by_time(times: _Times) -> list[Patch]:
-    """A claim wins over one whose owner is stale by this clock; members try such partitions as if they were free."""
+    """A claim wins over one whose owner is dead by this clock. Members claim such partitions as if they were free."""
     refresh = FailureDetector.refresh
 
     def before(group: Group, time_ms: int, record: Any) -> Any:

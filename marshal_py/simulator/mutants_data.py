@@ -23,7 +23,7 @@ def d12a() -> list[Patch]:
 
 def d12l() -> list[Patch]:
     def refuse(self: Assignments, tp: TopicPartition, position: int, truncated: str, now_ms: int) -> None:
-        """Whatever is assigned by now was refused, at this position."""
+        """Treats a refusal as one of the present assignment, though an earlier one may have been refused."""
         fetched = self.fetched.get(tp)
         if fetched is not None:
             fetched.state = State.STOPPED

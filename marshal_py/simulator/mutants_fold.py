@@ -86,7 +86,7 @@ def _x9(rule: Rule) -> Rule:
 
 
 def _x10(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """A record of an older claim of the same session counts for its newer claim of the same partition."""
+    """A record that names an older claim of a session counts for that session's newer claim of the same partition."""
     epochs: dict[tuple[int, int], Partition] = {}
     exact = rationalizer._claim_of
 
@@ -102,7 +102,7 @@ def _x10(rationalizer: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """The claims of an ended session go to another process of the same name."""
+    """When a session ends, its claims go to another process with the same name."""
     end = transitions.end_session
 
     def end_session(group: Group, session: Any) -> None:
@@ -132,7 +132,9 @@ def _x13(rule: Rule) -> Rule:
 
 
 def _x15(rule: Rule) -> Rule:
-    """One scope of sequences for the group: what is lower than the greatest so far counts as old."""
+    """A heartbeat counts as old if its sequence is lower than the greatest of the whole group, and not of its
+    session.
+    """
     greatest: dict[int, int] = {}
 
     def heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str:
@@ -155,7 +157,7 @@ def _x19(rule: Rule) -> Rule:
 
 
 def _x20(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """Each entry for itself; and a tool that does not wait until all is free, so that entries fare differently."""
+    """A SetPosition is judged entry by entry, and its tool does not wait until all is free, so some entries fail."""
     rules, rule = list(rationalizer._RULES), rationalizer._RULES[MOVE]
 
     def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
@@ -170,7 +172,7 @@ def _x20(rationalizer: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _x21(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """No check that all is free; and a tool that does not wait until it is."""
+    """A SetPosition counts even if partitions are owned, and its tool does not wait until all are free."""
     rules, rule = list(rationalizer._RULES), rationalizer._RULES[MOVE]
 
     def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
@@ -229,7 +231,7 @@ def _x32(rule: Rule) -> Rule:
 
 
 def _x33(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """Nobody asks for the mode of a Join; each member delivers by its own."""
+    """The mode of a Join is not checked, so each member delivers by its own mode."""
     rules, read_claim = list(rationalizer._RULES), RecordHandler._read_claim
     join, grant = rules[JOIN], rules[GRANT]
 
@@ -282,7 +284,7 @@ def _g2(rule: Rule) -> Rule:
 
 
 def _g4(rule: Rule) -> Rule:
-    """An entry of a claim that is over takes the partition from whoever owns it now."""
+    """A heartbeat's entry for a claim that is over takes the partition from its present owner."""
     epochs: dict[tuple[int, int], Partition] = {}
 
     def heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str:

@@ -23,7 +23,7 @@ Patch = tuple[Any, str, Any]
 
 
 def _skip_to(world: World, offset: int) -> None:
-    """Continues at `offset` as if nothing had been before it."""
+    """Continues at `offset` as if no record had been before it."""
     while world.next_offset < offset:
         world.pending.append(None)
         world.next_offset += 1
@@ -64,7 +64,7 @@ def x17() -> list[Patch]:
 
 
 def x18() -> list[Patch]:
-    """The number of logs is what Kafka says when a reader starts, not what the root says."""
+    """The number of logs is what Kafka says when a reader starts, and not what the root Genesis says."""
     judge = rationalizer._judge
     current: list[int] = []
 
@@ -117,7 +117,7 @@ def x39() -> list[Patch]:
 
 def x42() -> list[Patch]:
     def release(self: PauseLock, group: Group, now: Instant) -> bool:
-        """Is done as soon as the end of the pause is on its way."""
+        """Ends the operation as soon as it has sent the end of its pause, without reading it back."""
         if any(record.duration_ms == 0 for record in self.operation.sent(ReleaseGroup)):
             return True
         token = group.pause_change if group.paused else NONE

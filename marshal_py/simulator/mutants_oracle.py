@@ -1,8 +1,8 @@
-"""The bugs of mutants_fold.py once more, in the oracle. Called by mutants.py alone.
+"""The bugs of mutants_fold.py once more, in the oracle. mutants.py alone calls this file.
 
-With a bug in both folds their states agree, so S1 is silent, and the bug counts as found only if it breaks another
-invariant. Each weakens the oracle as its namesake weakens the shipped fold; `COUNTERPARTS` gives the replaced
-attributes.
+With a bug in both folds their states agree, so S1 finds nothing, and the bug counts as found only if it breaks another
+invariant. Each bug weakens the oracle as the bug of the same name weakens the shipped fold. `COUNTERPARTS` gives the
+replaced attributes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NONE: Final = -1
 
 
 class _EarlierClaims:
-    """Which partition each claim of a group was for, as far as a rule has seen it live."""
+    """The partition that each claim of a group was for, of all claims that a rule has seen live."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Group, dict[int, Partition]]] = {}  # keeps the group: its id stays its own
@@ -285,12 +285,14 @@ def _r4(rule: Rule) -> Rule:
 
 
 def _known(group: Group, fields: dict[str, Any]) -> Partition:
-    """The partition that a record names; an empty one, which nobody else sees, if the group does not know it."""
+    """Returns the partition that a record names. If the group does not have it, returns an empty one outside the
+    group.
+    """
     return group.partitions.get((fields["topic"], fields["partition"]), Partition())
 
 
 def _rules(**changed: Callable[[Rule], Rule]) -> list[Patch]:
-    """The oracle with these rules replaced."""
+    """Returns the patch that replaces these rules of the oracle."""
     replaced = {kind: mutated(oracle.RULES[kind]) for kind, mutated in changed.items()}
     return [(oracle, "RULES", {**oracle.RULES, **replaced})]
 

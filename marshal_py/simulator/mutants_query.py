@@ -18,7 +18,7 @@ Patch = tuple[Any, str, Any]
 
 
 def _by_arithmetic(self: MicroBatches, now: Instant) -> bool:
-    """A committed batch moves each position that lies in one of its ranges, whoever was meant to read it."""
+    """A committed batch moves each position that lies in one of its ranges, even of ranges that others were to read."""
     moved = False
     for tp, proven in list(self._proven.items()):
         part, own = self._partition(tp), self.ranges.claims.get(tp)
@@ -33,7 +33,9 @@ def _by_arithmetic(self: MicroBatches, now: Instant) -> bool:
 
 
 def _left_to_partitions() -> list[Patch]:
-    """The plan hands nothing over; what the gate refuses when tasks are made is left out, and acked with the rest."""
+    """The plan hands nothing over. Messages that `may_deliver` refuses later are left out of the tasks, and acked all
+    the same.
+    """
 
     def plan(self: MicroBatches, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
         return self.end_of(start, available) if available else start

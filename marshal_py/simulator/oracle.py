@@ -56,7 +56,7 @@ BLOCK = 16
 
 
 class OracleStop(Exception):
-    """The log cannot be folded further; the record at `offset` was not consumed."""
+    """Raised when the log cannot be folded further. The record at `offset` was not consumed."""
 
     def __init__(self, reason: str, offset: int) -> None:
         super().__init__(f"{reason} at offset {offset}")
@@ -81,12 +81,12 @@ GARBAGE = Verdict("ignored", "garbage", None, None)
 
 
 def route(group: str, partitions: int) -> int:
-    """The log that a group lives in (L2)."""
+    """Returns the number of the log that a group lives in (L2)."""
     return mmh3.hash(group.encode("utf-8"), seed=0, signed=False) % partitions
 
 
 class Oracle:
-    """The state of one log, record by record."""
+    """The state of one log, folded record by record."""
 
     def __init__(self, log: int = 0, root: bytes | None = None, expect_incarnation: bytes | None = None) -> None:
         self.log = log
@@ -110,7 +110,9 @@ class Oracle:
             self._root = verdict.record.fields
 
     def apply(self, offset: int, value: bytes | None) -> Verdict:
-        """The verdict on the next record; OracleStop, with nothing changed, where a reader stops (E3, L6, L8)."""
+        """Folds the next record and returns the verdict. Where a reader must stop, raises OracleStop and changes
+        nothing (E3, L6, L8).
+        """
         if offset != self.next_offset:
             raise OracleStop("gap", offset)
         verdict = self._judge(offset, value)
@@ -122,27 +124,27 @@ class Oracle:
         return verdict
 
     def log_digest(self) -> int:
-        """N3 as of now."""
+        """Returns the digest of the whole log's state now (N3)."""
         rows = [packed(5, text_hash(name), group_digest(name, group)) for name, group in self.groups.items()]
         return sum(word_hash(row) for row in rows) % 2**64
 
     def begin_at(self, snapshot: LogState, chain: int) -> None:
-        """N9: continues from a snapshot, as if all before it had been read. `snapshot`: by `oracle_snapshot`."""
+        """Continues from a snapshot, read by `oracle_snapshot`, as if everything before it had been folded (N9)."""
         self.incarnation, self.partitions = snapshot.incarnation, snapshot.partitions
         self.groups = snapshot.groups
         self.began_at = self.next_offset = snapshot.at
         self._chain = (snapshot.at, chain)
 
     def state_digest(self, group: str) -> int:
-        """G3 as of now; 0 for a group without state."""
+        """Returns the group's state digest now; 0 for a group without state (G3)."""
         return group_digest(group, self.groups[group]) if group in self.groups else 0
 
     def chain_digest(self) -> tuple[int, int]:
-        """The newest checkpoint and its chain digest (G1, G2)."""
+        """Returns the newest checkpoint and its chain digest (G1, G2)."""
         return self._chain
 
     def _judge(self, offset: int, value: bytes | None) -> Verdict:
-        """The order of all checks, at the head of section 5."""
+        """Makes all checks in the order that the head of PROTOCOL.md's section 5 gives."""
         envelope = parse_envelope(value)
         if envelope is None or value is None:
             return GARBAGE
@@ -157,7 +159,7 @@ class Oracle:
         return self._judge_group_record(offset, envelope)
 
     def _judge_log_record(self, offset: int, value: bytes, envelope: Envelope) -> Verdict:
-        """Genesis and Snapshot, the only ones under an empty group id (E2)."""
+        """Judges a record with an empty group id: only Genesis and Snapshot may have one (E2)."""
         if envelope.type not in (GENESIS_TYPE, SNAPSHOT_TYPE):
             return GARBAGE
         try:

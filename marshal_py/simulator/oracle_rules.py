@@ -118,7 +118,7 @@ def claiming_messages(group: Group, fields: dict[str, Any], _offset: int, _body:
 
 
 def message_range(group: Group, session: int, asked: dict[str, int]) -> str:
-    """F5.1, F5.2: why one range is refused, or "" after it was granted."""
+    """Grants one range and returns "", or returns why it is refused (F5.1, F5.2)."""
     found = group.claim(session, asked["epoch"])
     if found is None or found[0][1] < 0:
         return "claim"
@@ -212,7 +212,7 @@ def set_position(group: Group, fields: dict[str, Any], offset: int, _body: bytes
 
 
 def forget(partitions: list[Partition], offset: int) -> None:
-    """F9.2: the last owner and the successor are not named there, so they stay."""
+    """Forgets what is known of these partitions, except the last owner and the successor, which F9.2 does not name."""
     for partition in partitions:
         partition.new_generation()
         partition.position, partition.version = -1, offset
@@ -277,7 +277,9 @@ def group_config(group: Group, fields: dict[str, Any], offset: int, body: bytes)
 
 
 def delete_group(group: Group, offset: int) -> None:
-    """F9.5. The mode that a deleting record names is not read: a deleted group has none."""
+    """Deletes the group's state (F9.5). The mode in the deleting record is not read, because a deleted group has
+    none.
+    """
     group.topics.clear()
     group.partitions.clear()
     group.mode = group.pause_duration_ms = 0

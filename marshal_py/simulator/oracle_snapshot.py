@@ -25,7 +25,7 @@ Name = tuple[bytes, int, int, int, int]  # instance, N, number of chunks, state 
 
 
 class LogState(NamedTuple):
-    """The state of one log at checkpoint `at`."""
+    """The state of one log at the checkpoint `at`."""
 
     incarnation: bytes
     partitions: int
@@ -34,14 +34,14 @@ class LogState(NamedTuple):
 
 
 class Snapshots:
-    """The snapshots of a log: chunks by name (N1), and their witnesses (N5)."""
+    """The snapshots of a log: their chunks by name (N1), and the witnesses that confirm them (N5)."""
 
     def __init__(self) -> None:
         self.chunks: dict[Name, dict[int, dict[str, Any]]] = {}
         self.witnesses: dict[tuple[int, int, int], set[bytes]] = {}
 
     def read(self, record: Record, offset: int) -> None:
-        """The Snapshot record at `offset`."""
+        """Takes the Snapshot record at `offset`."""
         fields = record.fields
         if fields["at"] > offset:
             return  # N1: no reader can have folded so far when it was written
@@ -55,7 +55,9 @@ class Snapshots:
             self.chunks.setdefault(name, {}).setdefault(fields["chunk"], fields)
 
     def confirmed(self, log: int, first: int = 0) -> list[tuple[LogState, int]]:
-        """Sound and confirmed snapshots at or above `first`, with their chain digests; the newest first."""
+        """Returns the sound and confirmed snapshots at or above `first`, the newest first, each with its chain
+        digest.
+        """
         found = []
         for name, pieces in self.chunks.items():
             _, at, count, state, chain = name
@@ -67,14 +69,14 @@ class Snapshots:
 
 
 def refusal(genesis: dict[str, Any]) -> str:
-    """L6: why a Genesis is refused, or ""."""
+    """Returns the reason why a Genesis is refused, or "" (L6)."""
     if genesis["hash"] != HASH_NAME:
         return "hash"
     return "" if genesis["protocol"] == PROTOCOL_VERSION else "protocol"
 
 
 def sound(log: int, name: Name, pieces: dict[int, dict[str, Any]]) -> LogState | None:
-    """N4; None for a snapshot that is to be passed over."""
+    """Returns the state that a snapshot holds, or None if readers must pass the snapshot over (N4)."""
     _, at, count, state, _ = name
     genesis = pieces[0]["genesis"]
     data = b"".join(pieces[number]["data"] for number in range(count))
@@ -144,7 +146,9 @@ def text(value: Any) -> str:
 
 
 def written(value: object) -> bytes:
-    """A value in the shortest MessagePack forms. Only what a state is made of: arrays, integers, str, bin."""
+    """Encodes a value in the shortest MessagePack forms. It may consist only of arrays, integers, str and bin, as a
+    state does.
+    """
     if isinstance(value, bool):
         raise ValueError("no boolean stands in a state")
     if isinstance(value, int):
@@ -166,7 +170,7 @@ def head(first: int, size: int) -> Any:
 
 
 def counted(number: int, forms: tuple[tuple[int, Any], ...]) -> bytes:
-    """The first form that is wide enough."""
+    """Returns the header for a length of `number`, in the first of these forms that is wide enough."""
     for limit, form in forms:
         if number < limit:
             made: bytes = form(number)

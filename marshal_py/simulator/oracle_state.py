@@ -81,15 +81,15 @@ class Group:
         return self.config is not None and bool(self.config.fields["deleted"])
 
     def pause_held_by(self, token: int) -> bool:
-        """Whether a pause runs and this is its token."""
+        """Returns True if a pause runs and `token` is its token."""
         return self.paused and token == self.pause_change
 
     def partition(self, topic: str, number: int) -> Partition:
-        """The known one, or one as it begins: a generation begins at the offset of the last deletion plus 1."""
+        """Returns the known partition, or a new one. A new one's generation begins after the group's last deletion."""
         return self.partitions.get((topic, number)) or Partition(generation=self.deleted_at + 1)
 
     def claim(self, session: int, epoch: int) -> tuple[tuple[str, int], Partition] | None:
-        """The live claim of this session with this epoch, also on a whole topic or the pin."""
+        """Returns the live claim of this session with this epoch, be it on a partition, a whole topic or the pin."""
         for place, partition in self.partitions.items():
             if partition.owner == session and partition.epoch == epoch:
                 return place, partition
@@ -103,7 +103,7 @@ class Group:
         partition.owner = partition.epoch = partition.claimed_from = -1
 
     def end_session(self, session: int) -> None:
-        """F3.3: positions, generations, versions, figures and progress stay."""
+        """Ends a session and frees its claims. Positions, generations, versions, figures and progress stay (F3.3)."""
         for partition in self.partitions.values():
             if partition.owner == session:
                 self.free(partition, -1)
@@ -115,23 +115,23 @@ class Group:
 
 
 def word_hash(data: bytes) -> int:
-    """H: the first 64-bit word of MurmurHash3 x64-128, seed 0."""
+    """Returns the first 64-bit word of MurmurHash3 x64-128 with seed 0, which PROTOCOL.md calls H."""
     # By keyword: mmh3 5.3.1 reads a fourth positional argument of False as True and answers signed.
     return mmh3.hash64(data, seed=0, x64arch=True, signed=False)[0]
 
 
 def text_hash(text: str) -> int:
-    """`name` in G3."""
+    """Returns the hash of a text, which G3 calls `name`."""
     return word_hash(text.encode("utf-8"))
 
 
 def packed(*numbers: int) -> bytes:
-    """Every number in 8 bytes, little-endian; two's complement makes -1 and the unsigned hashes fit one form."""
+    """Returns every number in 8 bytes, little-endian. Two's complement lets -1 and unsigned hashes share one form."""
     return b"".join((number % 2**64).to_bytes(8, "little") for number in numbers)
 
 
 def chain_step(chain: int, checkpoint: int, values: list[bytes | None]) -> int:
-    """G2: a null counts as a length of FF FF FF FF."""
+    """Returns the next chain digest. A null value counts as a length of FF FF FF FF (G2)."""
     data = packed(chain, checkpoint)
     for value in values:
         data += b"\xff\xff\xff\xff" if value is None else len(value).to_bytes(4, "little")
@@ -141,7 +141,7 @@ def chain_step(chain: int, checkpoint: int, values: list[bytes | None]) -> int:
 
 
 def group_digest(name: str, group: Group) -> int:
-    """G3: a sum, so that the order of the entries does not matter."""
+    """Returns the state digest of a group. It is a sum, so the order of the entries does not matter (G3)."""
     config = word_hash(group.config_body) if group.config is not None else 0
     pause = (group.pause_change, group.pause_duration_ms)
     rows: list[tuple[int, ...]] = [

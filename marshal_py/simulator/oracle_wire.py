@@ -53,7 +53,7 @@ class _Reader:
 
 
 def decode_messagepack(data: bytes) -> object:
-    """The one value that `data` consists of; ValueError when it is not exactly one well-formed value."""
+    """Returns the one value that `data` consists of. Raises ValueError if it is not exactly one well-formed value."""
     reader = _Reader(data)
     value = _value(reader, 1)
     if reader.at != len(data):
@@ -83,7 +83,7 @@ def _value(reader: _Reader, depth: int) -> object:
 
 
 def _scalar(reader: _Reader, head: int) -> object:
-    """The values with a header byte of C0 to DB, none of which nests."""
+    """Reads a value with a header byte of C0 to DB. None of these values contains others."""
     if head == 0xC0:
         return None
     if head in (0xC2, 0xC3):
@@ -111,10 +111,10 @@ def _scalar(reader: _Reader, head: int) -> object:
 
 
 def _str(raw: bytes) -> object:
-    """The text, or a Foreign when it is not utf-8.
+    """Returns the text, or a Foreign if the bytes are not utf-8.
 
-    This is the one place that decides about bad utf-8 (E6, E7): a known field refuses a Foreign, an unknown trailing
-    element may be one, since its content is not read. To refuse it everywhere, let the error through here.
+    This is the one place that decides about bad utf-8 (E6, E7). A known field refuses a Foreign. An unknown trailing
+    element may be one, since its content is not read. To refuse bad utf-8 everywhere, let the error through here.
     """
     try:
         return raw.decode("utf-8")
@@ -220,7 +220,7 @@ def or_nil(inner: Check) -> Check:
 
 
 def genesis_array(value: object) -> object:
-    """The Genesis inside a Snapshot is "an array like record 0", so it starts with the type number 0."""
+    """Reads the Genesis inside a Snapshot. It is "an array like record 0", so it starts with the type number 0."""
     if not isinstance(value, tuple) or isinstance(value, Foreign) or not value:
         raise ValueError("no Genesis")
     integer(0, 0)(value[0])
@@ -228,7 +228,9 @@ def genesis_array(value: object) -> object:
 
 
 def _fields(fields: tuple[Field, ...], values: tuple[object, ...]) -> dict[str, Any]:
-    """The named fields: defaults for missing trailing ones, elements after the last known one not read (E7)."""
+    """Returns the named fields. Missing trailing ones get defaults; elements after the last known one are not read
+    (E7).
+    """
     result: dict[str, Any] = {}
     for index, field in enumerate(fields):
         if index < len(values):
@@ -433,7 +435,7 @@ class Record(NamedTuple):
 
 
 def decode_record(number: int, body: bytes) -> Record:
-    """The record that `body` holds under the envelope's type `number`, or ValueError (E6)."""
+    """Returns the record that `body` holds under the envelope's type `number`. Raises ValueError (E6)."""
     values = decode_messagepack(body)
     if not isinstance(values, tuple) or isinstance(values, Foreign) or not values:
         raise ValueError("a body is one array that starts with the type")
@@ -459,7 +461,9 @@ class Envelope(NamedTuple):
 
 
 def parse_envelope(value: bytes | None) -> Envelope | None:
-    """The envelope's parts, or None for what E1 calls garbage before any CRC: its shape is the same in all versions."""
+    """Returns the envelope's parts, or None for garbage that needs no CRC to be seen (E1). All versions have the same
+    shape.
+    """
     if value is None or len(value) < 14 or len(value) < 14 + value[11]:
         return None
     if value[:2] != MAGIC or int.from_bytes(value[3:7], "big") != len(value):
@@ -473,5 +477,5 @@ def parse_envelope(value: bytes | None) -> Envelope | None:
 
 
 def crc_fits(value: bytes, incarnation: bytes) -> bool:
-    """Whether the CRC fits this value in this incarnation (4.1)."""
+    """Returns True if the CRC fits this value in this incarnation (4.1)."""
     return zlib.crc32(incarnation + value[:7] + value[11:]) == int.from_bytes(value[7:11], "big")

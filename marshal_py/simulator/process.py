@@ -86,7 +86,7 @@ class Process:
     # --- stopped and started by the operating system
 
     def freeze(self, duration_ms: int, asleep: bool = False) -> None:
-        """SIGSTOP, or with `asleep` the sleep of the whole machine: nothing runs until it is over."""
+        """Stops the process for `duration_ms`, as SIGSTOP does. With `asleep`, the whole machine sleeps."""
         if self.frozen or self.dead:
             return
         self.frozen = True
@@ -99,7 +99,7 @@ class Process:
             self.thaw(self._sleeping_ms)
 
     def thaw(self, slept_ms: int = 0) -> None:
-        """Runs again: first the step at which it stopped, then those that waited."""
+        """Continues: first with the step at which the process stopped, then with the steps that were held back."""
         self.frozen = False
         self.clock.sleep(slept_ms)
         while self.held_steps and not self.frozen and not self.dead:
@@ -107,7 +107,9 @@ class Process:
             step(argument)
 
     def stall(self, step: Step, argument: Any) -> bool:
-        """May stop this process here; True if it did. `step` follows when it runs again."""
+        """May stop this process at this point; returns True if it did. `step` is then called when the process
+        continues.
+        """
         duration_ms = self.environment.network_faults.stall_ms()
         if not duration_ms:
             return False
@@ -118,14 +120,14 @@ class Process:
     # --- reading
 
     def wake_reader(self) -> None:
-        """The log has grown, or may have."""
+        """Schedules a fetch of the log, unless one is under way. Called when the log may have grown."""
         if self._fetching or self.dead:
             return
         self._fetching = True
         self.environment.schedule(self.environment.network_faults.read_ms(), self, self._arrived)
 
     def _arrived(self, _: None) -> None:
-        """Records arrive: perhaps not all that the log holds by now."""
+        """Folds the records that a fetch brought. They need not be all that the log holds by now."""
         environment = self.environment
         if environment.broker.reads_down_until_ms > environment.now_ms or self.lagging:
             environment.broker.held.append(
@@ -164,7 +166,7 @@ class Process:
             self.act(None)  # an empty log: a client has to write the Genesis
 
     def fold_to(self, upto: int) -> None:
-        """Folds the log up to `upto`, record by record, then acts."""
+        """Folds the log up to the offset `upto`, record by record, then acts on what was read."""
         world, environment = self.world, self.environment
         values = environment.broker.logs[self.log].values
         first = world.next_offset
@@ -194,37 +196,39 @@ class Process:
         self.act(None)
 
     def read(self, verdict: Verdict, now: Instant) -> None:
-        """One record was folded."""
+        """Takes the verdict on a record that was just folded."""
         raise NotImplementedError
 
     def begin(self, world: World) -> None:
-        """Continues from this world: a confirmed snapshot, or the log's beginning (N9)."""
+        """Continues from this world, which is a confirmed snapshot or the log's beginning (N9)."""
         self.world = world
 
     def act(self, _: None) -> None:
-        """There is something to do, or a deadline came."""
+        """Does what is due. Called after records were read, and when a deadline has come."""
         raise NotImplementedError
 
     def log_failed(self, error: CoordinationError) -> None:
-        """The log cannot be folded any further."""
+        """Ends the process because the log cannot be folded any further."""
         self.environment.stopped(self, error)
         self.end_with(error)
 
     def check_topic(self, _: None) -> None:
-        """Checks that the topic is still the same one, as client/loop.py does now and then."""
+        """Ends the process if the topic was created again. client/loop.py, too, checks this from time to time."""
         if self.topic_id != self.environment.broker.topic_id:
             self.log_failed(
                 TopicRecreated(self.log, f"topic id {self.topic_id}", str(self.environment.broker.topic_id))
             )
 
     def end_with(self, error: CoordinationError) -> None:
-        """Ends, naming the error."""
+        """Ends the process with this error."""
         raise NotImplementedError
 
     # --- opening, as client/loop.py and admin/runner.py do
 
     def opened(self) -> bool:
-        """Whether the group's log is folded to its end, with the Genesis that counts; otherwise works towards it."""
+        """Returns True if the group's log is folded to its end and has the Genesis that counts. Otherwise takes a step
+        towards it.
+        """
         world, broker = self.world, self.environment.broker
         if self.log >= len(broker.logs):
             return False
@@ -241,11 +245,13 @@ class Process:
         return False
 
     def log_of(self, root: Genesis) -> int:
-        """The log that the group lives in (L2)."""
+        """Returns the number of the log that the group lives in (L2)."""
         return route(self.group, root.partitions)
 
     def _write_genesis(self) -> None:
-        """Writes its own Genesis, or a copy of the root in a log k > 0, again and again until one counts (L4, L5)."""
+        """Writes a Genesis again and again, until one counts: its own in log 0, a copy of the root in other logs (L4,
+        L5).
+        """
         now_ms = self.environment.now_ms
         if now_ms >= self._genesis_due_ms:
             self._genesis_due_ms = now_ms + GENESIS_MS
@@ -256,13 +262,13 @@ class Process:
     # --- writing
 
     def send(self, record: Record) -> None:
-        """Writes a record of the group."""
+        """Writes a record of the group to the group's log."""
         assert self.world.genesis is not None  # L7: no client writes before it has read the Genesis
         version = self.world.writes_version(self.group)
         self.post(codec.encode(record, self.group, self.world.genesis.incarnation, version))
 
     def post(self, value: bytes) -> None:
-        """Hands a value to the producer, which keeps its order unless a network fault breaks it."""
+        """Hands a value to the producer. Values arrive in the order of sending, unless a network fault changes it."""
         environment, network_faults = self.environment, self.environment.network_faults
         environment.sent(self, value)
         for delay_ms, in_order in network_faults.write_ms():
@@ -289,5 +295,5 @@ class Process:
             record.landed = True
 
     def forget_order(self) -> None:
-        """A new producer: what the old one still holds no longer delays what is sent now."""
+        """Starts a new producer: records that the old one still holds no longer delay what is sent from now on."""
         self._newest_arrival_ms = 0

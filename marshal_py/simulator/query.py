@@ -47,7 +47,7 @@ class Checkpoint:
         self.unacked: list[Delivery] = []
 
     def end(self, batch: int) -> End:
-        """The end offset of a batch; before the first one, the first offset."""
+        """Returns the end offset of a batch; for -1, before the first batch, FIRST."""
         found: End = json.loads(self.ends[batch]) if batch >= 0 else FIRST
         return found
 
@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 class QueryEnvironment(ClientEnvironment, Protocol):
-    """What a query needs of the cluster beyond what every client needs."""
+    """The cluster around a query: what a query needs of it beyond what every client needs."""
 
     healed: bool
     evidence: Evidence
@@ -66,7 +66,7 @@ class QueryEnvironment(ClientEnvironment, Protocol):
 
 
 class Query(Client):
-    """A driver and its source's process, which die together."""
+    """A streaming query: Spark's driver and the process of its source, which die together."""
 
     environment: QueryEnvironment
 
@@ -80,7 +80,9 @@ class Query(Client):
         checkpoint: Checkpoint,
         before: MicroBatches | None = None,
     ) -> None:
-        """`before`: of the membership before, in the same process."""
+        """Starts a query from its checkpoint. `before` has the batches of this process's former member, if there was
+        one.
+        """
         super().__init__(environment, number, group, options, clock, 1)
         self.checkpoint = checkpoint
         self.killed = False  # Spark is gone too
@@ -135,7 +137,7 @@ class Query(Client):
             super().act(None)
 
     def leave(self, wait_ms: int) -> None:
-        """The query is stopped for good."""
+        """Stops the query for good."""
         self.killed = True
         super().leave(wait_ms)
 
@@ -148,7 +150,7 @@ class Query(Client):
         self._ask(self._partitions if replays else self._latest_offset)
 
     def _ask(self, step: Any, argument: Any = None) -> None:
-        """The next of Spark's calls into this process: it waits while the process is stopped."""
+        """Schedules the next of Spark's calls into this process. The call waits while the process is stopped."""
         rng = self.environment.rng
         most_ms = CALL_MS if rng.random() > BUSY or self.environment.healed else self.options.interval_ms
         delay_ms = 1 + int(rng.random() * most_ms)
@@ -156,7 +158,7 @@ class Query(Client):
         self.environment.schedule(delay_ms, self, step, argument)
 
     def _retry(self, step: Any, intervals: int) -> bool:
-        """Asks again soon; False when it has asked for too long."""
+        """Schedules the same call again; returns False if it has been repeated for `intervals` intervals."""
         self._called()
         if self.environment.now_ms - self._since_ms >= intervals * self.options.interval_ms:
             return False
@@ -191,7 +193,9 @@ class Query(Client):
             self._ask(self._write_ahead, key_of(end))
 
     def _available(self) -> dict[TopicPartition, tuple[int, int]]:
-        """As Planner.plan: what each claim could plan now; a position beyond the end parks its partition (D6)."""
+        """Returns the ranges that each claim could plan now, as Planner.plan does. A position beyond the end parks its
+        partition: nobody may claim it (D6).
+        """
         member, ranges, ends = self.member, self.ranges, self.environment.broker.ends
         assert member is not None
         bounds = {tp: Bounds(0, ends[tp]) for tp in ranges.claims}
@@ -205,7 +209,7 @@ class Query(Client):
         self._gate = (self.environment.now_ms, self.world.next_offset, self.member.newest_instance)
 
     def _commit_heard(self, end: str) -> None:
-        """A listener reports a commit; one that this process does not know is ignored."""
+        """Takes a listener's report of a commit. A commit that this process does not know is ignored."""
         if self.member is None or self.detached:
             return
         known = end in self.batches.delivered
@@ -238,7 +242,7 @@ class Query(Client):
         self._ask(self._partitions)
 
     def _partitions(self, _: None) -> None:
-        """And the commit of the batch before, which is the same call's first half."""
+        """Answers Spark's `partitions`: first commits the batch before, then takes the ranges of this one."""
         if not self._joined():
             self._called()
             self.environment.schedule(self._ask_ms, self, self._partitions)
@@ -263,12 +267,12 @@ class Query(Client):
         self._run(end, taken)
 
     def _fail(self) -> None:
-        """BatchUnclaimed: Spark ends the query, and its operator starts it again."""
+        """Ends the query as BatchUnclaimed does. An interval later its operator starts it again."""
         self.killed = self.dead = True
         self.environment.schedule(self.options.interval_ms, None, self._revive)
 
     def _run(self, end: End, taken: list[Taken]) -> None:
-        """The tasks: every message that exists in the ranges."""
+        """Runs the tasks, which read every message that exists in the ranges."""
         environment, (gate_ms, read_to, instance) = self.environment, self._gate
         deliveries = []
         for one in taken:
@@ -297,7 +301,9 @@ class Query(Client):
         environment.schedule(1 + duration_ms, None, self._written, (key_of(end), deliveries))
 
     def _written(self, state: tuple[str, list[Delivery]]) -> None:
-        """The sink has them. Executors do not stop when the source's process does, but they die with the driver."""
+        """Notes that the sink has the batch. Executors go on when the source's process is stopped, but die with the
+        driver.
+        """
         if self.killed:
             return
         self.checkpoint.written[state[0]] = state[1]

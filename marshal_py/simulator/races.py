@@ -31,7 +31,7 @@ class Task(NamedTuple):
 
 
 class TimedRun(NamedTuple):
-    """One run and what it cost."""
+    """One run, and the CPU time that it took."""
 
     task: Task
     cpu_s: float
@@ -43,7 +43,7 @@ class TimedRun(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Rates of all runs of one kind."""
+    """The rates over all runs of one kind: with faults, or calm."""
 
     runs: int
     cpu_s: float
@@ -69,7 +69,9 @@ class Races(NamedTuple):
 
 
 def tasks(seeds: range | None) -> Iterator[Task]:
-    """These seeds; None: all from 0 on."""
+    """Yields a task for each seed, and for every CALM_EVERY-th one a calm run as well. With None, seeds are counted
+    from 0 on.
+    """
     for number, seed in enumerate(count() if seeds is None else seeds):
         yield Task(seed, False)
         if number % CALM_EVERY == 0:
@@ -79,7 +81,10 @@ def tasks(seeds: range | None) -> Iterator[Task]:
 def measure(
     seeds: range | None, seconds: float | None, processes: int, on_progress: Callable[[int, float], None]
 ) -> Races:
-    """Runs `seeds`, or for so many seconds. `on_progress(runs, seconds)` after each run. Ctrl-C ends it early."""
+    """Runs these seeds, or as many as begin within `seconds`; `on_progress(runs, seconds)` is called after each run.
+
+    Ctrl-C ends it early: the rates are then those of the finished runs.
+    """
     began, done, complete = time.monotonic(), [], True
     end = None if seconds is None else began + seconds
     running = _timed_runs(tasks(seeds), end, processes)
@@ -109,7 +114,9 @@ def run(task: Task) -> TimedRun:
 
 
 def _timed_runs(wanted: Iterator[Task], end: float | None, processes: int) -> Generator[TimedRun, None, None]:
-    """Each run in some process, in their order; at least one. After `end` no more are handed out."""
+    """Runs each task in one of the processes and yields the results in the order of the tasks. No run starts after
+    `end`, but there is at least one.
+    """
     if processes == 1:
         for task in wanted:
             yield run(task)

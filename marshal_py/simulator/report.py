@@ -28,7 +28,7 @@ h1{font-size:20px}h2{font-size:16px}pre{background:#f4f4f4;padding:.6em}.fault{s
 
 
 class Span(NamedTuple):
-    """Something that lasted, in one row of the picture."""
+    """A bar in one row of the picture: something that lasted from `from_ms` to `to_ms`."""
 
     row: str
     from_ms: float
@@ -45,7 +45,11 @@ def page(
     takeovers: Sequence[float],
     seeds: str,
 ) -> str:
-    """`takeovers`: in intervals, of the runs that `seeds` says. `again`: the command that repeats the run."""
+    """Returns the HTML page of a run.
+
+    `again` is the command that repeats the run. `takeovers` has how long take-overs took, in intervals, over the runs
+    that `seeds` describes.
+    """
     end_ms = max([round(result.simulated_hours * 3_600_000), 1])
     histories = [judge(log).history for log in logs]
     spans = [span for history in histories for span in (*_sessions(history, end_ms), *_claims(history, end_ms))]
@@ -67,7 +71,7 @@ def page(
 
 
 def takeover_times(logs: Iterable[Evidence], interval_ms: int) -> list[float]:
-    """Of each take-over, in intervals."""
+    """Returns how long each take-over took, from the owner's last sign of life to the next claim, in intervals."""
     times = []
     for log in logs:
         history = judge(log).history

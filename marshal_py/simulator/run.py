@@ -90,7 +90,10 @@ class Result(NamedTuple):
 def simulate(
     seed: int, options: Options | None = None, environment: Callable[[Scenario, Random], Cluster] = Cluster
 ) -> Result:
-    """Runs one seed. The same seed and options give the same Result on every machine; `environment` may only watch."""
+    """Runs one seed. The same seed and options give the same Result on every machine.
+
+    `environment` makes the cluster: a class that watches more may be given, but it must not change the run.
+    """
     options = options or Options()
     rng = Random(seed if not options.salt else f"{seed} {options.salt}")
     scenario = draw(rng, options)
@@ -138,7 +141,7 @@ def simulate(
 
 
 def _asked_of(judgement: Judgement, demands: Demands, cluster: Cluster) -> Demands:
-    """The demands on the groups of one log, without the groups that no client can read any more."""
+    """Returns the demands on the groups of one log, without those on groups that no client can read any more."""
     groups = set(judgement.history.evidence.groups) - cluster.damaged
     topics = {group: topics for group, topics in demands.topics.items() if group in groups}
     return demands._replace(topics=topics)
@@ -204,7 +207,7 @@ def _never() -> bool:
 
 
 def _go_on(cluster: Cluster, most_ms: int, enough: Callable[[], bool]) -> bool:
-    """Runs until `enough` or the end of the time; True if it was enough."""
+    """Lets the cluster run until `enough` returns True; returns False if it did not within `most_ms`."""
     end_ms = cluster.now_ms + most_ms
     while cluster.now_ms < end_ms:
         cluster.run_until(min(end_ms, cluster.now_ms + cluster.scenario.interval_ms // LOOKS_PER_INTERVAL))
@@ -214,7 +217,9 @@ def _go_on(cluster: Cluster, most_ms: int, enough: Callable[[], bool]) -> bool:
 
 
 def _depart(cluster: Cluster, how: str) -> list[Departure]:
-    """One client that is not alone in its group and owns something goes, or is as good as gone."""
+    """Makes one client leave, or as good as leave (`how`). It must own something, and must not be alone in its
+    group.
+    """
     for client in cluster.staying():
         others = [other for other in cluster.staying() if other.group == client.group]
         member = client.member
@@ -239,7 +244,9 @@ def _depart(cluster: Cluster, how: str) -> list[Departure]:
 
 
 def moves_between(histories: Iterable[History]) -> tuple[int, int]:
-    """Take-overs and hand-overs: claims that follow an eviction, and those that follow a release to another session."""
+    """Counts take-overs, which are claims after an eviction, and hand-overs, which are claims after another session's
+    release.
+    """
     takeovers = handovers = 0
     for history in histories:
         for old, new in (pair for claims in history.by_key.values() for pair in pairwise(claims)):

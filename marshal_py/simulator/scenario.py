@@ -29,7 +29,7 @@ NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "truncatio
 
 
 class Options(NamedTuple):
-    """The caller's wishes; None leaves the choice to the seed."""
+    """The caller's wishes. None leaves a choice to the seed."""
 
     clients: int | None = None
     partitions: int | None = None
@@ -134,7 +134,9 @@ def draw(rng: Random, options: Options) -> Scenario:
 
 
 def _from_dump(scenario: Scenario, options: Options, past: DumpState) -> Scenario:
-    """The same run with the groups, topics and logs of a dump, long enough to outlast its dead sessions."""
+    """Returns the scenario with the groups, topics and logs of a dump. The run is long enough to outlast the dump's
+    sessions.
+    """
     interval_ms = max(scenario.interval_ms, past.interval_ms)
     groups = tuple(GroupPlan(group.name, group.mode, group.topics, scenario.groups[0].policy) for group in past.groups)
     return scenario._replace(

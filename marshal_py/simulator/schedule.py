@@ -27,7 +27,7 @@ TEXTS: Final = ("dump", "group")
 
 
 class Schedule(NamedTuple):
-    """One run."""
+    """One run that can be repeated. `violates` is the invariant that it is known to violate, "" for none."""
 
     seed: int
     options: Options = Options()
@@ -36,7 +36,7 @@ class Schedule(NamedTuple):
 
 
 def run(schedule: Schedule, environment: Callable[[Scenario, Random], Cluster] = Cluster) -> Result:
-    """The run, with the planted bug in it if the schedule names one."""
+    """Runs the schedule, with the planted bug that it names."""
     if schedule.mutant is None:
         return simulate(schedule.seed, schedule.options, environment)
     with switched_on(in_both_folds(schedule.mutant)):
@@ -44,12 +44,12 @@ def run(schedule: Schedule, environment: Callable[[Scenario, Random], Cluster] =
 
 
 def of_seed(seed: int, mutant: str | None) -> Schedule:
-    """The schedule of this seed; with a planted bug, under the conditions that make the bug likely."""
+    """Returns the schedule of this seed. With a planted bug it has the conditions that make the bug likely."""
     return Schedule(seed, Options() if mutant is None else MUTANTS[mutant].bias, mutant)
 
 
 def telling(violations: tuple[Violation, ...]) -> Violation:
-    """Of all violations the first that says what went wrong."""
+    """Returns the first violation that says what went wrong (one not in VAGUE), or else the first of all."""
     return next((found for found in violations if found.invariant not in VAGUE), violations[0])
 
 
@@ -71,7 +71,7 @@ def text_of(schedule: Schedule) -> str:
 
 
 def parse(text: str) -> Schedule:
-    """The schedule of a text. Raises InvalidOption, which names the line."""
+    """Returns the schedule that a text describes. Raises InvalidOption, which names the line."""
     seed, mutant, violates, fixed = -1, None, "", dict[str, Any]()
     for number, line in enumerate(text.splitlines(), 1):
         name, _, value = line.partition("#")[0].strip().partition(" ")

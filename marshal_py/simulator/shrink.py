@@ -28,7 +28,10 @@ class Shrunk(NamedTuple):
 
 
 def shrink(schedule: Schedule, on_smaller: Callable[[Schedule], None] = lambda schedule: None) -> Shrunk:
-    """`schedule` must fail. `on_smaller` hears of each smaller one. The result names the invariant that it violates."""
+    """Returns a smaller schedule that violates the same invariant, and names it.
+
+    `schedule` must fail, or ValueError is raised. `on_smaller` is called with each smaller schedule that is found.
+    """
     result = run(schedule)
     if not result.violations:
         raise ValueError(f"seed {schedule.seed} violates nothing: there is nothing to shrink")
@@ -52,7 +55,7 @@ def shrink(schedule: Schedule, on_smaller: Callable[[Schedule], None] = lambda s
 
 
 def _smaller(options: Options, result: Result) -> Iterator[Options]:
-    """Changes that make the run smaller, the greatest first."""
+    """Yields options that make the run smaller, the greatest change first."""
     scenario = result.scenario
     violation = telling(result.violations)
     for clients in _fewer(scenario.clients):
@@ -79,7 +82,7 @@ def _smaller(options: Options, result: Result) -> Iterator[Options]:
 
 
 def _fewer(number: int) -> Iterator[int]:
-    """Halves, then one less."""
+    """Yields half of the number, then one less than it."""
     if number > 3:
         yield number // 2
     if number > 1:

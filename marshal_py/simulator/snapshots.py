@@ -30,7 +30,10 @@ EVERY_RECORDS_MOST: Final = 256
 
 
 def fold_again(process: Process, at: int, group: str = "") -> World | None:
-    """The log folded again up to `at`, from the newest confirmed point (N6, G6); None if that cannot be done now."""
+    """Folds the log again up to `at`, from an earlier confirmed snapshot or the beginning (N6, G6).
+
+    Returns None if that is not possible now.
+    """
     broker = process.environment.broker
     try:
         began = starting_world(broker, process.log, process.world.root, at - CHECKPOINT_OFFSETS)
@@ -43,10 +46,12 @@ def fold_again(process: Process, at: int, group: str = "") -> World | None:
 
 
 class SnapshotMaintenance:
-    """What one process does for its log."""
+    """What one process does to maintain the snapshots of its log."""
 
     def __init__(self, process: Process, advise: Callable[[str], None]) -> None:
-        """`advise`: called with the kind of an advisory."""
+        """Prepares a snapshotter with a random distance between snapshots. `advise` is called with the kind of each
+        advisory.
+        """
         self.process, self.advise = process, advise
         rng = process.environment.rng
         every = EVERY_RECORDS_LEAST + int(rng.random() * (EVERY_RECORDS_MOST - EVERY_RECORDS_LEAST))
@@ -88,7 +93,7 @@ class SnapshotMaintenance:
             self._send(self.snapshotter.audited(stored, again))
 
     def copy(self, process: Process, memo: dict[int, Any]) -> SnapshotMaintenance:
-        """For a clone of the process: the same memory, the instance id included."""
+        """Returns a copy for a clone of the process. It has the same memory, including the instance id."""
         clone = SnapshotMaintenance.__new__(SnapshotMaintenance)
         clone.process, clone.advise = process, self.advise
         clone.snapshotter, clone._truncate_due_ms = deepcopy(self.snapshotter, memo), self._truncate_due_ms

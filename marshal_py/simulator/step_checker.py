@@ -18,7 +18,7 @@ AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
 
 
 class AcceptedClaim(NamedTuple):
-    """One accepted claim."""
+    """One accepted claim of a partition."""
 
     key: Key
     session: int
@@ -29,7 +29,7 @@ class AcceptedClaim(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """The newest extension of a live session. `sent_ms`: the newest send among this and all earlier ones."""
+    """The newest extension of a live session. `sent_ms` is the time of the latest send among the extensions so far."""
 
     offset: int
     sent_ms: int
@@ -37,7 +37,7 @@ class Extension(NamedTuple):
 
 
 class PositionAdvance(NamedTuple):
-    """A position of an at-least-once group that grew by a record of its owner."""
+    """A growth of a position of an at-least-once group, by a record of the owner."""
 
     key: Key
     generation: int
@@ -69,7 +69,7 @@ class Facts:
     )
 
     def __init__(self) -> None:
-        """Of the empty log."""
+        """Makes the facts of the empty log."""
         self.frozen = pickle.dumps(Oracle(), 5)  # the oracle as of here
         self.outcome, self.reason, self.kind, self.by = "", "", "", ""  # of the newest record
         self.digest = 0
@@ -85,7 +85,7 @@ class Facts:
         self.broken = ""  # what the newest record violates by itself
 
     def then(self, group: str, value: bytes | None, sent_ms: int) -> Facts:
-        """The facts of this prefix and one record more."""
+        """Returns the facts of this prefix with one more record."""
         oracle: Oracle = pickle.loads(self.frozen)
         verdict = oracle.apply(oracle.next_offset, value)
         after = Facts.__new__(Facts)
@@ -123,7 +123,7 @@ class Facts:
         return found
 
     def _take(self, before: Facts, parts: dict[Key, Any], verdict: Verdict) -> str:
-        """Judges an accepted record: S2, S6, S10, S11, S12, S15 as far as the log alone shows them."""
+        """Judges an accepted record by S2, S6, S10, S11, S12 and S15, as far as the log alone shows them."""
         record, offset = verdict.record, len(self.sent_ms) - 1
         if record is None:
             return ""
@@ -162,7 +162,9 @@ class Facts:
         return self._positions(before, parts, record)
 
     def _given_back(self, before: Facts, record: Record, key: Key, position: int) -> bool:
-        """F6.3: whether a Release of an at-most-once group gave this position back."""
+        """Returns True if the record is a Release by which an at-most-once owner gave messages back down to `position`
+        (F6.3).
+        """
         if self.kind != "ReleasingPartition" or self.mode != AT_MOST_ONCE or record.fields["observed"] == -1:
             return False
         claim = before.claims[record.fields["epoch"]]
@@ -176,7 +178,7 @@ class Facts:
         return b""
 
     def _positions(self, before: Facts, parts: dict[Key, Any], record: Record) -> str:
-        """S10, and what S7 asks about."""
+        """Judges whether positions fall (S10), and notes those that grew, which `judge_advances` judges (S7)."""
         for key, position in self.positions.items():
             was = before.positions.get(key, -1)
             if position == was or self.kind in ("SetPosition", "Topology", "GroupConfig"):
@@ -189,7 +191,7 @@ class Facts:
 
 
 class Delivery(NamedTuple):
-    """A message that is handed to a handler right now. `first`: the first one under its claim."""
+    """A message that is being handed to a handler. `first`: whether it is the claim's first."""
 
     instance: bytes
     epoch: int
@@ -198,7 +200,11 @@ class Delivery(NamedTuple):
 
 
 def judge_delivery(delivery: Delivery, read: Facts, log: Facts, journal: frozenset[Mark], now_ms: int) -> str:
-    """S2, S3, S5, S6, S7, S11, S14. `read`: what the process has read; `log`: all that was appended by now."""
+    """Judges a delivery by S2, S3, S5, S6, S7, S11 and S14. Returns "" or the sentence about what is broken.
+
+    `read` has the facts of what the process has read, `log` those of everything in the log, `journal` what handlers
+    did.
+    """
     claim = read.claims.get(delivery.epoch)
     what = f"offset {delivery.offset} under epoch {delivery.epoch}"
     if claim is None or not claim.live:
@@ -235,7 +241,7 @@ def finished(claim: AcceptedClaim, offset: int) -> Mark:
 
 
 def judge_advances(facts: Facts, journal: frozenset[Mark]) -> str:
-    """S7: the newest record moved a position over finished messages only."""
+    """S7: judges whether the newest record moved a position over finished messages only."""
     for step in facts.advances:
         for offset in range(step.before, step.after):
             if ("finished", *step.key, step.generation, offset) not in journal:
@@ -244,7 +250,7 @@ def judge_advances(facts: Facts, journal: frozenset[Mark]) -> str:
 
 
 def judge_fold(facts: Facts, outcome: str, reason: str, digest: int) -> str:
-    """S1: the fold that is judged comes to what the oracle comes to."""
+    """S1: judges whether the rationalizer's verdict (`outcome`, `reason`) and state digest are the oracle's."""
     if (outcome, reason) != (facts.outcome, facts.reason):
         return f"S1: {outcome} {reason}, where the oracle says {facts.outcome} {facts.reason}"
     return "" if digest == facts.digest else "S1: another world than the oracle's"

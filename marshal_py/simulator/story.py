@@ -47,13 +47,15 @@ PROMISES: Final = {
 
 
 def story(violation: Violation, trace: Sequence[TraceEvent]) -> Iterator[str]:
-    """The trace up to the violation, with the offending record marked, and the promise that it breaks."""
+    """Yields the lines of the trace up to the violation, with the offending record marked, and the promise that it
+    breaks.
+    """
     until_ms = violation.ms if violation.ms >= 0 else trace[-1].ms
     return ending_in(violation, [event for event in trace if event.ms <= until_ms], line_of)
 
 
 def ending_in(violation: Violation, before: Sequence[TraceEvent], line: Callable[[TraceEvent], str]) -> Iterator[str]:
-    """The same for events that end with the violation; `line` formats each."""
+    """Yields a story as `story` does, from the events `before` the violation. `line` formats an event."""
     if len(before) > LINES_MAX:
         yield f"({len(before) - LINES_MAX} events before)"
     for event in before[-LINES_MAX:]:

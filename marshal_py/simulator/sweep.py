@@ -75,7 +75,7 @@ class Total(NamedTuple):
 
 
 class Counted(Protocol):
-    """The fields that a total needs: a Result has them, and so has a row of a sweep on Spark."""
+    """The fields of a result that `total` needs. A Result has them, and so has a row of a sweep on Spark."""
 
     @property
     def seed(self) -> int: ...
@@ -98,17 +98,17 @@ class Counted(Protocol):
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Returns how many processor cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def sweep(seeds: range, processes: int, options: Options | None = None) -> Iterator[Result]:
-    """Runs every seed; yields in their order."""
+    """Runs every seed in `processes` processes, and yields the results in the order of the seeds."""
     return _each(partial(simulate, options=options), seeds, len(seeds), processes)
 
 
 def total(results: Iterable[Counted]) -> Total:
-    """`results` in the order of their seeds: the hash is over that order."""
+    """Sums up the results. They must come in the order of their seeds, because the hash depends on it."""
     traces, failing, hours = sha256(), [], 0.0
     seeds = violations = takeovers = handovers = deliveries = faults = events = 0
     for result in results:
@@ -129,7 +129,7 @@ def total(results: Iterable[Counted]) -> Total:
 
 
 def _each(work: Callable[[Task], Done], tasks: Iterable[Task], count: int, processes: int) -> Iterator[Done]:
-    """Each task in some process, results in the tasks' order."""
+    """Does each task in one of `processes` processes, and yields the results in the order of the tasks."""
     if processes == 1 or count <= 1:
         yield from map(work, tasks)
         return
@@ -142,7 +142,9 @@ def _each(work: Callable[[Task], Done], tasks: Iterable[Task], count: int, proce
 
 
 def leave_interrupts_to_the_parent() -> None:
-    """For the start of a process of a pool: Ctrl-C goes to all of a terminal's processes."""
+    """Makes this process ignore Ctrl-C, which a terminal sends to all of its processes. Runs when a pool starts a
+    process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -163,7 +165,7 @@ class Found(NamedTuple):
 
 
 def all_mutants() -> list[str]:
-    """Every name, planted or not, in the order of the counter-examples."""
+    """Returns the name of every counter-example in its order: planted bugs and those that no run can show."""
 
     def place(name: str) -> tuple[bool, str, int, str]:
         return name[0] != "X", name[0], int("".join(filter(str.isdigit, name))), name
@@ -172,13 +174,15 @@ def all_mutants() -> list[str]:
 
 
 def hunt_all(schedules: int, processes: int) -> Iterator[Found]:
-    """Searches for all, each among several disjoint ranges of seeds."""
+    """Searches for every planted bug, each in several disjoint ranges of seeds, and yields the results."""
     names = all_mutants()
     return _each(partial(hunt, schedules=schedules, bases=BASES), names, len(names), processes)
 
 
 def hunt(name: str, schedules: int, bases: tuple[int, ...] = BASES[:1]) -> Found:
-    """Up to `schedules` seeds from each base on, until this planted bug is found; found only if it is each time."""
+    """Searches for a planted bug from each base on, in up to `schedules` seeds. It is found only if every search finds
+    it.
+    """
     if name in NOT_YET and name not in COUNTED:
         return Found(name, "pending", None, 0, None, why_not(name))
     hunts = [_count(name, schedules, base) if name in COUNTED else find(name, schedules, base) for base in bases]
@@ -191,7 +195,7 @@ def hunt(name: str, schedules: int, bases: tuple[int, ...] = BASES[:1]) -> Found
 
 
 def _count(name: str, schedules: int, base: int) -> Hunt:
-    """The first seed in which an honest limit shows."""
+    """Returns the first seed from `base` on in which an honest limit (a counter of COUNTED) shows."""
     options, counter = COUNTED[name]
     for number in range(schedules):
         if simulate(base + number, options).counted[counter]:
@@ -204,7 +208,7 @@ def _run_biased(seed: int, name: str) -> Result:
 
 
 def why_not(name: str) -> str:
-    """Why this counter-example is no planted bug. That one is counted is said only where a run counts it."""
+    """Returns the reason why this counter-example is no planted bug. "counted" is said only where a run counts it."""
     return "no run counts it yet" if NOT_YET[name] == "counted" and name not in COUNTED else NOT_YET[name]
 
 
@@ -224,7 +228,7 @@ class TraceEvent(NamedTuple):
 
 
 class _TracingCluster(Cluster):
-    """A cluster that remembers. It draws nothing and decides nothing, so the run is the same."""
+    """A cluster that also notes every event. It draws no random number and decides nothing, so it changes no run."""
 
     def __init__(self, scenario: Scenario, rng: Random) -> None:
         self.noted: list[TraceEvent] = []
@@ -258,12 +262,12 @@ class _TracingCluster(Cluster):
 
 
 def run_one(seed: int, mutant: str | None = None) -> Result:
-    """One seed of the search; with a planted bug, under the conditions that make this bug likely."""
+    """Runs one seed. With a planted bug, it runs under the conditions that make this bug likely."""
     return _run(seed, mutant, Cluster)
 
 
 class TracedRun(NamedTuple):
-    """A run with everything that happened in it in the order of time."""
+    """A run, with everything that happened in it in the order of time."""
 
     result: Result
     trace: list[TraceEvent]
@@ -271,7 +275,7 @@ class TracedRun(NamedTuple):
 
 
 def trace_seed(seed: int, mutant: str | None = None) -> TracedRun:
-    """The same as `run_one`, with the trace."""
+    """Runs one seed as `run_one` does, and keeps the trace."""
     return _traced(lambda environment: _run(seed, mutant, environment))
 
 
@@ -304,12 +308,14 @@ def _run(seed: int, mutant: str | None, environment: Callable[[Scenario, Random]
 
 
 def violated_anyway(seed: int, mutant: str) -> tuple[Violation, ...]:
-    """The violations of the shipped code under the same conditions: if any, the planted bug was not what was found."""
+    """Returns the violations of the code without the planted bug, under the same conditions. If there are any, what the
+    search found need not be the bug.
+    """
     return simulate(seed, MUTANTS[mutant].bias).violations
 
 
 def _title(process: Process) -> str:
-    """A restarted client has the name of the old one: the number tells them apart."""
+    """Returns the name of a process with its number, because a restarted client has the same name as before."""
     return f"{process.name}#{process.number}"
 
 
@@ -326,7 +332,7 @@ def _sender(cluster: _TracingCluster, evidence: Evidence) -> Callable[[int, Verd
 def records_of(
     evidence: Evidence, sender: Callable[[int, Verdict | None], str], first: int = 0
 ) -> Iterator[TraceEvent]:
-    """The records of a log from `first` on, with the oracle's verdicts."""
+    """Yields the records of a log from offset `first` on, with the oracle's verdicts."""
     oracle = oracle_of(evidence)
     if oracle is None:
         return

@@ -28,7 +28,7 @@ from marshal_py.transport.ports import LogRecord
 
 
 class Difference(Struct, frozen=True):
-    """The first offset of a log at which something is not as it must be. `group` is "" where it is the whole log's."""
+    """The first offset of a log at which a comparison failed. `group` is "" if the whole log is concerned."""
 
     log: int
     offset: int
@@ -39,7 +39,7 @@ class Difference(Struct, frozen=True):
 
 
 class Comparison(Struct):
-    """The counts of what was compared, and the differences: at most one per log, the lowest."""
+    """The counts of what was compared, and the differences: the first one of each log."""
 
     logs: int = 0
     records: int = 0
@@ -58,15 +58,16 @@ class Comparison(Struct):
 
 
 class TwoFolds:
-    """One log under both folds."""
+    """Folds one log by both folds and compares them."""
 
     def __init__(
         self, log: int, root: Genesis | None, root_value: bytes | None, report: Comparison, each: bool = False
     ) -> None:
-        """`root`, `root_value`: the root Genesis and its bytes, needed for a log > 0 (L4).
+        """Begins at the start of the log. `root` and `root_value` are the root Genesis and its bytes, for every log but
+        0 (L4).
 
-        `each`: compare a group after every record that names it, not only at checkpoints; the cost grows with the
-        partitions of the group.
+        With `each`, a group is compared after every record that names it, and not only at checkpoints. The cost grows
+        with the partitions of the group.
         """
         self._each = each
         self._known: dict[str, int] = {}  # with `each`: the digest of a group after the last record that named it
@@ -80,7 +81,9 @@ class TwoFolds:
         self._parts: dict[str, int] = {}
 
     def begin(self, stored: Stored, state: LogState) -> bool:
-        """Continues from a snapshot (N9), read by each fold in its own way; False if it is not sound."""
+        """Continues from a snapshot, which each fold reads in its own way (N9). Returns False if the snapshot is not
+        sound.
+        """
         world = snapshot.load(stored, self.log, self._world.root)
         if world is None:
             return False
@@ -93,7 +96,7 @@ class TwoFolds:
         return True
 
     def put(self, offset: int, value: bytes | None) -> None:
-        """Folds the next record; afterwards `difference` may be set."""
+        """Folds the next record and compares. If the folds differ, `difference` is set."""
         if self.difference is not None:
             return
         self.report.records += 1
@@ -127,7 +130,9 @@ class TwoFolds:
             self._check_block(offset)
 
     def _check_record(self, offset: int, verdict: Verdict) -> None:
-        """Both folds hold the same group after the record; one that was not accepted left it unchanged (F10.1)."""
+        """Checks that both folds hold the same group, and that a record that was not accepted left it unchanged
+        (F10.1).
+        """
         name = verdict.group
         group = self._world.groups.get(name)
         if group is None:
@@ -143,7 +148,7 @@ class TwoFolds:
             )
 
     def finish(self) -> None:
-        """The end of the log: every group, whatever was said about it last."""
+        """Compares every group at the end of the log, even those that no record has named since the last checkpoint."""
         names = self._world.groups.keys()
         self.report.groups += len(names)
         if self.difference is None:
@@ -155,7 +160,7 @@ class TwoFolds:
                 self._compare_groups(self._world.next_offset - 1)
 
     def _check_block(self, offset: int) -> None:
-        """A checkpoint (G1): the chain, and the groups that the block has named."""
+        """Compares at a checkpoint the chain digest, and the groups that were named since the last one (G1)."""
         self.report.checkpoints += 1
         at, chain = self._oracle.chain_digest()
         if (self._world.chain_at, self._world.chain) != (at, chain):
@@ -167,7 +172,7 @@ class TwoFolds:
         self._checkpoints.put(at, chain, self._compare_groups(offset))
 
     def _compare_groups(self, offset: int) -> dict[str, int]:
-        """The digests of the groups that were named since the last look."""
+        """Compares the groups that were named since the last call, and returns their digests."""
         found: dict[str, int] = {}
         for name in sorted(self._touched & self._world.groups.keys()):
             digest, theirs = self._world.groups[name].digest(), self._oracle.state_digest(name)
@@ -180,7 +185,7 @@ class TwoFolds:
         return found
 
     def _check_snapshot(self, offset: int, record: Snapshot) -> None:
-        """Compares the digests of a snapshot or of its witness (N3)."""
+        """Compares the digests in a Snapshot record, or in a second client's witness of it, with the fold's (N3)."""
         if record.at < self._world.began_at:
             return  # the fold began after it
         self.report.snapshot_digests += 1
@@ -193,7 +198,7 @@ class TwoFolds:
                 )
 
     def _check_carried(self, offset: int, group: str, carried: Checkpoint) -> None:
-        """Compares the digests that a heartbeat carries (G4)."""
+        """Compares the digests in a heartbeat with the fold's (G4)."""
         if carried.fold != FOLD_VERSION:
             self.report.other_fold_versions += 1
             return
@@ -223,7 +228,7 @@ class TwoFolds:
             )
 
     def miss(self, first: int) -> None:
-        """The log has lost its beginning, and no snapshot replaces it (N10)."""
+        """Notes a difference: the log has lost its beginning, and no sound snapshot replaces it (N10)."""
         self._differs(first, "", "the log cannot be folded", f"it begins at offset {first}", "a confirmed snapshot")
 
     def _differs(self, offset: int, group: str, what: str, found: str, expected: str) -> None:
@@ -232,7 +237,7 @@ class TwoFolds:
 
 
 class Truncated:
-    """A log whose beginning is gone: kept until its end is known, then folded from its oldest confirmed snapshot."""
+    """A log whose beginning is gone. It is kept to its end, then folded from its oldest confirmed snapshot."""
 
     def __init__(self, folds: TwoFolds, first: int) -> None:
         self.folds, self.first = folds, first
@@ -263,7 +268,10 @@ class Truncated:
 def verify(
     records: Iterable[LogRecord], root: Genesis | None, root_value: bytes | None, each: bool = False
 ) -> Comparison:
-    """Checks whole logs, or what is left of them; their records may come mixed, each log's in its order."""
+    """Compares the two folds on whole logs, or on what is left of them.
+
+    Records of several logs may come mixed, but those of one log must come in its order.
+    """
     report = Comparison()
     logs: dict[int, TwoFolds | Truncated] = {}
     for record in records:

@@ -80,7 +80,7 @@ def require_spark() -> None:
 
 
 def _version() -> str:
-    """Returns the version of pyspark; asks the module itself if pip did not install it under this name."""
+    """Returns the version of pyspark. If pip has not installed it under this name, asks the module itself."""
     try:
         return metadata.version("pyspark")
     except metadata.PackageNotFoundError:  # SPARK_HOME/python in the path, or the light client of Spark Connect

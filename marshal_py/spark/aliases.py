@@ -22,15 +22,17 @@ _PAIR: Final = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;]+))""")
 
 
 class Alias(NamedTuple):
-    """`name`: ours, "" if there is nothing to set. `convert` turns the value into ours, or raises ValueError with the
-    rule."""
+    """What a foreign option becomes. `name` is our name for it, or "" if nothing is to be set.
+
+    `convert` turns the value into ours, or raises ValueError with the rule that the value breaks.
+    """
 
     name: str
     convert: Callable[[str], str] = str
 
 
 def _seconds(text: str) -> str:
-    """A duration as Spark writes it, in seconds. Without a unit it is in ms."""
+    """Returns a duration, as Spark writes it, in seconds. Without a unit it is in ms."""
     found = _TIME.fullmatch(text.strip().lower())
     if found is None or (found[2] or "ms") not in _UNITS_MS:
         raise ValueError(f"a number with one of {', '.join(_UNITS_MS)}")
@@ -59,7 +61,7 @@ def _iso_times(text: str) -> str:
 
 
 def _offsets(text: str) -> str:
-    """Spark accepts its two words in upper and lower case."""
+    """Returns the text in lower case if it is "earliest" or "latest", which Spark accepts in upper case, too."""
     return text.lower() if text.lower() in ("earliest", "latest") else text
 
 
@@ -161,16 +163,16 @@ _REFUSED_IN_BATCH_READS: Final = {name.lower(): (name, rule) for name, rule in R
 
 
 class Translated(NamedTuple):
-    """`options`: values by our names. `given_names`: the name that the user gave, by our name, for error texts."""
+    """Options by our names. `given_names` has the name that the user gave, by our name, for error texts."""
 
     options: dict[str, str]
     given_names: dict[str, str]
 
 
 def translate(options: Mapping[str, str], *, batch_read: bool = False) -> Translated:
-    """Returns the options under our names, in lower case. `batch_read`: they are not those of a stream.
+    """Returns the options under our names, in lower case. `batch_read`: they are of a batch read and not of a stream.
 
-    Raises InvalidOption for an option that has no equivalent here, and where two names give one option two values.
+    Raises InvalidOption for an option that has no equivalent here, and if two names give one option two values.
     """
     known, refused = _ALIASES, _REFUSED
     if batch_read:
@@ -195,7 +197,7 @@ def translate(options: Mapping[str, str], *, batch_read: bool = False) -> Transl
 
 
 def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a client's settings with those that only Java's client knows translated for librdkafka.
+    """Returns a client's settings for librdkafka. Settings that only Java's client knows are translated.
 
     A `sasl.jaas.config` with a password becomes `sasl.username` and `sasl.password`. Raises InvalidOption for a setting
     that librdkafka has no equivalent for.

@@ -29,7 +29,7 @@ DAY: Final = "day"
 
 
 class Archived(NamedTuple):
-    """What a run did for one log: the archive had the records [begin, first), and now also has [first, end)."""
+    """What a run did for one log. The archive already had the records [begin, first), and now also has [first, end)."""
 
     log: int
     begin: int
@@ -42,7 +42,7 @@ def archive(
 ) -> list[Archived]:
     """Adds new records of the coordination topic to the archive at `path`, which it creates if there is none.
 
-    `servers`: "host:port,..." or librdkafka's settings. Returns one entry per log that has records. Raises
+    `servers` is "host:port,..." or librdkafka's settings. Returns one entry per log that has records. Raises
     TopicRecreated if the archive is of another topic, LogGap if the topic has deleted records that the archive lacks,
     InvalidOption, CoordinationError, ClusterUnreachable.
     """
@@ -97,7 +97,7 @@ def _check_same(root: Genesis, archived: Genesis | None) -> None:
 
 
 def _bounds_of(archived: DataFrame) -> dict[int, Bounds]:
-    """For each log, the archived offsets up to the first hole."""
+    """Returns, for each log, the archived offsets up to the first hole."""
     following = functions.lead("offset").over(Window.partitionBy("log").orderBy("offset"))
     steps = archived.select("log", "offset", following.alias("next"))
     # A hole or the end follows unless the next row has the same offset (archived twice) or the next one.

@@ -49,7 +49,7 @@ _GROUP: Final = (
 
 @dataclass(frozen=True)
 class BackfillOptions(ReadOptions):
-    """`start` and `until` are written as a consumer's `start`: earliest, latest, a time, or offsets by partition."""
+    """The checked options. `start` and `until` are earliest, latest, a time, or offsets by partition."""
 
     topics: tuple[str, ...]
     start: str
@@ -58,7 +58,9 @@ class BackfillOptions(ReadOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> BackfillOptions:
-        """`given`: under our names or those of Spark's own Kafka source. Raises InvalidOption, InvalidName."""
+        """Parses options, given under our names or those of Spark's own Kafka source. Raises InvalidOption,
+        InvalidName.
+        """
         options, given_names = translate(given, batch_read=True)
         if "group" in options:
             raise InvalidOption("group", options["group"], _GROUP)
@@ -97,7 +99,10 @@ class BackfillReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Raises TopicMissing, InvalidOption, PositionOutOfRange, ClusterUnreachable, AccessDenied."""
+        """Returns the tasks that read the messages between the two points.
+
+        Raises TopicMissing, InvalidOption, PositionOutOfRange, ClusterUnreachable, AccessDenied.
+        """
         with closing(KafkaTransport(self.options.kafka, self.options.connect_timeout_s).admin()) as admin:
             return partitions_of(self._pieces(admin), self.options, once=False)
 
@@ -119,7 +124,9 @@ class BackfillReader(DataSourceReader):
         return [Piece(*tp, begins[tp], max(begins[tp], ends[tp]), "") for tp in tps]
 
     def _partitions(self, admin: ClusterAdmin) -> list[TopicPartition]:
-        """The partitions that `start` or `until` names; all of the topics if neither names any."""
+        """Returns the partitions that `start` or `until` names, or all partitions of the topics if neither names
+        any.
+        """
         options = self.options
         counts: dict[str, int] = {}
         for topic in options.topics:

@@ -83,10 +83,7 @@ def claimed_batches(
 
 
 class Batch:
-    """One claimed batch. Without `commit` it is planned again; in at-most-once mode it is lost.
-
-    `df`: its rows.
-    """
+    """One claimed batch; `df` has its rows. Without `commit` it is planned again, or lost in at-most-once mode."""
 
     def __init__(self, claimed: ClaimedBatch, df: DataFrame) -> None:
         self._claimed = claimed
@@ -94,17 +91,17 @@ class Batch:
 
     @property
     def ranges(self) -> tuple[ClaimedRange, ...]:
-        """The claimed ranges, one per partition."""
+        """Returns the claimed ranges, one per partition."""
         return self._claimed.ranges
 
     @property
     def token(self) -> Token:
-        """The batch's fencing token: greater than those of all earlier owners of these partitions."""
+        """Returns the batch's fencing token, which is greater than those of all earlier owners of these partitions."""
         return self._claimed.token
 
     @property
     def tokens(self) -> dict[TopicPartition, Token]:
-        """The fencing token of each partition; rows carry theirs in the column `token`."""
+        """Returns the fencing token of each partition. Rows have theirs in the column `token`."""
         return self._claimed.tokens
 
     def check(self) -> None:
@@ -112,20 +109,20 @@ class Batch:
         self._claimed.check()
 
     def in_progress(self) -> None:
-        """Restarts the consumer's `handler_timeout_s`. For batches of several steps."""
+        """Starts the consumer's `handler_timeout_s` anew. Call it between the steps of a long batch."""
         self._claimed.in_progress()
 
     def commit(self) -> None:
-        """Acks the batch; returns once the log has its positions. Raises ClaimLost, ClusterUnreachable."""
+        """Acks the batch, and returns once its positions are in the log. Raises ClaimLost, ClusterUnreachable."""
         self._claimed.commit()
 
     def give_back(self) -> None:
-        """Gives the batch back: it is planned again; in at-most-once mode it is lost."""
+        """Gives the batch back. It is planned again, or lost in at-most-once mode."""
         self._claimed.give_back()
 
 
 class Batches:
-    """What `claimed_batches` returns."""
+    """The context manager and iterator that `claimed_batches` returns."""
 
     def __init__(
         self,
@@ -137,7 +134,7 @@ class Batches:
         until: str | None,
         jvm_options: Mapping[str, str] | None,
     ) -> None:
-        """`jvm_options`: the caller's options for Spark's own source; None: the Python reader reads."""
+        """`jvm_options` are the caller's options for Spark's own Kafka source; with None the Python reader reads."""
         self._spark, self._consumer = spark, consumer
         self._max_rows, self._wait_s = max_rows, wait_s
         self._once = consumer.cached_info().delivery == "at_most_once"
@@ -166,7 +163,7 @@ class Batches:
             self._last.give_back()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Raises BatchNotCommitted, BatchOverdue, and what ended the consumer."""
+        """Yields the batches. Raises BatchNotCommitted, BatchOverdue, and the error that ended the consumer."""
         self._planner.settle()
         while claimed := self._claimed():
             self._last = Batch(claimed, self._df(pieces_of(claimed.ranges)))

@@ -33,7 +33,7 @@ _SPARK: Final = {
 
 
 def _arrow_fields(row: type[Row]) -> dict[str, pa.DataType]:
-    """Column name -> type, in the order of the row's fields."""
+    """Returns the type of each column by its name, in the order of the row's fields."""
     found: dict[str, pa.DataType] = {}
     for name, hint in get_type_hints(row).items():
         if name.endswith("time_ms"):
@@ -52,7 +52,7 @@ _RAW_FIELDS: Final = dict(zip(RAW, (pa.int32(), pa.int64(), _TIME, pa.binary(), 
 
 
 def columns(tables: Sequence[str]) -> dict[str, pa.DataType]:
-    """Returns the columns of one table, or of the wide table of several: name -> type."""
+    """Returns the type of each column by its name, for one table or for the wide table of several."""
     if len(tables) == 1:
         return _FIELDS[tables[0]]
     wide = {WHICH: pa.string()}
@@ -70,12 +70,12 @@ def spark_schema(fields: Mapping[str, pa.DataType]) -> types.StructType:
 
 
 def raw_fields() -> dict[str, pa.DataType]:
-    """The columns of records as they are in the log, not folded."""
+    """Returns the columns of unfolded records, as they are in the log."""
     return _RAW_FIELDS
 
 
 def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yields rows, given by table, as batches with the columns of `tables`."""
+    """Yields rows, which are given by table, as batches with the columns of `tables`."""
     fields = columns(tables)
     schema = arrow_schema(fields)
     for name in tables:
@@ -123,10 +123,10 @@ def is_time(kind: pa.DataType) -> bool:
 
 
 def in_ms(column: pa.Array) -> pa.Array:
-    """A column of times as ms since 1970."""
+    """Returns a column of times as ms since 1970."""
     return column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
 
 
 def times_ms(column: pa.Array) -> list[int]:
-    """A column of times as a list of ms since 1970; -1 for NULL."""
+    """Returns a column of times as a list of ms since 1970, with -1 for NULL."""
     return [-1 if ms is None else ms for ms in in_ms(column).to_pylist()]

@@ -28,9 +28,9 @@ DIGEST_BYTES: Final = 64
 
 
 class CommitSocket:
-    """The socket at which the source's process listens. `on_commit` is called with each digest, in its own thread.
+    """The socket at which the source's process listens. A thread of its own calls `on_commit` with each digest.
 
-    Raises AttributeError where there are no Unix sockets, OSError where none can be made.
+    Raises AttributeError if the system has no Unix sockets, OSError if none can be made.
     """
 
     def __init__(self, on_commit: Callable[[str], None]) -> None:
@@ -76,7 +76,9 @@ class CommitSocket:
 
 
 def report(address: str, end: str) -> bool:
-    """Reports that Spark has committed the batch with this end offset (JSON). False if it could not be sent."""
+    """Reports that Spark has committed the batch with this end offset (JSON). Returns False if the report could not be
+    sent.
+    """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
             sending.setblocking(False)  # if the process does not read, the report is dropped

@@ -35,7 +35,7 @@ _WHERE: Final = "WHERE topic = ? AND partition = ?"
 
 
 class DatabaseEntry(guards.Entry):
-    """A batch in an open transaction. Only statements of `cursor` belong to it."""
+    """A batch in an open transaction, to which only statements of `cursor` belong."""
 
     def __init__(self, database: Database, spans: Mapping[TopicPartition, Span]) -> None:
         self._session = _Session(database)
@@ -79,7 +79,7 @@ class Database:
             session.close()
 
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
-        """Returns how far these partitions are written, and under which tokens."""
+        """Returns how far these partitions are written, and under which fencing tokens."""
         session = _Session(self)
         try:
             return session.read(spans)
@@ -87,8 +87,10 @@ class Database:
             session.close()
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> DatabaseEntry:
-        """Begins a transaction for a batch that holds these spans. Other writers of its partitions wait until it is
-        committed or closed. Raises WriteFenced, LedgerMoved."""
+        """Begins a transaction for a batch that holds these spans. Other writers of its partitions wait until it ends.
+
+        Raises WriteFenced, LedgerMoved.
+        """
         return DatabaseEntry(self, spans)
 
     def sink(
@@ -98,13 +100,14 @@ class Database:
         them with `entry.cursor`; it must not commit.
 
         Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
-        was deleted and created again starts at offset 0; without, its first messages are taken for known ones.
+        was deleted and created again starts at offset 0. Without, the first messages of the new topic are left out, as
+        if they were written already.
         """
         return guards.sink_of(self.guard, self, handle, topics)
 
 
 class _Session:
-    """One connection, and the guard table's SQL."""
+    """One database connection, with the statements for the guard table."""
 
     def __init__(self, database: Database) -> None:
         self.guard = database.guard
@@ -137,8 +140,10 @@ class _Session:
         return int(self.cursor.rowcount)
 
     def lock(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
-        """Locks the row of each partition and returns what they say. All writers lock in the same order, so that no two
-        block each other."""
+        """Locks the row of each partition and returns the positions in them.
+
+        All writers lock in the same order, so that no two wait for each other.
+        """
         for tp in sorted(tps):
             if not self._run(f"UPDATE {self.guard} SET token = token {_WHERE}", *tp):
                 columns = "topic, partition, topic_id, token, next_offset"
@@ -168,6 +173,8 @@ class _Session:
             )
 
     def close(self) -> None:
-        """Rolls back what was not committed. sqlite3 would keep its lock as long as a statement is open."""
+        """Rolls back what was not committed, and closes. Without this, sqlite3 would stay locked as long as a statement
+        is open.
+        """
         self.connection.rollback()
         self.connection.close()

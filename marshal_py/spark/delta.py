@@ -35,7 +35,7 @@ _TIME_BYTES: Final = 7  # of an incarnation: its time and one random byte; more 
 
 
 class DeltaEntry(lakes.LakeEntry):
-    """A batch on its way into the table."""
+    """A batch on its way into a Delta table. Nothing of it counts before `commit`."""
 
     CONFLICT = CommitFailedError
 
@@ -59,7 +59,9 @@ class DeltaEntry(lakes.LakeEntry):
         ]
 
     def _ensure_table(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
-        """Returns the table that this entry was checked against. Creates it if needed; another writer may just have."""
+        """Returns the table that this entry was checked against. If there was none, creates the table and checks the
+        entry again, because another writer may have created it first.
+        """
         if self._table is None:
             self._table = self._output.make(columns)
             self.recheck(_positions_in(self._table, self.spans))
@@ -84,7 +86,7 @@ class DeltaEntry(lakes.LakeEntry):
 
 
 class DeltaOutput(lakes.LakeOutput):
-    """A Delta table. Batches of Marshal streams write to it; other writers may do so too."""
+    """A Delta table to which batches of Marshal streams are written. Other writers may write to it, too."""
 
     def __init__(
         self,
@@ -94,10 +96,10 @@ class DeltaOutput(lakes.LakeOutput):
         spark_uri: str | None = None,
         partition_by: tuple[str, ...] = (),
     ) -> None:
-        """`uri` and `storage_options`: for delta-rs, which writes the table's log. A local `uri` is a path.
+        """`uri` and `storage_options` are for delta-rs, which writes the table's log. A local `uri` is a path.
 
-        `spark_uri`: the same folder for Spark, which writes the files; by default `uri` with s3:// as s3a://.
-        `partition_by`: columns, used only if the table is created.
+        `spark_uri` is the same folder for Spark, which writes the files; by default `uri` with s3a:// for s3://.
+        `partition_by` names columns, and is used only if the table is created.
         """
         self.name = self.uri = uri
         self.partition_by = partition_by
@@ -105,15 +107,17 @@ class DeltaOutput(lakes.LakeOutput):
         self._options = dict(storage_options or {})
 
     def table(self) -> DeltaTable | None:
-        """Returns the table as it is now, None if it does not exist."""
+        """Returns the table as it is now, or None if it does not exist."""
         try:
             return DeltaTable(self.uri, storage_options=self._options)
         except TableNotFoundError:
             return None
 
     def make(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
-        """Creates the table if it does not exist, with the schema that `columns` returns. Raises InvalidOption if that
-        is None."""
+        """Creates the table if it does not exist, with the schema that `columns` returns.
+
+        Raises InvalidOption if the schema is None.
+        """
         schema = columns()
         if schema is None:
             raise InvalidOption("uri", self.uri, "a table that exists, or an entry with rows to create it from")
@@ -127,7 +131,7 @@ class DeltaOutput(lakes.LakeOutput):
         return DeltaTable(self.uri, storage_options=self._options)
 
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
-        """Returns how far these partitions are written, and under which tokens."""
+        """Returns how far these partitions are written, and under which fencing tokens."""
         table = self.table()
         return {} if table is None else _positions_in(table, spans)
 
@@ -137,8 +141,11 @@ class DeltaOutput(lakes.LakeOutput):
 
 
 def _positions_in(table: DeltaTable, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Position]:
-    """Reads positions from app transactions. Tokens are kept per partition, offsets per topic id: a topic that
-    was created again has no offset."""
+    """Returns the positions that the table's app transactions hold for these partitions.
+
+    Tokens are kept per partition, but offsets per topic id. So a topic that was created again has a token and no
+    offset.
+    """
     found = {}
     for tp, span in spans.items():
         since, epoch = (table.transaction_version(f"marshal/{tp}/{what}") for what in ("log", "epoch"))

@@ -1,9 +1,10 @@
 """Rules for tables that hold every message once: what a table knows of each partition, what a batch may add to it.
 
-Beside the rows, and changed in the same transaction, a table keeps for each partition the offset below which everything
-is written, the fencing token of the last writer (a later owner's is greater, PROTOCOL.md K1), and the topic's id. From
-these a writer knows which rows of a repeated batch to leave out, with or without its Spark checkpoint, and whether it
-may write at all. Spark's batch numbers are not used: they start again with each checkpoint folder.
+Beside the rows, and changed in the same transaction, a table keeps for each partition its position, which is the offset
+below which everything is written, the fencing token of the last writer (a later owner's is greater, PROTOCOL.md K1),
+and the topic's id. From these a writer knows which rows of a repeated batch to leave out, with or without its Spark
+checkpoint, and whether it may write at all. Spark's batch numbers are not used: they start again with each checkpoint
+folder. A batch on its way into a table is an entry.
 
 The rules are the same for all tables and are here alone. How a table changes rows and positions in one transaction is
 in its own file: ledger.py, database.py, delta.py, iceberg.py.
@@ -34,7 +35,9 @@ TRIES_MAX: Final = 10  # a try fails only if another writer was faster with an o
 
 
 class Span(NamedTuple):
-    """What a batch holds of one partition: offsets in [start, to), read under `token`. `topic_id`: "" if unknown."""
+    """The offsets [start, to) of one partition that a batch holds, read under `token`. `topic_id` is "" if it is
+    unknown.
+    """
 
     token: Token
     start: int
@@ -43,9 +46,9 @@ class Span(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far a partition of the topic with this id is written: everything below `to`, last under `token`.
+    """The point up to which a partition is written: everything below the offset `to`, the last of it under `token`.
 
-    `rewind`: a number that changes whenever the position is moved back; -1 if it never was.
+    `rewind` changes whenever the position is moved back; it is -1 if that never happened.
     """
 
     token: Token
@@ -54,20 +57,20 @@ class Position(NamedTuple):
     rewind: int = -1
 
     def is_of(self, topic_id: str) -> bool:
-        """Whether the offsets are of that topic. A topic that was deleted and created again has another id."""
+        """Returns True unless the position is of a deleted topic of the same name, which had another id."""
         return "" in (self.topic_id, topic_id) or self.topic_id == topic_id
 
 
 class Entry(ABC):
     """A batch on its way into a table. Nothing that it writes counts before `commit`.
 
-    It is a context manager: leaving it without `commit` drops the batch.
+    It is a context manager: leaving the `with` block without `commit` drops the batch.
     """
 
     def __init__(
         self, name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
     ) -> None:
-        """`name`: of the table, for errors. `positions`: what the table knows. Raises WriteFenced."""
+        """Begins an entry in the table `name`, whose `positions` say what is written already. Raises WriteFenced."""
         self.name, self.spans = name, spans
         check_fence(name, spans, positions)
         self.seen = {tp: positions[tp] for tp in spans if tp in positions}
@@ -82,11 +85,11 @@ class Entry(ABC):
         self.close()
 
     def close(self) -> None:
-        """Drops what was not committed."""
+        """Drops the batch if it was not committed."""
         return
 
     def is_new(self, tp: TopicPartition, offset: int) -> bool:
-        """Whether this message is not in the table yet."""
+        """Returns True if this message is not in the table yet."""
         return offset >= self.done.get(tp, 0)
 
     def new_rows(self, df: DataFrame) -> DataFrame:
@@ -94,8 +97,10 @@ class Entry(ABC):
         return self.rows_of(df, self.spans)
 
     def rows_of(self, df: DataFrame, spans: Mapping[TopicPartition, Span]) -> DataFrame:
-        """As `new_rows`, for a batch that holds `spans`. Rows of partitions that this entry does not write are left
-        out."""
+        """Returns the rows of `df`, which holds `spans`, that are not in the table yet.
+
+        Rows of partitions that this entry does not write are left out.
+        """
         from pyspark.sql import functions as F
 
         left_out = None
@@ -127,7 +132,9 @@ class Entry(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Makes rows and positions count, together. Raises WriteFenced, LedgerMoved."""
+        """Makes rows and positions count, together. Raises WriteFenced if a later owner has written one of the
+        partitions, and LedgerMoved if another writer has written them since the entry began.
+        """
 
 
 def check_fence(name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]) -> None:
@@ -139,10 +146,10 @@ def check_fence(name: str, spans: Mapping[TopicPartition, Span], positions: Mapp
 
 
 class TopicIds:
-    """Tells a topic from one of the same name that was deleted: Kafka gives every topic an id of its own."""
+    """Asks Kafka for topic ids, which tell a topic from a deleted one of the same name."""
 
     def __init__(self, servers: str | Mapping[str, Any], topics: Iterable[str]) -> None:
-        """`servers`: as for `marshal_py.connect`. `topics`: all topics of the query or the service."""
+        """`servers` is as for `marshal_py.connect`. `topics` must be all topics of the query or the service."""
         self._servers, self._topics = servers, tuple(topics)
 
     def ask(self) -> dict[str, str]:
@@ -179,7 +186,8 @@ def sink_of(
     and logged: that owner handles them, and the query continues.
 
     With `topics`, a topic that was deleted and created again starts at offset 0. Kafka is asked for the ids before and
-    after the rows are read; if both answers are equal, all rows are of that topic, for Kafka never gives an id twice.
+    after the rows are read. If both answers are equal, all rows are of that topic, because Kafka never gives an id
+    twice.
     """
 
     def write(df: DataFrame, batch: int) -> None:
@@ -242,7 +250,10 @@ def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], 
 def _identified(
     spans: Mapping[TopicPartition, Span], before: Mapping[str, str], after: Mapping[str, str]
 ) -> dict[TopicPartition, Span]:
-    """Returns the spans with the ids of their topics. Raises PartitionError, InvalidOption."""
+    """Returns the spans with the ids of their topics, asked for `before` and `after` the rows were read.
+
+    Raises PartitionError if a topic's id has changed, and InvalidOption for a topic that was not asked for.
+    """
     for tp in spans:
         if tp.topic not in before:
             raise InvalidOption("topics", sorted(before), f"all topics of the query: this batch has rows of {tp.topic}")

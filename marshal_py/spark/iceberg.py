@@ -29,7 +29,7 @@ PREFIX: Final = "marshal."  # of the properties
 
 
 class IcebergEntry(lakes.LakeEntry):
-    """A batch on its way into the table."""
+    """A batch on its way into an Iceberg table. Nothing of it counts before `commit`."""
 
     CONFLICT = CommitFailedException
 
@@ -63,10 +63,10 @@ class IcebergEntry(lakes.LakeEntry):
 
 
 class IcebergOutput(lakes.LakeOutput):
-    """An Iceberg table. Batches of Marshal streams write to it; other writers may do so too."""
+    """An Iceberg table to which batches of Marshal streams are written. Other writers may write to it, too."""
 
     def __init__(self, catalog: Catalog, name: str, *, spark_uri: Callable[[str], str] = spark_uri_of) -> None:
-        """The table must exist. `spark_uri` turns an address of the table into the one that Spark uses."""
+        """`name` is a table that exists. `spark_uri` turns an address of the table into the one that Spark uses."""
         self.catalog, self.name, self.spark_uri = catalog, name, spark_uri
 
     def table(self) -> IcebergTable:
@@ -74,7 +74,7 @@ class IcebergOutput(lakes.LakeOutput):
         return self.catalog.load_table(self.name)
 
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
-        """Returns how far these partitions are written, and under which tokens."""
+        """Returns how far these partitions are written, and under which fencing tokens."""
         return _positions_in(self.table(), spans)
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> IcebergEntry:

@@ -40,10 +40,11 @@ _OURS: Final = frozenset(
 
 
 def options_of(connection: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the options of Spark's source for a consumer of this `connection`. `given`, from the caller, win.
+    """Returns the options of Spark's Kafka source for a consumer of this `connection`. Options in `given` override
+    them.
 
-    Raises InvalidOption if the connection is secured and `given` does not say how, and for options that the claims
-    decide.
+    Raises InvalidOption if the connection is secured and `given` does not say how to connect, and for options that the
+    claims decide.
     """
     for name in given:
         if name.lower() in _OURS:
@@ -97,7 +98,9 @@ def frame(
 
 
 def _tokens(topics: Mapping[str, Mapping[int, Piece]]) -> Column:
-    """A column with the token of the row's partition: an array per topic, indexed by the partition."""
+    """Returns a column with the token of the row's partition. Each topic has an array of tokens, indexed by
+    partition.
+    """
     from pyspark.sql import functions
 
     column = functions.lit(None).cast("string")

@@ -35,9 +35,10 @@ class LakeEntry(guards.Entry):
         self._rows: pa.Table | None = None
 
     def append(self, rows: DataFrame | pa.Table) -> None:
-        """Adds the batch's rows: a DataFrame, which Spark's executors write, or a pyarrow table. Once per entry.
+        """Adds the batch's rows: a DataFrame, which Spark's executors write, or a pyarrow table. Call it once per
+        entry.
 
-        The rows must have the table's columns. A Delta table that does not exist is created with theirs. Raises
+        The rows must have the table's columns. A Delta table that does not exist is created with these columns. Raises
         InvalidOption.
         """
         if hasattr(rows, "sparkSession"):
@@ -46,7 +47,9 @@ class LakeEntry(guards.Entry):
             self._rows = rows
 
     def commit(self) -> None:
-        """Adds the rows and moves the positions, in one commit. Raises WriteFenced, LedgerMoved."""
+        """Adds the rows and moves the positions, in one commit. Raises WriteFenced, or LedgerMoved if another writer
+        has written the partitions.
+        """
         for left in reversed(range(COMMITS_MAX)):
             self._prepare()
             try:
@@ -59,10 +62,10 @@ class LakeEntry(guards.Entry):
 
     @abstractmethod
     def _append_files(self, rows: DataFrame) -> None:
-        """Has the executors write the files that `commit` names."""
+        """Makes the executors write the files that `commit` will name."""
 
     def _prepare(self) -> None:
-        """Called before each attempt to commit."""
+        """Prepares an attempt to commit. Called before each."""
         return
 
     @abstractmethod
@@ -71,17 +74,17 @@ class LakeEntry(guards.Entry):
 
     @abstractmethod
     def _read_again(self) -> Mapping[TopicPartition, Position]:
-        """Reads the table as it is now; returns what it knows of the entry's partitions."""
+        """Reads the table as it is now, and returns the positions of the entry's partitions."""
 
 
 class LakeOutput(ABC):
-    """A table of a data lake. Batches of Marshal streams write to it; other writers may do so too."""
+    """A table of a data lake to which batches of Marshal streams are written. Other writers may write to it, too."""
 
     name: str  # of the table, for errors and logs
 
     @abstractmethod
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
-        """Returns how far these partitions are written, and under which tokens."""
+        """Returns how far these partitions are written, and under which fencing tokens."""
 
     @abstractmethod
     def begin(self, spans: Mapping[TopicPartition, Span]) -> LakeEntry:
@@ -93,6 +96,7 @@ class LakeOutput(ABC):
         """Returns a function for foreachBatch that adds the new rows of each batch, as `change` returns them.
 
         Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
-        was deleted and created again starts at offset 0; without, its first messages are taken for known ones.
+        was deleted and created again starts at offset 0. Without, the first messages of the new topic are left out, as
+        if they were written already.
         """
         return guards.sink_of(self.name, self, lambda rows, entry: entry.append(change(rows)), topics)

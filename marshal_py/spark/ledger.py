@@ -60,12 +60,12 @@ class Entry(guards.Entry):
         self._name = _new_name()
 
     def folder(self, table: str) -> str:
-        """Returns the path of a new folder for Parquet files of one table. At most once per table and entry."""
+        """Returns the path of a new folder for Parquet files of one table. Call it once per table."""
         self._folders[table] = f"{table}/{self._name}"
         return str(self._ledger.path / table / self._name)
 
     def commit(self) -> None:
-        """Appends the entry to the ledger. Raises WriteFenced, LedgerMoved."""
+        """Appends the entry to the ledger. Raises WriteFenced, or LedgerMoved if another writer was faster."""
         root = self._ledger.path
         written = {table: folder for table, folder in self._folders.items() if _size(root / folder)}
         positions = {str(tp): [str(to.token), to.to, to.topic_id] for tp, to in self.positions().items()}
@@ -73,7 +73,7 @@ class Entry(guards.Entry):
 
 
 class Ledger:
-    """One output folder: its tables, and the ledger of their contents."""
+    """One output folder, with its tables and the ledger of their contents."""
 
     def __init__(self, path: str | Path) -> None:
         """Creates the folder if it does not exist. Raises InvalidOption for a path that is not local."""
@@ -107,7 +107,7 @@ class Ledger:
         return self._entries / f"{number:012d}.json"
 
     def known(self, spans: Mapping[TopicPartition, Span] | None = None) -> Mapping[TopicPartition, Position]:
-        """Returns how far each partition is written, and under which token: of all partitions, whatever `spans` is."""
+        """Returns how far every partition is written, and under which token. `spans` does not limit the answer."""
         self.refresh()
         return self._state.positions
 
@@ -162,7 +162,10 @@ class Ledger:
         return Entry(self, spans, self.known())
 
     def append(self, content: Mapping[str, Any], check: Callable[[], object]) -> None:
-        """Adds an entry under the next free number. Calls `check` each time it has read newer ones; it may raise."""
+        """Adds an entry under the next free number.
+
+        Calls `check` each time it has read newer entries. What `check` raises ends the attempt.
+        """
         written = self._write(json.dumps(content))
         try:
             while True:
@@ -197,8 +200,10 @@ class Ledger:
 
         The rows are cached while `handle` runs, so that several actions read Kafka once. If another writer was faster,
         `handle` is called again, with fewer rows. Rows of partitions that a later owner has written meanwhile are left
-        out and logged: that owner handles them, and the query continues. With `topics`, a topic that was deleted and
-        created again starts at offset 0; without, its first messages are taken for known ones.
+        out and logged: that owner handles them, and the query continues.
+
+        With `topics`, a topic that was deleted and created again starts at offset 0. Without, the first messages of the
+        new topic are left out, as if they were written already.
         """
         return guards.sink_of(str(self.path), self, handle, topics)
 
@@ -224,9 +229,9 @@ class Ledger:
     def compact(self, spark: SparkSession, table: str, *, partition_by: tuple[str, ...] = ()) -> int:
         """Merges the small folders of a table into one, while others read and write. Returns how many were merged.
 
-        Folders of 128 MB and more are left alone, unless a rewind has taken rows out of them. `partition_by`: the
-        columns by which the table's writers partition its files. Readers that have listed the old folders can read
-        them until `vacuum` deletes them. Raises LedgerMoved if the table was rewound or compacted meanwhile.
+        Folders of 128 MB and more are left alone, unless a rewind has taken rows out of them. `partition_by` names the
+        columns by which the table's writers partition its files. Readers that have listed the old folders can read them
+        until `vacuum` deletes them. Raises LedgerMoved if the table was rewound or compacted meanwhile.
         """
         self.refresh()
         added = {
@@ -255,10 +260,10 @@ class Ledger:
         return len(added)
 
     def vacuum(self, older_than_s: float) -> int:
-        """Deletes folders that have not counted for `older_than_s` seconds. Returns how many.
+        """Deletes folders that have not counted for `older_than_s` seconds. Returns how many it deleted.
 
-        `compact` has replaced them, or writers that died left them. `older_than_s` must be longer than any read and any
-        batch takes; a day is a good value. Raises InvalidOption for a negative one.
+        Such folders were replaced by `compact`, or left by writers that died. `older_than_s` must be longer than any
+        read and any batch takes; a day is a good value. Raises InvalidOption for a negative number.
         """
         if older_than_s < 0:
             raise InvalidOption("older_than_s", older_than_s, "seconds, longer than any read and any batch takes")
@@ -278,7 +283,7 @@ def _new_name() -> str:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the Parquet files in a folder. 0 if there is none."""
+    """Returns the bytes of the Parquet files in a folder; 0 if the folder does not exist."""
     return sum(file.stat().st_size for file in folder.rglob("*.parquet"))
 
 
@@ -288,7 +293,9 @@ def _changed(folder: Path) -> float:
 
 
 def _without(df: DataFrame, table: str, rewinds: tuple[Rewind, ...]) -> DataFrame:
-    """Returns the rows that no rewind has taken out. Raises InvalidOption if the columns for that are missing."""
+    """Returns the rows that no rewind has taken out. Raises InvalidOption if the table lacks the columns that say
+    which.
+    """
     from pyspark.sql import functions as F
 
     missing = {"topic", "partition", "offset"} - set(df.columns)

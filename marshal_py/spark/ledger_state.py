@@ -11,7 +11,9 @@ from marshal_py.spark.guards import Position
 
 
 class Rewind(NamedTuple):
-    """Rows of the partition from offset `to` on, in folders of entries before `number`, do not count."""
+    """A position that was moved back: rows of the partition from offset `to` on do not count in folders of entries
+    before `number`.
+    """
 
     number: int
     tp: TopicPartition
@@ -51,7 +53,7 @@ class LedgerState:
         self.next += 1
 
     def rewinds_after(self, number: int) -> tuple[Rewind, ...]:
-        """Returns the rewinds that concern the folders of that entry."""
+        """Returns the rewinds that take rows out of the folders of entry `number`."""
         return tuple(rewind for rewind in self.rewinds if rewind.number > number)
 
     def text(self) -> str:
@@ -67,7 +69,7 @@ class LedgerState:
 
     @classmethod
     def parse(cls, text: str) -> LedgerState:
-        """The reverse of `text`."""
+        """Returns the state that `text` has written."""
         found, state = json.loads(text), cls()
         state.next, state.folders = found["next"], found["folders"]
         state.positions = {

@@ -31,7 +31,7 @@ logger = logging.getLogger("marshal_py.spark")
 
 
 class Progress(NamedTuple):
-    """One batch of one query, as its member saw it. `lag`: messages, over all partitions that it claims."""
+    """One batch of one query, as its member saw it. `lag` counts messages of all partitions that the member claims."""
 
     query: str
     batch: int
@@ -48,7 +48,7 @@ Export = Callable[[Progress], None]
 class CommitListener(StreamingQueryListener):
     """Reports each batch to the sources of `format("marshal")` as soon as Spark has committed it.
 
-    Spark posts a progress event once the batch is in its commit log.
+    It can do so because Spark posts a progress event once the batch is in its commit log.
     """
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -65,8 +65,9 @@ class CommitListener(StreamingQueryListener):
 
 
 class QueryListener(CommitListener):
-    """A CommitListener that also logs the progress of every query that reads `format("marshal")`, and calls `export`
-    with it."""
+    """A CommitListener that also logs the progress of each query that reads `format("marshal")`, and passes it to
+    `export`.
+    """
 
     def __init__(self, export: Export | None = None) -> None:
         self._export = export
@@ -89,7 +90,7 @@ class QueryListener(CommitListener):
 
 
 def progress_of(progress: StreamingQueryProgress) -> list[Progress]:
-    """Returns what our sources report in one progress event of a query; other sources are left out."""
+    """Returns what sources of `format("marshal")` report in one progress event of a query."""
     found = []
     for source in progress.sources:
         report = _report(source.latestOffset)
@@ -118,9 +119,9 @@ def _report(text: Any) -> dict[str, Any] | None:
 
 
 def prometheus_gauges(registry: Any = None) -> Export:
-    """Returns an `export` that sets gauges per query and group: marshal_spark_lag, _claims, _rows.
+    """Returns an `export` for QueryListener. It sets a gauge per query and group: marshal_spark_lag, _claims, _rows.
 
-    `registry`: by default the global one of prometheus-client. Raises UnsupportedPlatform without prometheus-client.
+    `registry` is by default the global one of prometheus-client. Raises UnsupportedPlatform without prometheus-client.
     """
     try:
         from prometheus_client import REGISTRY, Gauge

@@ -40,17 +40,20 @@ ROWS_PER_READ: Final = 8_192  # from an archive's file; so many per open file ar
 
 
 class LogSource(Protocol):
-    """Every method raises CoordinationError, ClusterUnreachable, DumpDamaged, InvalidOption."""
+    """A place from which a coordination log is read.
+
+    Every method raises CoordinationError, ClusterUnreachable, DumpDamaged, InvalidOption.
+    """
 
     def spans(self) -> dict[int, Bounds]:
-        """Returns the first offset and the end of each log that has records, as of now."""
+        """Returns the first offset and the end of each log that has records now."""
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
-        """Yields the records [first, end) of one log. Raises LogGap where one is missing."""
+        """Yields the records [first, end) of one log. Raises LogGap if one is missing."""
 
 
 def root_of(origin: LogSource) -> Genesis | None:
-    """Returns the Genesis that counts for all logs (L3), None if no client has ever written one."""
+    """Returns the Genesis that counts for all logs (L3), or None if no client has written one."""
     first, end = origin.spans().get(0, Bounds(0, 0))
     records = origin.read(0, first, end) if first < end else ()
     return root_among(first, ((offset, value) for _, offset, _, _, value in records))
@@ -58,7 +61,7 @@ def root_of(origin: LogSource) -> Genesis | None:
 
 @dataclass
 class TopicSource:
-    """A live coordination topic. `settings`: for librdkafka."""
+    """A live coordination topic. `settings` are librdkafka's."""
 
     settings: Mapping[str, Any]
     topic: str
@@ -81,7 +84,9 @@ class TopicSource:
         return {tp.partition: bounds for tp, bounds in found.items() if bounds.first < bounds.end}
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
-        """Raises ClusterUnreachable after READ_TIMEOUT_S without a record."""
+        """Yields the records [first, end) of one log. Raises ClusterUnreachable after READ_TIMEOUT_S without a
+        record.
+        """
         transport = self._transport()
         reader = transport.log(self.topic, f"{transport.client_id}-spark", writes=False)
         try:
@@ -126,7 +131,7 @@ _Row = tuple[int, int, bytes | None, bytes | None]  # offset, time in ms, key, v
 
 
 def _batches(file: pyarrow.parquet.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Reads an archive's file, whose rows are in the order of their offsets."""
+    """Yields the rows of an archive's file, in the order of their offsets."""
     return file.iter_batches(ROWS_PER_READ, columns=list(RAW[1:]))  # type: ignore[no-any-return]
 
 
@@ -136,7 +141,7 @@ def _cells(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes | No
 
 
 def _is_run(batch: pa.RecordBatch, first: int, end: int) -> bool:
-    """Whether the batch's offsets count up from `first` without holes or repeats, and are all below `end`."""
+    """Returns True if the batch's offsets count up from `first` without holes or repeats, and are all below `end`."""
     offsets, last = batch.column("offset"), first + batch.num_rows - 1
     return last < end and bool(offsets.equals(pa.array(range(first, last + 1), pa.int64())))
 
@@ -152,7 +157,7 @@ class ArchiveSource:
 
     @cached_property
     def _system(self) -> tuple[pyarrow.fs.FileSystem, str]:
-        """The file system, and the folder in it. A path that is not a URI may be relative."""
+        """Returns the file system, and the folder in it. A path that is not a URI may be relative."""
         path = self.path if "://" in self.path else str(Path(self.path).absolute())
         try:
             system, folder = pyarrow.fs.FileSystem.from_uri(path)
@@ -165,7 +170,7 @@ class ArchiveSource:
 
     @cached_property
     def _files(self) -> dict[int, list[str]]:
-        """The files of each log. Names that begin with _ or . are Spark's own: markers, checksums, unfinished files."""
+        """Returns the files of each log, without names that begin with _ or ., which are Spark's own."""
         system, folder = self._system
         try:
             found = system.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True))
@@ -190,7 +195,10 @@ class ArchiveSource:
         return {}
 
     def _pieces(self, log: int) -> list[tuple[int, int, str]]:
-        """(first offset, last offset, file), in the order of the first offsets, from the files' own statistics."""
+        """Returns (first offset, last offset, file) of each file, in the order of the first offsets.
+
+        The offsets are those in the files' statistics.
+        """
         if log not in self._pieces_by_log:
             self._pieces_by_log[log] = sorted((*self._offsets_in(path), path) for path in self._files.get(log, ()))
         return self._pieces_by_log[log]
@@ -215,7 +223,10 @@ class ArchiveSource:
         return found
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
-        """Files overlap if writers' clocks disagree about the day, or if an interrupted run was repeated."""
+        """Yields the records [first, end) of one log, each once. Raises LogGap if one is missing.
+
+        Files may overlap, if writers' clocks disagree about the day or if an interrupted run was repeated.
+        """
         expected, previous = first, None
         for part in self._parts(log, first, end):
             if isinstance(part, pa.RecordBatch):
@@ -235,7 +246,9 @@ class ArchiveSource:
             raise LogGap(log, expected, end)
 
     def _parts(self, log: int, first: int, end: int) -> Iterator[pa.RecordBatch | Iterator[_Row]]:
-        """Yields, in order, the batches of files that overlap no other, and the merged rows of those that do."""
+        """Yields, in order, the batches of files that overlap no other file, and the merged rows of files that
+        overlap.
+        """
         together: list[tuple[int, int, str]] = []
         for piece in [*self._pieces(log), (OFFSET_MAX, OFFSET_MAX, "")]:
             if together and piece[0] > max(last for _, last, _ in together):
@@ -248,7 +261,9 @@ class ArchiveSource:
                 together.append(piece)
 
     def _merged(self, waiting: list[tuple[int, int, str]]) -> Iterator[_Row]:
-        """Merges files by offset. It opens a file when its first offset is due, so that few are open at a time."""
+        """Yields the rows of overlapping files by offset. Each file is opened when its first offset comes, so few are
+        open at once.
+        """
         heads: list[tuple[int, int, _Row, Iterator[_Row]]] = []
         number = 0
         while waiting or heads:

@@ -40,7 +40,7 @@ _STATE: Final = _SOURCE | {"group", "since", "until", "table"}
 
 
 class RowFilter:
-    """Selects rows by group and by a range of the log. Raises InvalidOption, InvalidName."""
+    """Selects rows by the options `group`, `since` and `until`. Raises InvalidOption, InvalidName."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.group = options.get("group")
@@ -69,7 +69,7 @@ def _bound(name: str, text: str | None) -> Target | None:
 
 @dataclass
 class LogSpan(InputPartition):
-    """What one task reads: offsets [first, end) of one log."""
+    """The part of a log that one task reads: the offsets [first, end)."""
 
     log: int
     first: int
@@ -112,7 +112,7 @@ def log_reader(options: Mapping[str, str]) -> DataSourceReader:
 
 
 class RawReader(DataSourceReader):
-    """Reads records as they are in the log."""
+    """Reads records as they are in the log, without a fold."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         for name in ("group", "since", "until"):
@@ -131,7 +131,7 @@ class RawReader(DataSourceReader):
 
 
 def _ranges(text: str | None) -> dict[int, Bounds] | None:
-    """Parses `{"0": [first, end], ...}`."""
+    """Parses the option `ranges`, which is JSON like {"0": [first, end]}. Raises InvalidOption."""
     if text is None:
         return None
     try:
@@ -147,7 +147,7 @@ def log_stream(options: Mapping[str, str]) -> DataSourceStreamReader:
 
 
 class RawStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the live log from its beginning. Spark's offset is {log: next offset}."""
+    """Reads the live log from its beginning. Its offset, which Spark keeps, is {log: next offset}."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         if "ranges" in options:
@@ -198,7 +198,7 @@ def _tables_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class FoldReader(DataSourceReader):
-    """Folds one log per task."""
+    """Folds each log in a task of its own."""
 
     def __init__(self, options: Mapping[str, str], tables: Sequence[str]) -> None:
         self._source = source_of(options)

@@ -16,7 +16,7 @@ from marshal_py.transport.ports import RawMessage
 
 
 class Run(NamedTuple):
-    """Messages of one partition, in order, and the token of the claim under which they are read."""
+    """Messages of one partition in order, with the token of the claim under which they are read."""
 
     topic: str
     partition: int
@@ -25,7 +25,11 @@ class Run(NamedTuple):
 
 
 class Column(NamedTuple):
-    """`spark`: the type as Spark's simple string. `take`: makes this column; None: its value is the same in a Run."""
+    """The type of a column, as Spark's simple string and for Arrow, and the function that makes the column from
+    messages.
+
+    `take` is None if the column has one value for a whole Run.
+    """
 
     spark: str
     arrow: pa.DataType
@@ -37,7 +41,7 @@ _TIME: Final = pa.timestamp("us", "UTC")
 
 
 def _each(method: str, messages: Sequence[RawMessage]) -> Iterator[Any]:
-    """Calls this method of each message. The messages are of one class, and there is at least one."""
+    """Yields the result of this method for each message. There must be at least one, and all must be of one class."""
     return map(getattr(type(messages[0]), method), messages)
 
 
@@ -69,7 +73,10 @@ COLUMNS: Final = tuple(_COLUMNS)
 
 
 def columns_of(text: str | None) -> tuple[str, ...]:
-    """The option `columns`: names with commas between them, in the wanted order; None: all. Raises InvalidOption."""
+    """Returns the columns that the text of the option `columns` names, in its order, or all for None.
+
+    Raises InvalidOption.
+    """
     if text is None:
         return COLUMNS
     names = tuple(name.strip().lower() for name in text.split(","))
@@ -79,12 +86,12 @@ def columns_of(text: str | None) -> tuple[str, ...]:
 
 
 def spark_schema(columns: Sequence[str] = COLUMNS) -> str:
-    """Returns the columns as DDL."""
+    """Returns the columns as a schema in Spark's DDL."""
     return ", ".join(f"{name} {_COLUMNS[name].spark}" for name in columns)
 
 
 def check_schema(found: str, columns: Sequence[str]) -> None:
-    """Raises InvalidOption unless `found` (`StructType.simpleString`) is the schema of `columns`."""
+    """Raises InvalidOption unless `found`, from `StructType.simpleString`, is the schema of `columns`."""
     if found != f"struct<{','.join(f'{name}:{_COLUMNS[name].spark}' for name in columns)}>":
         raise InvalidOption(
             "schema",

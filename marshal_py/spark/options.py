@@ -56,7 +56,7 @@ _INSTEAD: Final = {
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What the tasks need to read messages, whichever source plans them."""
+    """The options that tasks need to read messages, whichever source plans them."""
 
     columns: tuple[str, ...]
     min_partitions: int | None  # tasks of a batch, at least; None: as many as its ranges need
@@ -92,7 +92,10 @@ class StreamOptions(ReadOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> StreamOptions:
-        """`given`: under our names or those of Spark's own Kafka source. Raises InvalidOption, InvalidName."""
+        """Parses the options of a stream, given under our names or those of Spark's own Kafka source.
+
+        Raises InvalidOption, InvalidName.
+        """
         options, given_names = translate(given)
         check_names(options, OPTIONS)
         try:
@@ -150,12 +153,14 @@ class StreamOptions(ReadOptions):
 
 
 def topics_of(text: str) -> tuple[str, ...]:
-    """The option `topics`: names with commas between them. Raises InvalidOption, InvalidName."""
+    """Returns the topics that the text of the option `topics` names, with commas between them. Raises InvalidOption,
+    InvalidName.
+    """
     return check_topics([topic.strip() for topic in text.split(",") if topic.strip()])
 
 
 def count(options: Mapping[str, str], name: str, default: int) -> int:
-    """The option as a whole number from 1 on. Raises InvalidOption."""
+    """Returns the option as a whole number from 1 on. Raises InvalidOption."""
     text = options.get(name, str(default))
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise InvalidOption(name, text, "a whole number from 1 on")
@@ -163,7 +168,8 @@ def count(options: Mapping[str, str], name: str, default: int) -> int:
 
 
 def kafka_options(options: Mapping[str, str]) -> settings.Settings:
-    """librdkafka's settings among the options of a source: `bootstrap.servers`, and those that begin with `kafka.`.
+    """Returns librdkafka's settings among the options of a source: `bootstrap.servers`, and those that begin with
+    `kafka.`.
 
     Raises InvalidOption.
     """
@@ -175,9 +181,9 @@ def kafka_options(options: Mapping[str, str]) -> settings.Settings:
 
 
 def as_options(given: Mapping[str, Any]) -> dict[str, str]:
-    """librdkafka's settings as options of a source: the reverse of `kafka_options`.
+    """Returns librdkafka's settings as options of a source, which is the reverse of `kafka_options`.
 
-    Raises InvalidOption for callbacks and other objects: options are texts.
+    Options are texts, so callbacks and other objects raise InvalidOption.
     """
     options: dict[str, str] = {}
     for key, value in given.items():
@@ -189,14 +195,14 @@ def as_options(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
-    """Raises InvalidOption for an unknown option: it is misspelt, or meant for another source."""
+    """Raises InvalidOption for an option that is not in `known`, because it is misspelt or meant for another source."""
     for name in options:
         if name not in known and not name.startswith("kafka."):
             raise InvalidOption(name, options[name], f"kafka.* or one of {', '.join(sorted(known))}")
 
 
 def number(options: Mapping[str, str], name: str, default: float, least: float) -> float:
-    """The option as a number from `least` on. Raises InvalidOption."""
+    """Returns the option as a number from `least` on. Raises InvalidOption."""
     try:
         value = float(options.get(name, default))
     except ValueError:
@@ -207,7 +213,7 @@ def number(options: Mapping[str, str], name: str, default: float, least: float) 
 
 
 def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """The option as true or false. Raises InvalidOption."""
+    """Returns whether the option is true. Raises InvalidOption if it is neither true nor false."""
     value = options.get(name, "true" if default else "false").lower()
     if value not in ("true", "false"):
         raise InvalidOption(name, options.get(name), "true or false")

@@ -20,7 +20,9 @@ _TIMES_DEFAULT: Final = "INT96"
 
 
 class DataFile(NamedTuple):
-    """One file. `path`: below the table's folder. `size`: in bytes. `values`: of the partition columns."""
+    """One Parquet file. `path` is relative to the table's folder, `size` is in bytes, `values` are of the partition
+    columns.
+    """
 
     path: str
     size: int
@@ -29,7 +31,7 @@ class DataFile(NamedTuple):
 
 
 def spark_uri_of(uri: str) -> str:
-    """Returns an S3 address as Hadoop's file system writes it; other addresses are returned unchanged."""
+    """Returns an S3 address as Hadoop's file system writes it. Other addresses are returned unchanged."""
     return "s3a" + uri[2:] if uri.startswith("s3://") else uri
 
 

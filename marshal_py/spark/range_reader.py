@@ -67,7 +67,9 @@ _REFUSED: Final = frozenset(
 
 
 class RangePartition(InputPartition):
-    """One task, with everything that it needs: Spark pickles the reader long before it plans partitions."""
+    """One task, with everything that it needs. It refers to no reader, because Spark pickles readers before it plans
+    tasks.
+    """
 
     def __init__(
         self,
@@ -77,13 +79,15 @@ class RangePartition(InputPartition):
         once: bool,
         columns: Sequence[str] = COLUMNS,
     ) -> None:
-        """`once`: a second attempt of the task fails. `timeout_s`: without progress."""
+        """With `once`, a second attempt of the task fails. `timeout_s`: the task fails after so many seconds without
+        progress.
+        """
         super().__init__(tuple(pieces))
         self.kafka, self.timeout_s, self.once, self.columns = dict(kafka), timeout_s, once, tuple(columns)
 
 
 def partitions_of(pieces: Iterable[Piece], options: ReadOptions, *, once: bool) -> list[RangePartition]:
-    """The tasks that read these pieces. `once`: a second attempt of a task fails."""
+    """Returns the tasks that read these pieces. With `once`, a second attempt of a task fails."""
     return [
         RangePartition(task, options.kafka, options.read_timeout_s, once, options.columns)
         for task in tasks_of(pieces, options.min_partitions)
@@ -117,7 +121,7 @@ def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _sizes(pieces: Sequence[Piece]) -> dict[str, int]:
-    """librdkafka's settings for how much it fetches ahead."""
+    """Returns librdkafka's settings for how much it fetches ahead."""
     longest, together = max(piece.rows for piece in pieces), sum(piece.rows for piece in pieces)
     fetch, queue = (next((size for size in _SIZES if rows <= size), QUEUE_ROWS_MAX) for rows in (longest, together))
     return {"queued.min.messages": queue, "fetch.message.max.bytes": min(fetch * FETCH_BYTES_PER_ROW, FETCH_BYTES_MAX)}
@@ -161,7 +165,7 @@ class _RangeReader:
             yield batch
 
     def _batch(self, task: RangePartition) -> pa.RecordBatch | None:
-        """Returns the next batch, None once everything is read. Where the broker is slow, it has fewer rows."""
+        """Returns the next batch, or None once everything is read. If the broker is slow, the batch has fewer rows."""
         runs: list[Run] = []
         rows, deadline = 0, time.monotonic() + task.timeout_s
         while self.left and rows < BATCH_ROWS:
@@ -185,7 +189,7 @@ class _RangeReader:
         return ClusterUnreachable(self.servers, what, f"{self.last_error} ({timeout_s:g} s without progress)")
 
     def _take(self, found: list[Message]) -> list[Run]:
-        """Returns those of these messages that belong to the ranges; handles the events among them."""
+        """Returns the messages of `found` that belong to the ranges, and handles the events among them."""
         events: list[Message] = []
         errors = list(map(Message.error, found))
         if any(errors):
@@ -225,7 +229,7 @@ class _RangeReader:
                 self.consumer.incremental_unassign([KafkaPartition(*key)])
 
     def _handle_event(self, event: Message) -> None:
-        """Handles the end of a partition, or an error. Raises errors that waiting does not cure."""
+        """Handles the end of a partition, or an error. Raises errors that do not pass by waiting."""
         error, key = event.error(), (event.topic() or "", event.partition() or 0)
         assert error is not None
         if error.code() == KafkaError._PARTITION_EOF:
@@ -242,8 +246,8 @@ class _RangeReader:
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Switches Python's garbage collector off. Thousands of new messages would start it again and again, which took
-    half of the time of reading; messages are in no reference cycles.
+    """Switches Python's garbage collector off. Messages are in no reference cycles, but thousands of new ones would
+    start the collector again and again, which took half of the time of reading.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -25,7 +25,7 @@ OPTIONS: Final = ("ranges", "bootstrap.servers", "columns", "min_partitions", "r
 
 
 def ranges_json(pieces: Iterable[Piece]) -> str:
-    """The value of the option `ranges`: [[topic, partition, start, to, token], ...]."""
+    """Returns the value of the option `ranges`: [[topic, partition, start, to, token], ...]."""
     return json.dumps([list(piece) for piece in pieces])
 
 
@@ -52,7 +52,7 @@ class RangesReader(DataSourceReader):
     """Plans and reads the ranges. Only tasks connect to Kafka."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Raises InvalidOption."""
+        """Parses the options. Raises InvalidOption."""
         check_names(options, OPTIONS)
         self._pieces = _pieces(options.get("ranges"))
         self._options = ReadOptions.parse(options)

@@ -20,14 +20,16 @@ Placed = tuple[int, bytes | None]  # offset and value
 
 
 class Beginning(NamedTuple):
-    """Where one log's fold begins. `stored`: the snapshot that replaces deleted records; None: offset 0."""
+    """The place where one log's fold begins. `stored` is the snapshot that replaces deleted records; None means offset
+    0.
+    """
 
     log: int
     root: Genesis
     stored: Stored | None = None
 
     def world(self) -> World:
-        """Returns a new world, as it is where the fold begins."""
+        """Returns a new world, in the state where the fold begins."""
         root = None if self.log == 0 else self.root
         if self.stored is None:
             return World(self.log, root)
@@ -37,9 +39,9 @@ class Beginning(NamedTuple):
 
 
 def root_among(first: int, values: Iterable[Placed]) -> Genesis | None:
-    """Returns the root, the Genesis that counts for all logs (L3), or None if there is none.
+    """Returns the root, which is the Genesis that counts for all logs (L3), or None if there is none.
 
-    `values`: those of log 0, in order, from its first offset `first` on. If that is not 0, the log's beginning is
+    `values` are those of log 0 in order, from its first offset `first` on. If `first` is not 0, the log's beginning is
     deleted, and a confirmed snapshot names the root.
     """
     if first == 0:
@@ -50,9 +52,10 @@ def root_among(first: int, values: Iterable[Placed]) -> Genesis | None:
 
 
 def beginning(log: int, first: int, root: Genesis, values: Iterable[Placed]) -> Beginning:
-    """Returns where the fold of a log begins. `values`: the log's, from `first` on; not read if that is 0.
+    """Returns the place where the fold of a log begins.
 
-    Raises HistoryTruncated (N10) if the beginning is deleted and no confirmed snapshot replaces it.
+    `values` are the log's from the offset `first` on; they are not read if that is 0. Raises HistoryTruncated if the
+    beginning is deleted and no confirmed snapshot replaces it (N10).
     """
     if first == 0:
         return Beginning(log, root)

@@ -40,11 +40,12 @@ _PANDAS: Final = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(), pa.b
 
 
 def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = None) -> DataFrame:
-    """As `replay`, for a stream with the columns log, offset, time and value. Rows come once they are final.
+    """Folds a stream of records as `replay` folds a batch. `sdf` has the columns log, offset, time and value.
 
-    An open row (the interval of a live owner) comes when it ends; digests come at checkpoints only, and there are no
-    standings. `root`: from `find_root` of a batch. The stream must have the logs from their beginnings: read an
-    archive, or a whole topic. Write with outputMode("append") and a checkpoint. Raises InvalidOption, MissingSpark.
+    A row comes once it is final: that of an owner's interval when the interval ends. Digests come at checkpoints only,
+    and there are no standings. `root` comes from `find_root` of a batch. The stream must have the logs from their
+    beginnings: read an archive, or a whole topic. Write with outputMode("append") and a checkpoint. Raises
+    InvalidOption, MissingSpark.
     """
     wanted = checked_tables(tables)
     check_columns(sdf)
@@ -73,7 +74,9 @@ def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = 
 
 
 class _State(msgspec.Struct, array_like=True):
-    """One log's state. `at`: its last checkpoint. `data`: the snapshot there, None if that is the log's beginning."""
+    """One log's state at its last checkpoint `at`. `data` is the snapshot there, or None if that is the log's
+    beginning.
+    """
 
     at: int
     data: bytes | None
@@ -90,7 +93,7 @@ _decode: Final = msgspec.msgpack.Decoder(_State).decode
 
 
 def read_state(blob: bytes | None) -> _State:
-    """Decodes a state; None is an empty one. Raises InvalidOption for another release's format."""
+    """Decodes a state; None gives an empty one. Raises InvalidOption for another release's format."""
     if blob is None:
         return _State(0, None, None, 0, 0, [], OpenState(), {})
     if blob[0] != STATE_VERSION:
@@ -109,10 +112,11 @@ def write_state(state: _State) -> bytes:
 def fold_more(
     state: _State, log: int, root: Genesis, tables: Sequence[str], records: Iterable[tuple[int, int, bytes | None]]
 ) -> Timeline:
-    """Folds records (offset, time in ms, value), in any order, onto the state. The Timeline has the rows.
+    """Folds records (offset, time in ms, value), which may come in any order, onto the state. The Timeline has the
+    rows.
 
-    Raises LogGap when more than HELD_MAX records wait for a missing one, and GroupOpaque: a log with such a group has
-    no canonical state (N7).
+    Raises LogGap if more than HELD_MAX records wait for a missing one. Raises GroupOpaque because a log with an opaque
+    group has no canonical state (N7).
     """
     world = _world(state, log, root)
     timeline = Timeline(world, tables, state.known)
@@ -159,7 +163,7 @@ def _take_snapshot(state: _State, world: World) -> None:
 
 
 class _Fold(StatefulProcessor):
-    """What Spark calls with the new records of one log, and its state."""
+    """The object that Spark calls with the new records of one log and with its state."""
 
     def __init__(self, root: Genesis, tables: Sequence[str]) -> None:
         self._root, self._tables = root, tables

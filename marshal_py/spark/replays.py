@@ -37,10 +37,11 @@ def replay(
 ) -> DataFrame:
     """Folds whole logs. `df` has the columns log, offset, time and value, in any order and any number of partitions.
 
-    `tables`: names of history/tables.py, all by default. One table gives a DataFrame with its columns, several give one
-    wide DataFrame with a column `table`. `root`: by default the one found in log 0 of `df`. `tasks`: at most one per
-    log is useful. Records that are there twice are folded once. If a log's beginning is deleted, the fold begins at its
-    oldest confirmed snapshot. Raises InvalidOption, HistoryTruncated; a log with a hole fails the job with LogGap.
+    `tables` are names of history/tables.py, by default all. One table gives a DataFrame with its columns, several give
+    one wide DataFrame with a column `table`. `root` is the Genesis that counts for all logs, by default the one found
+    in log 0 of `df`. `tasks` is the number of tasks; more than one per log are of no use. Records that are there twice
+    are folded once. If a log's beginning is deleted, the fold begins at its oldest confirmed snapshot. Raises
+    InvalidOption, HistoryTruncated; a log with a hole fails the job with LogGap.
     """
     wanted = checked_tables(tables)
     check_columns(df)
@@ -59,7 +60,7 @@ def replay(
 
 
 def checked_tables(tables: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns `tables`, all by default. Raises InvalidOption."""
+    """Returns `tables`, or the names of all tables for None. Raises InvalidOption for unknown, repeated or no names."""
     wanted = tuple(TABLES if tables is None else tables)
     for name in wanted:
         if name not in TABLES:
@@ -76,7 +77,7 @@ def check_columns(df: DataFrame) -> None:
 
 
 def find_root(df: DataFrame) -> Genesis | None:
-    """Returns the Genesis that counts for all logs (L3) from the records of log 0 in `df`, None if it has none."""
+    """Returns the Genesis that counts for all logs (L3), found in log 0 of `df`, or None if there is none."""
     check_columns(df)
     of_log_0 = df.where(functions.col("log") == 0)
     first = of_log_0.agg(functions.min("offset")).collect()[0][0]
@@ -84,7 +85,7 @@ def find_root(df: DataFrame) -> Genesis | None:
 
 
 def _candidates(df: DataFrame, kind: int) -> list[Placed]:
-    """Returns the records that look like one of this kind, in order. Only these few go to the driver."""
+    """Returns the records that look like the record type `kind`, in order. Only these few go to the driver."""
     # PROTOCOL.md 4.1: an empty group id at byte 11, then the record version, then the type.
     byte_11, byte_13 = (functions.substring("value", place, 1) for place in (12, 14))
     looks_like = (byte_11 == functions.lit(b"\0")) & (byte_13 == functions.lit(bytes([kind])))
@@ -102,7 +103,7 @@ def _beginnings(df: DataFrame, root: Genesis) -> dict[int, Beginning]:
 
 
 def folding(beginnings: Mapping[int, Beginning], tables: Sequence[str]) -> Fold:
-    """Returns a function for mapInArrow over batches that are sorted by (log, offset)."""
+    """Returns a function for mapInArrow, which folds batches that are sorted by (log, offset) into rows of `tables`."""
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reader: LogReader | None = None
@@ -121,7 +122,7 @@ def folding(beginnings: Mapping[int, Beginning], tables: Sequence[str]) -> Fold:
 
 
 def _stretches(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cuts the batches where another log begins, and every CHECK_EVERY records."""
+    """Yields (log, part) for parts of the batches. It cuts where another log begins, and every CHECK_EVERY records."""
     for batch in batches:
         runs = pc.run_end_encode(batch.column("log"))
         start = 0
@@ -132,7 +133,7 @@ def _stretches(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Reco
 
 
 class LogReader:
-    """Folds the records of one log, which come sorted. A record may come twice."""
+    """Folds the records of one log, which must come sorted. A record may come twice."""
 
     def __init__(self, beginning: Beginning, tables: Sequence[str]) -> None:
         self.log = beginning.log
@@ -141,7 +142,7 @@ class LogReader:
         self._last: bytes | None = None
 
     def read(self, batch: pa.RecordBatch) -> None:
-        """Folds the next records; the batch has the columns offset, time and value."""
+        """Folds the next records. The batch has the columns offset, time and value. Raises LogGap."""
         offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
         world, read, last = self.timeline.world, self.timeline.read, self._last
         for offset, time_ms, value in zip(offsets, columns.times_ms(batch.column("time")), values, strict=True):

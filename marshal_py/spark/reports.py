@@ -23,7 +23,9 @@ PREFIX: Final = "marshal_"
 
 
 class Question(NamedTuple):
-    """`sql` queries the views that `views` creates. `:at` is a time that the caller gives."""
+    """A question and its SQL, which queries the views that `views` creates. `:at` in it is a time that the caller
+    gives.
+    """
 
     title: str
     sql: str
@@ -143,10 +145,10 @@ ORDER BY time, topic, partition
 
 
 def views(folded: DataFrame, prefix: str = PREFIX) -> list[str]:
-    """Creates a temporary view for each table of a wide DataFrame (from `replay` or "marshal-state"); returns their
-    names, `prefix` and the table's name.
+    """Creates a temporary view for each table of a wide DataFrame, which `replay` or format("marshal-state") gives.
 
-    Call `folded.persist()` first, or every query folds the log again. Raises InvalidOption if `folded` is not wide.
+    Returns the views' names: `prefix` and the table's name. Call `folded.persist()` first, or every query folds the log
+    again. Raises InvalidOption if `folded` is not wide.
     """
     if columns.WHICH not in folded.columns:
         raise InvalidOption("folded", folded.columns, "the wide DataFrame of several tables, with a column `table`")
@@ -162,7 +164,7 @@ def views(folded: DataFrame, prefix: str = PREFIX) -> list[str]:
 
 @contextmanager
 def _views_of(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
-    """Creates the views of one fold, which stays cached meanwhile."""
+    """Creates the views of one fold, for the time of the `with` block. The fold stays cached for that time."""
     folded = spark.read.format("marshal-state").options(**options).load().persist()
     names = views(folded)
     try:
@@ -178,7 +180,7 @@ def report(
 ) -> dict[str, list[dict[str, Any]]]:
     """Answers the questions of these names, by default all; "owners" needs `at` and is left out without it.
 
-    `options`: those of format("marshal-state"): bootstrap.servers or path, group, since, until. Returns, for each
+    `options` are those of format("marshal-state"): bootstrap.servers or path, group, since, until. Returns, for each
     question, rows as dictionaries; times have a zone. Raises InvalidOption.
     """
     wanted = check_questions(names, at)
@@ -192,7 +194,7 @@ def _answer(spark: SparkSession, name: str, at: datetime | None) -> DataFrame:
 
 
 def check_questions(names: Sequence[str], at: datetime | None) -> list[str]:
-    """Returns the questions to answer. Raises InvalidOption."""
+    """Returns the names of the questions to answer, by default all that need no missing `at`. Raises InvalidOption."""
     for name in names:
         if name not in QUESTIONS:
             raise InvalidOption("questions", name, f"of {', '.join(QUESTIONS)}")

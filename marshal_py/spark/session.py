@@ -103,7 +103,7 @@ def java_home(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Yields (where it is from, executable), best first."""
+    """Yields executables of Java, the best first, each with the place where it was found."""
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if in_path := shutil.which("java", path=environ.get("PATH", os.defpath)):
@@ -116,7 +116,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _version(executable: Path) -> int:
-    """Returns a Java's major version, 0 if it does not run."""
+    """Returns the major version of a Java, or 0 if it does not run."""
     try:
         probe = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=JAVA_PROBE_S)
     except (OSError, subprocess.TimeoutExpired):

@@ -53,10 +53,12 @@ RELEASE_S: Final = 2.0  # for stop(); Spark kills the process some time after it
 
 
 class QueryMember:
-    """A query's membership in its group. It joins when it is made, and leaves when it is closed or overdue."""
+    """A query's membership in its group. It joins the group when it is made, and leaves when it is closed or
+    overdue.
+    """
 
     def __init__(self, options: StreamOptions, earlier: MicroBatches | None = None) -> None:
-        """`earlier`: the batches that an earlier member of this process has handed over."""
+        """Joins the group. `earlier` has the batches that an earlier member of this process has handed over."""
         self.marshal = connect(
             options.kafka,
             client_id=options.client_id,
@@ -81,7 +83,9 @@ class QueryMember:
         self._last_batch_s = -math.inf
 
     def has_new_topics(self) -> bool:
-        """Whether topics have appeared that match the pattern. Asks the cluster every TOPICS_CHECK_S at most."""
+        """Returns True if topics have appeared that match the pattern. Asks the cluster every TOPICS_CHECK_S at
+        most.
+        """
         now_s = time.monotonic()
         if self._pattern is None or now_s - self._checked_s < TOPICS_CHECK_S:
             return False
@@ -92,7 +96,10 @@ class QueryMember:
         return bool(new)
 
     def _open_commit_socket(self) -> CommitSocket | None:
-        """For commits that a listener in the driver reports before Spark does; None where there are no such sockets."""
+        """Opens the socket by which a listener in the driver reports commits earlier than Spark does.
+
+        Returns None on systems without such sockets.
+        """
         try:
             return CommitSocket(lambda digest: self.planner.commit_reported(self.batches, digest))
         except (AttributeError, OSError) as error:
@@ -106,7 +113,11 @@ class QueryMember:
             self.settled = True
 
     def warn_of_fresh_checkpoint(self) -> None:
-        """Warns, once per member: sinks that know batches by number skip numbers that they have (docs/spark.md)."""
+        """Warns, once per member, if the group has positions and the query's checkpoint is new.
+
+        Its batches are then numbered from 0 again, and a sink that knows batches by number skips numbers that it
+        already has (docs/spark.md).
+        """
         if not self.warned and self.planner.resumed():
             logger.warning(
                 "group %s has positions, and this query begins with a fresh checkpoint: it continues at the "
@@ -117,8 +128,9 @@ class QueryMember:
         self.warned = True
 
     def ack(self, end: dict[str, Any]) -> None:
-        """Acks the batch that ends at `end`: Spark has committed it. This may be an earlier member's batch, and it may
-        be acked already."""
+        """Acks the batch that ends at `end`, which Spark has committed. An earlier member may have handed it over, and
+        it may be acked already.
+        """
         self.planner.commit_end(self.batches, end)
 
     def plan(
@@ -126,7 +138,7 @@ class QueryMember:
     ) -> dict[str, Any]:
         """Returns the next end offset, or `start` itself if there is nothing to do.
 
-        `targets`: where the query ends (availableNow); None for a query without an end.
+        `targets` is where the query ends (availableNow); None for a query without an end.
         """
         end = self._plan_once(start, rows_max, targets)
         if end == start and targets is not None and self.planner.settle():
@@ -146,7 +158,9 @@ class QueryMember:
         return end
 
     def _waits_for_more(self, rows: int) -> bool:
-        """Whether a batch of so few rows waits. The delay counts from the last batch; the first never waits."""
+        """Returns True if a batch of so few rows must wait for more. The delay counts from the last batch; the first
+        never waits.
+        """
         now_s = time.monotonic()
         waits = 0 < rows < self._rows_min and now_s - self._last_batch_s < self._delay_s
         if rows and not waits:
@@ -154,9 +168,10 @@ class QueryMember:
         return waits
 
     def take(self, start: dict[str, Any], end: dict[str, Any]) -> list[Taken]:
-        """Returns the ranges of the batch that ends at `end`: planned by this member, or replayed.
+        """Returns the ranges of the batch that ends at `end`, planned by this member or replayed.
 
-        In at-most-once mode a replayed batch is empty, for it may have been granted and read; its loss is noted.
+        In at-most-once mode a replayed batch is empty, because its messages may have been read already; the loss is
+        noted.
         """
         taken = self.batches.delivered_ranges(end)
         if taken is None:
@@ -177,7 +192,9 @@ class QueryMember:
         return taken
 
     def report(self) -> dict[str, Any]:
-        """For the query's progress. `commits`: the address of the socket to which commits are reported."""
+        """Returns figures for the query's progress. `commits` is the address of the socket to which commits are
+        reported.
+        """
         info = self.planner.cached_info()
         return {
             "group": info.group,
@@ -199,7 +216,7 @@ class QueryMember:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark calls. The member, `_member`, exists in the query's own process alone."""
+    """The object that Spark calls. Only the one in the query's own process has a member."""
 
     def __init__(self, options: StreamOptions) -> None:
         self.options = options
@@ -225,14 +242,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._member
 
     def _rejoined(self) -> QueryMember:
-        """Returns a new member with the topics that exist now; a member's topics never change. Nothing is in flight."""
+        """Returns a new member, which has the topics that exist now; a member's topics never change.
+
+        Call it when no batch is in progress.
+        """
         self._leave()
         member = self._joined()
         member.settle()
         return member
 
     def _leave(self) -> None:
-        """Leaves the group. The process continues, and so do the batches that it has handed to Spark."""
+        """Leaves the group. The process continues, and so do the batches that were handed to Spark."""
         member, self._member = self._member, None
         if member is not None:
             self._earlier = member.batches
@@ -287,7 +307,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._member.ack(end)
 
     def stop(self) -> None:
-        """Called when the process ends: Spark has stopped the query, or is gone."""
+        """Leaves the group for good. Called when the process ends, because Spark has stopped the query or is gone."""
         member, self._member = self._member, None
         if member is not None:
             member.planner.note_uncommitted(member.batches)
@@ -295,7 +315,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _check_ours(offset: dict[str, Any], committed: dict[str, Any]) -> None:
-    """Raises InvalidOption for the checkpoint of another source. Spark does not check that."""
+    """Raises InvalidOption if the offset is from the checkpoint of another source, which Spark does not check."""
     if not isinstance(offset.get("b"), int):
         rule = (
             "the folder holds the checkpoint of another source: use a new folder. If it was format('kafka'), a "

@@ -54,7 +54,7 @@ _ARROW: Final = pa.schema(
 
 
 class Run(NamedTuple):
-    """A row of `sweep`: the result of one seed. `again`: how to run it again; None if it violated nothing."""
+    """A row of `sweep`: the result of one seed. `again` is how to run it again, or None if it violated nothing."""
 
     seed: int
     verdict: str
@@ -72,7 +72,7 @@ class Run(NamedTuple):
 def sweep(spark: SparkSession, seeds: range, *, options: Options | None = None, tasks: int | None = None) -> DataFrame:
     """Returns a DataFrame with one row per seed and the columns of `Run`. Like every DataFrame it is computed lazily.
 
-    `tasks`: by default three per core. The workers need marshal_py. Raises InvalidOption.
+    `tasks` is the number of tasks, by default three per core. The workers need marshal_py. Raises InvalidOption.
     """
     if not seeds:
         raise InvalidOption("seeds", seeds, "a range with at least one seed")
@@ -83,13 +83,13 @@ def sweep(spark: SparkSession, seeds: range, *, options: Options | None = None, 
 
 
 def runs(swept: DataFrame) -> list[Run]:
-    """Runs a sweep and returns its rows, in the order of their seeds. `marshal simulate` sums them up."""
+    """Runs a sweep and returns its rows in the order of their seeds, as the total of simulator/sweep.py needs them."""
     rows = swept.toArrow().sort_by("seed").to_pylist()
     return [Run(**{**row, "violations": tuple(Violation(**found) for found in row["violations"])}) for row in rows]
 
 
 def _cores(spark: SparkSession) -> int:
-    """Returns how many tasks run at a time, by a query that works with Spark Connect too."""
+    """Returns how many tasks can run at a time. It finds that by a query, which works with Spark Connect, too."""
     return spark.range(_PROBE_ROWS).select(functions.spark_partition_id()).distinct().count()
 
 

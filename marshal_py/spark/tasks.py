@@ -21,7 +21,7 @@ TASKS_KEPT: Final = 8
 
 
 class Piece(NamedTuple):
-    """Offsets [start, to) of one partition, with the token of the claim under which they are read."""
+    """The offsets [start, to) of one partition, with the token of the claim under which they are read."""
 
     topic: str
     partition: int
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many offsets. Where the log has gaps there are fewer messages."""
+        """Returns the number of offsets. If some of them have no message, there are fewer rows."""
         return self.to - self.start
 
 
@@ -40,9 +40,10 @@ def pieces_of(ranges: Iterable[ClaimedRange]) -> list[Piece]:
 
 
 def tasks_of(pieces: Iterable[Piece], wanted: int | None = None) -> list[tuple[Piece, ...]]:
-    """Returns the pieces of each task, without empty ones. If `pieces` has one per partition, so has each task.
+    """Returns the pieces of each task, without empty pieces. If `pieces` has one per partition, so has each task.
 
-    `wanted`: so many tasks or more, if there are enough offsets; None: TASKS_KEPT, and no piece is split.
+    There are `wanted` tasks or more, if there are enough offsets. With None there are at least TASKS_KEPT if there are
+    enough pieces, and no piece is split.
     """
     todo = _split([piece for piece in pieces if piece.rows], wanted or 0)
     alone = [(piece,) for piece in todo if piece.rows >= TASK_ROWS]
@@ -70,7 +71,9 @@ def _split(pieces: Sequence[Piece], wanted: int) -> list[Piece]:
 
 
 def _share(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:
-    """Distributes pieces over at most `count` tasks: the longest first, each to the task that has least."""
+    """Distributes pieces over at most `count` tasks: the longest first, each to the task that has the fewest offsets so
+    far.
+    """
     tasks: list[list[Piece]] = [[] for _ in range(min(max(1, count), len(pieces)))]
     heap = [(0, number) for number in range(len(tasks))]
     for piece in sorted(pieces, key=lambda piece: -piece.rows):

@@ -1,9 +1,9 @@
 """One process of a small model: the shipped Member or admin operation, with its fetches and handlers, driven by hand.
 
-The search calls an actor's events (`read`, `tick`, `deliver`, ...), and the actor notes in an `Effects` what it sent,
-what its handlers did and which promise about its own records it broke. `Member.may_deliver` is the only gate before a
-handler.
-It holds its world by reference and never changes it, so a world is made once for every prefix of a log.
+The search calls an actor's events (`read`, `tick`, `deliver`, ...). The actor notes in an `Effects` what it sent, what
+its handlers did, and which promise about its own records it broke. `Member.may_deliver` alone decides whether a message
+may go to a handler. An actor holds its world by reference and never changes it, so one world serves every actor that
+has read the same prefix of a log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def instant(now_ms: int) -> Instant:
 
 
 class Effects(Struct):
-    """The effects of one event of an actor on its surroundings."""
+    """What one event of an actor did to the actor's surroundings."""
 
     sent: list[tuple[Record, int]] = field(default_factory=list)  # record, when
     handed: tuple[int, int, bool] | None = None  # epoch, offset, whether it is the claim's first
@@ -50,7 +50,7 @@ class Effects(Struct):
 
 
 class Feed:
-    """The messages of one claim (all are fetched at once), and what its handlers did, counted by the actor itself."""
+    """The messages of one claim, all fetched at once, and what its handlers did, as the actor itself counts it."""
 
     __slots__ = ("claim", "first", "handed_to", "low", "run")
 
@@ -70,13 +70,15 @@ class Feed:
         claim.end_offset = messages
 
     def offer(self, messages: int) -> None:
-        """At most once: what is fetched and not granted yet."""
+        """In at-most-once mode, sets on the claim the range to ask a grant for: the next OFFER messages that are not
+        granted yet.
+        """
         tracker = self.claim.tracker
         if not isinstance(tracker, AtLeastOnce) and tracker.granted_to() < messages:
             self.claim.offer = (tracker.granted_to(), min(tracker.granted_to() + OFFER, messages))
 
     def next_offset(self) -> int:
-        """The message that could be handed over next, or -1."""
+        """Returns the offset of the message that could be handed over next, or -1."""
         tracker = self.claim.tracker
         if isinstance(tracker, AtLeastOnce):
             run = self.run
@@ -105,25 +107,27 @@ class Actor:
         raise NotImplementedError
 
     def attach(self, world: World | None) -> None:
-        """Sets the world at the prefix that was read; None before the actor is stored."""
+        """Sets the world, which holds the prefix of the log that the actor has read. None is set before the actor is
+        stored.
+        """
         raise NotImplementedError
 
     def receive(self, verdict: Verdict, now_ms: int) -> None:
         raise NotImplementedError
 
     def act(self, now_ms: int, effects: Effects) -> bool:
-        """One tick; True if it needs another one at once."""
+        """Does one tick; returns True if another tick must follow at once."""
         raise NotImplementedError
 
     def read(self, world: World, verdict: Verdict, now_ms: int) -> None:
-        """One more record was folded: `world` is the prefix with it."""
+        """Takes one more folded record. `world` is the world after it, `verdict` what the fold says about it."""
         self.attach(world)
         self.receive(verdict, now_ms)
         self.woken = True
         self.note_extensions(world, now_ms)
 
     def note_extensions(self, world: World, now_ms: int) -> None:
-        """Notes which extensions are held, and since when."""
+        """Notes the offset of each live session's newest extension, and when the actor read it."""
         group = world.groups.get(GROUP)
         held = sorted(session.extended for session in group.sessions.values()) if group is not None else ()
         self.read_ms = {offset: self.read_ms.get(offset, now_ms) for offset in held}
@@ -138,7 +142,7 @@ class Actor:
                 self._check_evict(record, sent_ms, effects)
 
     def run(self, now_ms: int, end_ms: int, effects: Effects) -> None:
-        """A stretch of time in which it runs and reads nothing: a tick at each of its deadlines."""
+        """Lets time pass until `end_ms` without reading: the actor ticks at each of its deadlines."""
         while not self.over:
             now_ms = max(now_ms + 1, self.deadline_ms)
             if now_ms > end_ms:
@@ -146,26 +150,28 @@ class Actor:
             self.tick(now_ms, effects)
 
     def _check_evict(self, record: Evict, sent_ms: int, effects: Effects) -> None:
-        """S15, at the sender: it has itself waited since it read the extension that it names."""
+        """S15, at the sender: before it sends an Evict, it has waited two intervals since it read the extension that
+        this names.
+        """
         read_ms = self.read_ms.get(record.observed)
         if read_ms is None or sent_ms - read_ms < 2 * INTERVAL_MS:
             effects.broken = f"S15: Evict of session {record.session}, whose newest sign was read at {read_ms}"
 
     def become_clone(self, number: int) -> None:
-        """A cloned machine: from now on it draws other bytes."""
+        """Makes this actor the copy of a cloned machine: from now on it draws other random bytes."""
         self.number = self.random_bytes.number = number
 
     def next_epochs(self) -> tuple[int, ...]:
-        """Claims with a message that could be handed over, if the gate opens."""
+        """Returns the epochs of claims with a message that could be handed over, if `may_deliver` allows it."""
         return ()
 
     def handler_messages(self) -> tuple[tuple[int, int], ...]:
-        """(epoch, offset) of what handlers hold."""
+        """Returns epoch and offset of each message that a handler holds."""
         return ()
 
 
 class Consumer(Actor):
-    """A consumer: one Member, and handlers that take one message of a claim at a time."""
+    """A consumer: one Member, and handlers that take one message per claim at a time."""
 
     def __init__(
         self, number: int, options: MemberOptions, world: World, counts: dict[str, int], messages: int
@@ -218,7 +224,9 @@ class Consumer(Actor):
         return bool(ready.claimed or ready.start_prefetch or ready.resolve) or member.deadline_ms <= now_ms + 1
 
     def _check_heartbeat(self, record: Heartbeat, effects: Effects) -> None:
-        """S8, S9: each position that it reports, or leaves unchanged, is exactly what its handlers have finished."""
+        """S8, S9: each position that a heartbeat reports, or leaves as it was, is exactly how far the handlers have
+        finished.
+        """
         group = self.member.group
         if group is None:
             return
@@ -234,7 +242,7 @@ class Consumer(Actor):
             effects.broken = f"{invariant}: epoch {epoch} is reported at {position} with all below {feed.low} finished"
 
     def _check_give(self, record: ReleasingPartition, effects: Effects) -> None:
-        """S6: a Release gives back what was not handed over, and nothing that was."""
+        """S6: a ReleasingPartition gives back every granted message that was not handed over, and no other."""
         feed = self.feeds.get(record.epoch)
         if feed is not None and feed.handed_to >= 0 and record.give != feed.handed_to:
             effects.broken = f"S6: epoch {record.epoch} is given back to {record.give}, handed over to {feed.handed_to}"
@@ -251,7 +259,7 @@ class Consumer(Actor):
         return tuple((epoch, offset) for epoch, offset, _ in self.busy)
 
     def deliver(self, epoch: int, now_ms: int, effects: Effects) -> None:
-        """Hands the next message over, if the gate is open."""
+        """Hands the claim's next message to a handler, if `may_deliver` allows it."""
         feed = self.feeds[epoch]
         tracker, offset = feed.claim.tracker, feed.next_offset()
         if not isinstance(tracker, AtLeastOnce) and not tracker.holds(offset):
@@ -269,7 +277,7 @@ class Consumer(Actor):
         self.busy.append((epoch, offset, feed))
 
     def finish(self, at: int, now_ms: int, effects: Effects) -> None:
-        """A handler is done, and acknowledges."""
+        """Ends the handler number `at`, and acknowledges its message."""
         epoch, offset, feed = self.busy.pop(at)
         effects.ended = (epoch, offset)
         if feed is None:
@@ -286,18 +294,20 @@ class Consumer(Actor):
             self.tick(now_ms, effects)
 
     def leave(self, now_ms: int, effects: Effects) -> None:
-        """The user stops the consumer and gives its handlers an interval."""
+        """Plays the user, who stops the consumer and gives its handlers one more interval."""
         self.member.leave(instant(now_ms), "stopped", INTERVAL_MS)
         self.tick(now_ms, effects)
 
 
 class AdminActor(Actor):
-    """An admin's run of one operation."""
+    """An admin's tool, which carries out one operation."""
 
     def __init__(
         self, number: int, name: str, world: World, plan: type[Operation], position: int, history: Iterable[Verdict]
     ) -> None:
-        """`history`: the verdicts on all records in the log."""
+        """Begins the operation `plan`. `position` is the offset that a move sets; `history` has a verdict on each
+        record so far.
+        """
         super().__init__(number)
         author = Author.of(name, "host", "marshal", self.random_bytes(4))
         self.pause_history = PauseHistory(GROUP)

@@ -1,8 +1,10 @@
 """Breadth-first search through every state that a configuration can reach within its bounds.
 
-The set of visited states holds packed ints and nothing else, so that two states are never taken for one. A share is all
-of them, or one process's part in a search by several (parallel.py). Each state keeps its parent and the ordinal of the
-step that led to it; they give the path to a violation, which is the shortest. Only a share of all states keeps them.
+The set of visited states holds packed ints and nothing else, so that two states are never taken for one. A share is the
+part of the states that one process of the search expands: all of them, or some if parallel.py uses several processes.
+To expand a state is to compute its steps. A level is all states that the same number of steps leads to. A share of all
+states keeps for each the state before it and the ordinal of the step between them: they give the path to a violation,
+which is the shortest.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ PROGRESS_STATES: Final = 20_000  # expanded between two reports of progress: a s
 
 
 class Broken(NamedTuple):
-    """A promise that a step breaks. `path`: every step from the beginning of the search to it, as people read it."""
+    """A promise that a step breaks. `path` has every step from the beginning of the search to that one, in words."""
 
     invariant: str
     text: str
@@ -26,7 +28,7 @@ class Broken(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a search is."""
+    """How far a search has come."""
 
     depth: int
     states: int
@@ -34,7 +36,7 @@ class Progress(NamedTuple):
 
 
 class SearchReport(NamedTuple):
-    """The result of a search. `clipped`: steps that were not taken because they would leave the bounds."""
+    """The result of a search. `clipped` counts the steps that were not taken because they would leave the bounds."""
 
     configuration: str
     complete: bool
@@ -51,7 +53,7 @@ class SearchReport(NamedTuple):
 
 
 class Share:
-    """The states that one process looks at, level by level. `of` processes part them by their logs."""
+    """The states that process `number` of `of` processes expands, level by level. A state's log decides whose it is."""
 
     def __init__(self, search: Search, first: int, number: int = 0, of: int = 1) -> None:
         self.search = search
@@ -75,7 +77,11 @@ class Share:
         return self.search.store.stable_ids[self.search.log_of(state)] % self.of
 
     def expand(self, states_max: int, keep_going: Callable[[], bool]) -> None:
-        """Looks at every state of this level. `keep_going` is called now and then, and ends it by False."""
+        """Expands every state of this level.
+
+        `keep_going` is called every PROGRESS_STATES states. The search ends when it returns False, when more than
+        `states_max` states are known, or when a step breaks a promise that is not tolerated.
+        """
         search, seen, tolerated = self.search, self.seen, self.search.tolerated
         for at, state in enumerate(self.frontier):
             steps = search.steps(state)
@@ -97,7 +103,7 @@ class Share:
                 break
 
     def _keep(self, at: int, steps: list[int]) -> None:
-        """Keeps the successors of the state number `at`, when this share is all states."""
+        """Adds the successors of state number `at` to the next level. For a share of all states."""
         seen = self.seen
         for ordinal, to in enumerate(steps):
             count = len(seen)
@@ -118,20 +124,20 @@ class Share:
                 self.upcoming.append(to)
 
     def take(self, states: list[int]) -> None:
-        """States of the next level that others came to."""
+        """Adds states of the next level that other shares have reached."""
         fresh = [state for state in states if state not in self.seen]
         self.seen.update(fresh)
         self.upcoming += fresh
 
     def next_level(self) -> None:
-        """Moves to the next level."""
+        """Makes the states that were collected for the next level the ones to expand."""
         self._base += len(self.frontier)
         self.frontier, self.upcoming, self.expanded = self.upcoming, [], 0
         for states in self.for_others:
             states.clear()
 
     def _path(self, at: int) -> list[str]:
-        """The steps to the state number `at`, in words."""
+        """Returns the steps that lead to state number `at`, in words."""
         taken = []
         while at:
             taken.append(self._ordinals[at])
@@ -148,7 +154,10 @@ class Share:
 
 
 def search_all(search: Search, first: int, states_max: int, on_progress: Callable[[Progress], None]) -> SearchReport:
-    """Every state that can be reached from `first`, until one breaks a promise that is not tolerated, or Ctrl-C."""
+    """Expands every state that can be reached from `first`.
+
+    It ends early when a step breaks a promise that is not tolerated, at more than `states_max` states, or at Ctrl-C.
+    """
     began_s, share, depth, interrupted = time.monotonic(), Share(search, first), 0, False
 
     def keep_going() -> bool:

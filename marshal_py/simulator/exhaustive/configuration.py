@@ -15,7 +15,7 @@ HANDLER_TIMEOUT_MS: Final = 1_000 * INTERVAL_MS  # so long that D4 and the bound
 
 
 def consumer(name: str, mode: int = AT_LEAST_ONCE, **changed: object) -> MemberOptions:
-    """A consumer's settings, the defaults but for the interval."""
+    """Returns a consumer's settings: the defaults, apart from interval, timeouts and `changed`."""
     options = MemberOptions(
         client_id=name,
         mode=mode,
@@ -28,7 +28,7 @@ def consumer(name: str, mode: int = AT_LEAST_ONCE, **changed: object) -> MemberO
 
 
 class Role(NamedTuple):
-    """What may run in a slot: a consumer with these options, or an admin with this plan."""
+    """The process that may run in a slot: a consumer with `options`, or an admin with the operation `plan`."""
 
     name: str
     options: MemberOptions | None = None
@@ -38,7 +38,7 @@ class Role(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """How far the search goes from where it begins. Each count is over all processes."""
+    """How far the search goes from where it begins. Each field counts over all processes."""
 
     quanta: int  # thirds of an interval
     records: int  # that the log grows by
@@ -58,7 +58,7 @@ UNBOUNDED: Final = Bounds(quanta=200, records=200, in_flight=50, stops=15, crash
 
 
 class Configuration(NamedTuple):
-    """One small model, without the script that leads to where its search begins (configurations.py)."""
+    """One small model, without the script that leads to where its search begins (configurations.py has that)."""
 
     name: str
     says: str

@@ -25,7 +25,7 @@ SILENT_QUANTA: Final = 6  # a waiting consumer evicts in the course of the seven
 
 
 class Model(NamedTuple):
-    """A configuration, and the script that leads to where its search begins."""
+    """A configuration, and the script that leads to the state where its search begins."""
 
     configuration: Configuration
     setup: Callable[[SetupScript], None]
@@ -39,17 +39,17 @@ class Model(NamedTuple):
 
 
 def empty_log(script: SetupScript) -> None:
-    """A log that holds a Genesis and nothing else."""
+    """Begins with a log that holds a Genesis and nothing else."""
 
 
 def owner(script: SetupScript) -> None:
-    """The first consumer has joined, has written the topology and owns everything."""
+    """The first consumer has joined, has written the topology and owns every partition."""
     script.start(0)
     script.settle(0)
 
 
 def owner_and_waiter(script: SetupScript) -> None:
-    """The same, and the second consumer has joined."""
+    """The first consumer owns every partition, and the second one has joined."""
     script.start(0, 1)
     script.settle(0, 1)
 
@@ -63,14 +63,14 @@ def owner_at_work(script: SetupScript) -> None:
 
 
 def silent_owner(script: SetupScript) -> None:
-    """The owner is stopped with a message in a handler; the other one has nearly waited long enough to evict it."""
+    """The owner is stopped with a message in a handler. The other one has nearly waited long enough to evict it."""
     owner_and_waiter(script)
     script.must("deliver", 0)
     script.wait(SILENT_QUANTA, 1)
 
 
 def dead_owner(script: SetupScript) -> None:
-    """The same, but the owner has crashed, and none of its records is on its way."""
+    """As `silent_owner`, but the owner has crashed, and none of its records is on its way."""
     owner_and_waiter(script)
     script.must("deliver", 0)
     script.must("crash", 0)
@@ -78,7 +78,7 @@ def dead_owner(script: SetupScript) -> None:
 
 
 def granted_ahead(script: SetupScript) -> None:
-    """In at-most-once mode, the owner has handed one message over and holds a grant for another; a consumer waits."""
+    """At-most-once: the owner has handed one message over and holds a grant for another. A second consumer waits."""
     owner_and_waiter(script)
     script.wait(1, 0, 1)
     script.must("deliver", 0)
@@ -87,7 +87,7 @@ def granted_ahead(script: SetupScript) -> None:
 
 
 def outage(script: SetupScript) -> None:
-    """For longer than an interval no record reached the log: both consumers have fallen silent."""
+    """No record has reached the log for longer than an interval, so both consumers have fallen silent."""
     owner_and_waiter(script)
     for _ in range(SILENT_QUANTA):
         script.wait(1, 0, 1, settle=False)
@@ -102,7 +102,7 @@ def long_log(script: SetupScript) -> None:
 
 
 def both_own(script: SetupScript) -> None:
-    """Two partitions, two owners."""
+    """There are two partitions, and each consumer owns one."""
     owner_and_waiter(script)
     script.wait(1, 0, 1)
 
@@ -124,7 +124,7 @@ def stepped_down(script: SetupScript) -> None:
 
 
 def half_changed(script: SetupScript) -> None:
-    """A pause is drained; a change of mode and the end of the pause are on their way."""
+    """The group is paused, its partitions are released. A change of mode and the pause's end are on their way."""
     owner(script)
     script.plant(lambda group: [ReleaseGroup(-1, -1, 8 * INTERVAL_MS, by="anne")])
     script.must("stray")

@@ -1,4 +1,4 @@
-"""Random bytes without chance: the same process draws the same bytes, another process others."""
+"""Random bytes without chance: a process draws the same bytes in every run, and other bytes than other processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 
 class DeterministicBytes:
-    """The random bytes of one process. `number` distinguishes the processes, restarted ones too."""
+    """The random bytes of one process. Every process has its own `number`, a restarted one too."""
 
     __slots__ = ("count", "number")
 

@@ -28,9 +28,10 @@ def explore(
     on_progress: OnProgress = lambda progress: None,
     processes: int = 1,
 ) -> SearchReport:
-    """Searches the model `name`. Raises InvalidOption for an unknown name.
+    """Searches the model `name`, with the planted bug `mutant` if one is given.
 
-    One process searches for a planted bug, whatever `processes` says: it finds the bug soon.
+    A planted bug is searched for by one process, whatever `processes` says, because it is found soon. Raises
+    InvalidOption for an unknown name.
     """
     if name not in MODELS:
         raise InvalidOption("exhaustive", name, f"one of {', '.join(MODELS)}")
@@ -65,6 +66,6 @@ def _scripted(model: Model, tolerated: frozenset[str]) -> tuple[Search, SetupScr
 
 
 def _begun(model: Model) -> tuple[Search, int]:
-    """For one process of several."""
+    """Returns the search and its first state. Each process of a search by several calls it."""
     made, script = _scripted(model, frozenset())
     return made, script.begin()

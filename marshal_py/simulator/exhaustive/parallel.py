@@ -27,7 +27,7 @@ NO_LIMIT: Final = 2**63  # of the states of one process: the parent counts them 
 
 
 class Counts(NamedTuple):
-    """What one process counted so far."""
+    """What one process has counted so far. States are waiting until the process has computed their steps."""
 
     states: int
     waiting: int  # states that are not looked at yet
@@ -40,7 +40,7 @@ class Counts(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The conditions and logs that one process met; those that several met count once."""
+    """The conditions and logs that one process met. The parent joins these sets, so that each counts once."""
 
     conditions: set[tuple[int, bytes]]
     logs: set[int]
@@ -49,7 +49,10 @@ class Inventory(NamedTuple):
 def search(
     name: str, prepare: Prepare, of: int, states_max: int, on_progress: Callable[[Progress], None]
 ) -> SearchReport | None:
-    """The same as bfs.search_all, by `of` processes. None after a violation: one process must find its path."""
+    """Searches as bfs.search_all does, by `of` processes.
+
+    Returns None after a violation, because a single process must search again to find the path to it.
+    """
     pool = WorkerPool(prepare, of)
     try:
         return pool.run(name, states_max, on_progress)
@@ -58,7 +61,7 @@ def search(
 
 
 class WorkerPool:
-    """The processes, as their parent sees them."""
+    """The processes of a search, as their parent sees them."""
 
     def __init__(self, prepare: Prepare, of: int) -> None:
         context = get_context("spawn")  # not fork: the caller may have threads
@@ -79,7 +82,7 @@ class WorkerPool:
             self.connections.append(ours)
 
     def run(self, name: str, states_max: int, on_progress: Callable[[Progress], None]) -> SearchReport | None:
-        """Level after level, until nothing new comes, something breaks, or somebody stops it."""
+        """Searches level after level, until no new state comes, a promise is broken, or the search is stopped."""
         began_s, on = time.monotonic(), True
         while on:
             self._level(states_max, on_progress)
@@ -110,7 +113,7 @@ class WorkerPool:
         return sum(getattr(counted, name) for counted in self.counts)
 
     def _level(self, states_max: int, on_progress: Callable[[Progress], None]) -> None:
-        """Receives counts until all processes are at the end of the level. After Ctrl-C they end it where they are."""
+        """Receives counts until all processes have finished the level. After Ctrl-C they finish it early."""
         busy = set(range(len(self.connections)))
         while busy:
             try:
@@ -148,7 +151,7 @@ class WorkerPool:
 def _work(
     prepare: Prepare, number: int, inboxes: list[Queue[StateTransfer]], connection: Connection[Any, bool], halt: Event
 ) -> None:
-    """Runs one process until it may not continue, or its parent is gone."""
+    """Runs one process of the search, until its parent does not allow another level or is gone."""
     leave_interrupts_to_the_parent()
     search, first = prepare()
     share = Share(search, first, number, len(inboxes))

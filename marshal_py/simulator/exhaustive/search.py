@@ -36,10 +36,10 @@ def invariant_of(text: str) -> str:
 
 
 class Search:
-    """One configuration and all that can become of it."""
+    """Computes the steps of one configuration."""
 
     def __init__(self, configuration: Configuration, tolerated: frozenset[str] = frozenset()) -> None:
-        """`tolerated`: invariants whose violation is noted once without ending the search."""
+        """Prepares a search. A violation of an invariant in `tolerated` is noted once and does not end the search."""
         self.configuration = configuration
         self.tolerated = tolerated
         self.store = StateStore(len(configuration.roles))
@@ -59,7 +59,7 @@ class Search:
         self.broken: list[tuple[str, Label]] = []  # by the newest state that was expanded
 
     def bound(self, bounds: Bounds, quanta: int, log: int) -> None:
-        """From here on these bounds hold, counted from this time and this log."""
+        """Sets the bounds that hold from now on, counted from the time `quanta` and from the length of `log`."""
         self.bounds = bounds
         self._caps = tuple(getattr(bounds, name) for name in SPENDINGS)
         self._quanta_max = quanta + bounds.quanta
@@ -89,7 +89,7 @@ class Search:
         return state >> _AT_LOG & (1 << LOG) - 1
 
     def first(self) -> int:
-        """A log with nothing but its Genesis, and no process yet."""
+        """Returns the state with a log of nothing but its Genesis, and with no process."""
         return self.pack(0, 0, 0, 0, self.store.genesis, (ABSENT,) * len(self.configuration.roles))
 
     def _may(self, spent: int, unit: int) -> bool:
@@ -99,8 +99,10 @@ class Search:
     # --- steps
 
     def steps(self, state: int, labels: list[Label] | None = None) -> list[int]:
-        """Every state that one step leads to. `labels`: filled with what each step is. What a step breaks goes into
-        `broken`, and the step is not taken unless that is tolerated."""
+        """Returns every state that one step leads to. `labels` is filled with a label of each step.
+
+        What a step breaks goes into `self.broken`. A step that breaks something is not taken unless that is tolerated.
+        """
         found: list[int] = []
         self.broken.clear()
         quanta, spent, _, network, log, locals_ = self.unpack(state)
@@ -115,7 +117,7 @@ class Search:
         return found
 
     def _by_process(self, state: int, slot: int, local: int, found: list[int], labels: list[Label] | None) -> None:
-        """The steps of one process: by itself, by reading, and those that others do to it."""
+        """Adds the steps of one process: its own ones, its reading, and what the user or a fault does to it."""
         store = self.store
         quanta, spent, log = state & 255, state >> TIME & (1 << SPENT) - 1, state >> _AT_LOG & (1 << LOG) - 1
         view = store.views[local]
@@ -145,7 +147,7 @@ class Search:
             self._crash(state, slot, local, found, labels)
 
     def _ways_to_read(self, local: int, slot: int, log: int, quanta: int) -> tuple[Outcome, ...]:
-        """One record of the log more, or all of it."""
+        """Returns the results of the two ways to read on: one record, or everything in the log."""
         path, read = self.store.paths[log], len(self.store.paths[self.store.views[local].log])
         found = []
         for upto in dict.fromkeys((path[read], log)):
@@ -159,7 +161,7 @@ class Search:
     def _land(
         self, state: int, slot: int, local: int, outcome: Outcome, found: list[int], labels: list[Label] | None
     ) -> None:
-        """The state after one process's outcome, if it breaks nothing and stays within the bounds."""
+        """Adds the state after `outcome`, if the outcome breaks nothing and stays within the bounds."""
         broken = outcome.broken
         if outcome.delivery is not None:
             self.deliveries += 1
@@ -194,7 +196,9 @@ class Search:
             labels.append((outcome.what, slot, outcome.argument))
 
     def _send(self, network: int, slot: int, sent: tuple[int, ...]) -> int:
-        """The network with these records after the slot's others; -1 if that is more than the bounds allow."""
+        """Returns the network with these records at the end of the slot's queue, or -1 if the bounds allow fewer in
+        flight.
+        """
         known = self._sent.get((network, slot, sent))
         if known is None:
             before = self.store.networks[network]
@@ -206,7 +210,9 @@ class Search:
         return known
 
     def _crash(self, state: int, slot: int, local: int, found: list[int], labels: list[Label] | None) -> None:
-        """The process is gone. Records that its producer held may come at any time, or never."""
+        """Adds the state in which the process has crashed. The records in its queue may come at any time from then on,
+        or never.
+        """
         network = state >> _AT_NETWORK & (1 << NETWORK) - 1
         before = self.store.networks[network]
         queues = list(before.queues)
@@ -220,7 +226,7 @@ class Search:
             labels.append(("crash", slot, 0))
 
     def _start(self, state: int, slot: int, found: list[int], labels: list[Label] | None) -> None:
-        """A process starts, having read the whole log."""
+        """Adds the state in which a process has started in this slot, with the whole log read."""
         role = self.configuration.roles[slot]
         quanta, spent, _, _, log, locals_ = self.unpack(state)
         if role.after >= 0 and locals_[role.after] == ABSENT:
@@ -237,9 +243,10 @@ class Search:
             labels.append(("start", slot, 0))
 
     def start(self, slot: int, number: int, log: int, quanta: int) -> int:
-        """A process in this slot that has read this log; ABSENT for an admin that finds no group to work on.
+        """Returns the condition of a new process that has read this log; ABSENT for an admin that finds no group to
+        work on.
 
-        `number`: another one draws other random bytes.
+        The process draws random bytes by its `number`, so another number gives other bytes.
         """
         role, store, configuration = self.configuration.roles[slot], self.store, self.configuration
         path = store.paths[log]
@@ -262,7 +269,9 @@ class Search:
         return store.born(actor, log, quanta)
 
     def _by_network(self, state: int, network: int, log: int, found: list[int], labels: list[Label] | None) -> None:
-        """A record comes to the log: in its producer's order, out of it, twice, late, or not at all."""
+        """Adds the steps of the network: a record comes to the log in its producer's order or not, twice, late, or
+        never.
+        """
         if not network:
             return
         flow = self._flow.get(network)
@@ -298,7 +307,7 @@ class Search:
                 yield "stray", -1, stray, number(Network(network.queues, rest))
 
     def _append(self, state: int, log: int, entry: int, label: Label) -> int:
-        """The longer log, or -1 if it breaks something or leaves the bounds."""
+        """Returns the log with the record, or -1 if the record breaks something or leaves the bounds."""
         store = self.store
         if len(store.paths[log]) >= self._records_max:
             self.clipped += 1
@@ -313,7 +322,7 @@ class Search:
         return -1 if broken and self._breaks(broken, label) else appended
 
     def _breaks(self, text: str, label: Label) -> bool:
-        """Notes what a step breaks; whether the step is not taken."""
+        """Notes what a step breaks; returns True if the step must not be taken."""
         invariant = invariant_of(text)
         if invariant in self.configuration.uncounted:
             return False
@@ -321,7 +330,9 @@ class Search:
         return invariant not in self.tolerated
 
     def _denied(self, state: int, by: str) -> str:
-        """S12: after an admin has reported `not_moved`, no late copy moves a position."""
+        """Returns a sentence if an admin's move takes effect after the admin has reported `not_moved` (S12), else
+        "".
+        """
         for slot, local in enumerate(self.unpack(state)[5]):
             name = self.configuration.roles[slot].name
             if self.store.views[local].said == "not_moved" and by.startswith(f"{name}@"):
@@ -329,7 +340,9 @@ class Search:
         return ""
 
     def _by_time(self, state: int, found: list[int], labels: list[Label] | None) -> None:
-        """A third of an interval goes by. Every process that is not stopped does what is due in it."""
+        """Adds the states after a third of an interval has passed, in which every process that is not stopped does what
+        is due.
+        """
         quanta, spent, _, _, _, locals_ = self.unpack(state)
         living = [slot for slot, local in enumerate(locals_) if local > GONE and not self.store.views[local].over]
         for running in product((True, False), repeat=len(living)):
@@ -359,7 +372,7 @@ class Search:
     # --- words
 
     def describe(self, state: int, label: Label) -> str:
-        """One step in words: time, process, action, record and offset."""
+        """Returns one step in words: time, process, action, record and offset."""
         quanta, _, _, _, log, _ = self.unpack(state)
         what, slot, argument = label
         who = self.configuration.roles[slot].name if slot >= 0 else "-"

@@ -16,7 +16,7 @@ STEPS_MAX = 1_000  # a script that needs more is in an endless loop
 
 
 class SetupScript:
-    """One state, moved step by step. Time passes only in `wait`."""
+    """One state of a model, which the script moves step by step. Time passes only in `wait`."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
@@ -25,14 +25,18 @@ class SetupScript:
         search.bound(UNBOUNDED, 0, search.store.genesis)
 
     def begin(self) -> int:
-        """The state where the search begins: nothing of its bounds is spent, and they hold from here on."""
+        """Returns the state where the search begins. The bounds hold from this state on, and nothing of them is
+        spent.
+        """
         quanta, _, journal, network, log, locals_ = self.search.unpack(self.state)
         self.search.bound(self.search.configuration.bounds, quanta, log)
         self.search.clipped = self.search.deliveries = 0
         return self.search.pack(quanta, 0, journal, network, log, locals_)
 
     def take(self, what: str, slot: int = -1, argument: int | None = None) -> bool:
-        """Takes the last possible step of this kind (of several reads the one that reads all); False without one."""
+        """Takes the last possible step of this kind; returns False if there is none. The last of several reads reads
+        everything.
+        """
         labels: list[Label] = []
         states = self.search.steps(self.state, labels)
         for text, _ in self.search.broken:
@@ -52,7 +56,9 @@ class SetupScript:
             self.settle(slot)
 
     def settle(self, *slots: int, handlers: bool = False) -> None:
-        """Until nothing is left to do right now: all that is sent arrives, these processes read it and act."""
+        """Lets everything that was sent arrive, and these processes read it and act, until nothing is left to do at
+        this time.
+        """
         for _ in range(STEPS_MAX):
             if self.take("append"):
                 continue
@@ -64,7 +70,7 @@ class SetupScript:
         raise AssertionError("the script is in an endless loop")
 
     def wait(self, quanta: int, *running: int, settle: bool = True) -> None:
-        """Time goes by; the processes that are not named are stopped."""
+        """Lets `quanta` thirds of an interval pass. Only the processes in these slots run; the others are stopped."""
         for _ in range(quanta):
             self.must("time", -1, sum(1 << slot for slot in running))
             if settle:
@@ -81,7 +87,7 @@ class SetupScript:
         self.state = self.search.pack(quanta, spent, journal, network, log, locals_)
 
     def plant(self, make: Callable[[Group], Iterable[Record | bytes]]) -> None:
-        """Adds records of an author outside the model: each may come at any time, or never."""
+        """Adds records of an author outside the model to the network. Each may come at any time, or never."""
         quanta, spent, journal, network, log, locals_ = self.search.unpack(self.state)
         store = self.search.store
         group = store.world(log)[0].groups[GROUP]

@@ -57,7 +57,7 @@ def moment_ms(quanta: int) -> int:
 
 
 def newer(record: Record) -> bytes:
-    """The same record in a version that this library does not read (E5)."""
+    """Returns the record's bytes with a record version that this library cannot read (E5)."""
     value = bytearray(codec.encode(record, GROUP, INCARNATION))
     value[12 + len(GROUP)] = codec.RECORD_VERSION + 1
     value[7:11] = crc32(value[11:], crc32(value[:7], crc32(INCARNATION))).to_bytes(4, "big")
@@ -65,7 +65,7 @@ def newer(record: Record) -> bytes:
 
 
 class Entry(NamedTuple):
-    """A record on its way, or in the log."""
+    """A record that is in the log, or on its way there."""
 
     value: bytes
     sent_ms: int
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
 
 
 class View(NamedTuple):
-    """The part of a condition that decides what can happen to it."""
+    """The part of a process's condition that decides which steps the process can take."""
 
     log: int  # the prefix that was read
     due_quanta: int  # a tick at this time or later does something
@@ -83,7 +83,7 @@ class View(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """A stored condition."""
+    """A condition of a process, as it is stored."""
 
     view: View
     digest: bytes  # of its canonical form
@@ -103,7 +103,9 @@ class Outcome(NamedTuple):
 
 
 class Network(NamedTuple):
-    """Records on their way: a queue per slot, which keeps its order, and strays, which come at any time or never."""
+    """The records on their way: one queue per process, which keeps its order, and strays, which may come at any time or
+    never.
+    """
 
     queues: tuple[tuple[int, ...], ...]
     strays: tuple[int, ...]
@@ -114,7 +116,7 @@ class Network(NamedTuple):
 
 
 class StateStore:
-    """The tables of everything that the search has met."""
+    """The tables of every log, network, journal and condition that the search has met."""
 
     def __init__(self, slots: int) -> None:
         self.entries: list[Entry] = []
@@ -149,7 +151,7 @@ class StateStore:
         return self.entry(codec.encode(record, GROUP, INCARNATION), sent_ms, slot)
 
     def append(self, log: int, entry: int) -> int:
-        """The log with one record more, folded by the rationalizer and by the oracle."""
+        """Returns the number of the log that has one record more. Both folds, rationalizer and oracle, fold it."""
         known = self._log_ids.get((log, entry))
         if known is not None:
             return known
@@ -177,9 +179,10 @@ class StateStore:
         return made
 
     def world(self, log: int, loaded: int = 0) -> tuple[World, Verdict | None]:
-        """The shipped fold's world of a log, and its verdict on the newest record. It must not be changed.
+        """Returns the rationalizer's world of a log, which must not be changed, and its verdict on the newest record.
 
-        `loaded`: the log at whose checkpoint the reader began from a snapshot, 0 for one that folded it all.
+        `loaded` is the log whose checkpoint's snapshot the reader began with; 0 for a reader that folded the log from
+        its start.
         """
         found = self._worlds.get((log, loaded))
         if found is not None:
@@ -210,7 +213,7 @@ class StateStore:
     # --- processes
 
     def put(self, actor: Actor, log: int) -> int:
-        """Stores the actor; returns the number of its condition."""
+        """Stores an actor that has read `log`, and returns the number of its condition."""
         actor.attach(None)
         key = (log, digest(actor))
         known = self._local_ids.get(key)
@@ -221,7 +224,7 @@ class StateStore:
         return self.adopt(Frozen(view, key[1], zlib.compress(pickle.dumps(actor, 5), 1)))
 
     def adopt(self, frozen: Frozen) -> int:
-        """The number of a condition that was stored, here or in another process."""
+        """Returns the number of a condition that this or another search process has stored."""
         key = (frozen.view.log, frozen.digest)
         known = self._local_ids.get(key)
         if known is None:
@@ -235,29 +238,29 @@ class StateStore:
         return Frozen(self.views[local], self._digests[local], self._frozen[local])
 
     def conditions(self) -> set[tuple[int, bytes]]:
-        """All conditions that were met, by names that mean the same in every process."""
+        """Returns all conditions that were met, by names that are the same in every search process."""
         met = zip(self.views[GONE + 1 :], self._digests[GONE + 1 :], strict=True)
         return {(self.stable_ids[view.log], digest) for view, digest in met}
 
     def get(self, local: int) -> Actor:
-        """A process in this condition, to continue from."""
+        """Returns an actor in this condition, to continue from."""
         actor: Actor = pickle.loads(zlib.decompress(self._frozen[local]))
         actor.attach(self._world_of(actor, self.views[local].log)[0])
         return actor
 
     def _world_of(self, actor: Actor, log: int) -> tuple[World, Verdict | None]:
-        """The world of a log, as this process holds it if it has read that far."""
+        """Returns the world of a log as `actor` would hold it after reading that log."""
         return self.world(log, self.paths[log][actor.loaded])
 
     def born(self, actor: Actor, log: int, quanta: int) -> int:
-        """A process that has read the whole log and did nothing yet."""
+        """Stores an actor that has read the whole log and has done nothing yet; returns the number of its condition."""
         actor.note_extensions(self._world_of(actor, log)[0], moment_ms(quanta))
         return self.put(actor, log)
 
     def after(
         self, local: int, slot: int, what: str, argument: int, event: Callable[[Actor, Effects], None]
     ) -> Outcome:
-        """The result of `event` on a process that reads nothing meanwhile."""
+        """Returns the result of `event` on a process that reads nothing meanwhile."""
         return self._after(self.get(local), self.views[local].log, slot, what, argument, event)
 
     def _after(
@@ -283,7 +286,7 @@ class StateStore:
         return Outcome(what, argument, self.put(actor, log), sent, delivery, mark, effects.broken)
 
     def reads(self, local: int, slot: int, log: int, quanta: int) -> Outcome:
-        """Reading on to the end of `log`, and the tick that follows."""
+        """Returns the result of reading on to the end of `log` and of the tick that follows."""
         path, read = self.paths[log], len(self.paths[self.views[local].log])
         now_ms = moment_ms(quanta)
 
@@ -297,7 +300,7 @@ class StateStore:
         return self._after(self.get(local), log, slot, "read", len(path) - read, event)
 
     def moves(self, local: int, slot: int, quanta: int) -> tuple[Outcome, ...]:
-        """All that a process can do by itself right now."""
+        """Returns the result of each thing that a process can do by itself right now."""
         now_ms, view, found = moment_ms(quanta), self.views[local], []
         if view.due_quanta <= quanta and not view.over:
             found.append(self.after(local, slot, "tick", 0, lambda actor, effects: actor.tick(now_ms, effects)))
@@ -321,7 +324,9 @@ class StateStore:
         return tuple(found)
 
     def leave(self, local: int, slot: int, quanta: int) -> Outcome | None:
-        """The user stops it; None where there is nothing to stop."""
+        """Returns the result when the user stops the consumer, or None if there is no running consumer in this
+        condition.
+        """
         actor = self.get(local)
         if not isinstance(actor, Consumer) or actor.over or actor.member.leaving:
             return None
@@ -334,7 +339,7 @@ class StateStore:
         return self.after(local, slot, "leave", 0, event)
 
     def runs(self, local: int, slot: int, quanta: int) -> Outcome:
-        """A quantum of time goes by while it runs."""
+        """Returns the result of letting QUANTUM_MS pass while the process runs."""
         now_ms = moment_ms(quanta)
         return self.after(local, slot, "run", 0, lambda a, effects: a.run(now_ms, now_ms + QUANTUM_MS, effects))
 
@@ -350,7 +355,7 @@ class StateStore:
         return f"{type(record).__name__} ({fields}; sent at {sent_ms - ORIGIN_MS} ms)"
 
     def describe_record(self, log: int, entry: int) -> str:
-        """The record that is appended to this log, and its verdict, in words."""
+        """Returns a sentence about the record that is appended to this log, with its verdict."""
         made = self._log_ids.get((log, entry))
         facts = self.facts[made] if made is not None else None
         fate = f"{facts.outcome} {facts.reason}".strip() if facts is not None else "not folded"
@@ -358,7 +363,7 @@ class StateStore:
 
 
 def _reloaded(world: World) -> World:
-    """A world at a checkpoint as a reader has it that starts there: written as a snapshot and read again."""
+    """Returns a world at a checkpoint as a new reader would hold it: written as a snapshot and read again."""
     data = snapshot.state_of(world)
     assert data is not None
     assert world.genesis is not None

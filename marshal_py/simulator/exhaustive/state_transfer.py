@@ -15,7 +15,7 @@ from marshal_py.simulator.step_checker import Mark
 
 
 class StateTransfer(NamedTuple):
-    """States, and the definitions that they need. Each definition names only earlier ones."""
+    """States with the definitions that they need. Each definition uses only earlier ones."""
 
     sender: int
     entries: list[tuple[int, Entry]]
@@ -27,7 +27,7 @@ class StateTransfer(NamedTuple):
 
 
 class Sender:
-    """Sends states to one other process, and remembers which definitions that one has."""
+    """Sends states to one other process, and remembers which definitions that process has."""
 
     def __init__(self, search: Search, number: int) -> None:
         self._search = search
@@ -89,7 +89,7 @@ class Receiver:
         self._locals = {number: number for number in range(len(store.views))}
 
     def unpack(self, transfer: StateTransfer) -> list[int]:
-        """Its states, in the numbers of this store."""
+        """Returns the states of a transfer, translated into the numbers of this process's store."""
         store, search = self._search.store, self._search
         entries, logs, networks = self._entries, self._logs, self._networks
         for number, entry in transfer.entries:
