@@ -92,8 +92,8 @@ ALARMING: Final = frozenset(
 class Advisory(Struct, frozen=True, gc=False):
     """One event of a group; a field that the event does not have is NONE or "".
 
-    `kind` is one of KINDS, or the kind of a Note that a newer library wrote. `offset` and `to` are positions in the
-    data. `log` and `log_offset` name the record behind the event. `time_ms` is that record's timestamp; in
+    `kind` is one of KINDS, or the kind of a Note that a newer library wrote. KINDS says what `offset`, `to` and `text`
+    mean. `log` and `log_offset` name the record behind the event. `time_ms` is that record's timestamp; in
     `Consumer.events` it is the moment at which this process learned of the event.
     """
 

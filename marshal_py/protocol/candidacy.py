@@ -50,7 +50,10 @@ class Candidacy:
         return self.policy in MOVING_POLICIES
 
     def refresh(self, group: Group) -> None:
-        """Computes order and target anew if the world has changed; in a large group not too often."""
+        """Computes order and target again if they may have changed.
+
+        In a large group it does so once in a tenth of an interval; until then the last result stays.
+        """
         detector, me = self.member.detector, self.member.session
         waited_out = detector.waited_out(group)
         waited_out.discard(me)
@@ -119,7 +122,7 @@ class Candidacy:
             return int(first in self.place)
         rank, place = self._ahead_of(group, tp.topic), self.place
         for sid in {first, former} & place.keys():
-            # `rank` has not counted such a session yet.
+            # So far `rank` counts those before this member in the order that can take the partition.
             rank += place[sid] > place[me] or not self._takes(group, sid, tp.topic)
         return rank
 

@@ -1,8 +1,8 @@
 """Converts records to bytes and back: the only file that knows the wire format (PROTOCOL.md 4).
 
-`encode` makes the value of a Kafka message of a record; `open_envelope` reads a value's envelope and `decode_body` its
-record. They judge bytes, never the world. A value that is not ours gives None and never an exception: a foreign writer
-to the topic must not be able to stop its readers (S13).
+`encode` turns a record into the value of a Kafka message; `open_envelope` reads a value's envelope and `decode_body`
+its record. They judge bytes, never the world. A value that is not ours gives None and never an exception: a foreign
+writer to the topic must not be able to stop its readers (S13).
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _too_deep(body: bytes) -> bool:
             at += width + payload + (0 if per else count)
             children = per * count
         if per and len(left) == DEPTH_MAX:
-            return True  # also when it is empty
+            return True  # an empty container is a level, too
         if children:
             left.append(children)
             continue

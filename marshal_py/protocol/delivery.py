@@ -39,7 +39,7 @@ class OffsetRun:
         self.low = 0
         self.finished: set[int] = set()
         self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, one per MARK_MS at most
-        self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last said that it works
+        self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last reported to be at work
 
     def deliver(self, count: int, mono_ms: int) -> int:
         """Records that the next `count` messages are handed over; returns the index of the first."""
@@ -92,7 +92,7 @@ class OffsetRun:
         return 0
 
     def touch(self, first: int, stop: int, mono_ms: int) -> None:
-        """Records that at `mono_ms` the handlers of the messages at [first, stop) said that they still work."""
+        """Records that at `mono_ms` the handlers of the messages at [first, stop) were still at work."""
         if self.touched is None:
             self.touched = {}
         for index in range(max(first, self.low), min(stop, self.delivered)):
@@ -100,7 +100,7 @@ class OffsetRun:
                 self.touched[index] = mono_ms
 
     def touch_all(self, mono_ms: int) -> None:
-        """Records that at `mono_ms` the handlers of all messages said that they still work."""
+        """Records that at `mono_ms` the handlers of all messages were still at work."""
         self.marks, self.touched = [(self.low, mono_ms)], None
 
     def oldest(self) -> tuple[int, int] | None:
@@ -165,7 +165,7 @@ class AtLeastOnce:
         return self._finished_before[-1][1] if self._finished_before else 0
 
     def discard_inherited(self) -> None:
-        """Forgets what earlier owners finished and delivered: the partition was truncated, so it is gone (D1)."""
+        """Forgets what earlier owners reported, because a truncated partition has lost those messages (D1)."""
         self._finished_before, self._delivered_before, self._attempts = [], [], 0
 
     def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
@@ -394,12 +394,12 @@ class AtLeastOnce:
         return found
 
     def touch(self, run: OffsetRun, first: int, stop: int, mono_ms: int) -> None:
-        """Records that handlers still work on the messages at the indexes [first, stop) of `run`, and on no others."""
+        """Records that the handlers of the messages at the indexes [first, stop) of `run` are still at work."""
         self._touched = True
         run.touch(first, stop, mono_ms)
 
     def touch_all(self, mono_ms: int) -> None:
-        """Records that the handler still works on all that was handed over, because a range is one delivery (D9)."""
+        """Records that the handler of all that was handed over is still at work: a range is one delivery (D9)."""
         for run in self.runs:
             if run.unfinished:
                 run.touch_all(mono_ms)
@@ -463,14 +463,14 @@ class AtMostOnce:
         return self.grants[-1].to if self.grants else self.delivered_to
 
     def deliver(self, offset: int, mono_ms: int, count: int = 1) -> None:
-        """Hands over `count` messages that `holds` has allowed, the last of them at `offset`."""
+        """Records that `count` messages that `holds` has allowed are handed over, the last of them at `offset`."""
         self.delivered_to = self.handed_to = offset + 1
         self.in_flight += count
         if self.in_flight_since_ms is None:
             self.in_flight_since_ms = mono_ms
 
     def returned(self) -> None:
-        """The handler asked for more, so it has finished what it got."""
+        """Records that the handler has finished all that it got, because it asked for more."""
         self.in_flight, self.in_flight_since_ms = 0, None
 
     def drop(self) -> int:

@@ -60,7 +60,7 @@ class DivergenceCheck:
         if held is None or digest.fold != FOLD_VERSION:
             return
         group = member.group
-        assert group is not None  # its heartbeat was accepted
+        assert group is not None  # its heartbeat was accepted, so there is a group
         client_id = group.sessions[session].join.client_id
         if client_id == member.options.client_id:
             return  # usually the same process, which shares this world

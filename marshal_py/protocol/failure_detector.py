@@ -106,7 +106,7 @@ class FailureDetector:
         return {session for session in self._waited_out if session in group.sessions}
 
     def over(self) -> bool:
-        """Whether a session is waited out or a partition is free, so that a whole tick is needed."""
+        """Whether a session is waited out or a partition is free, so that a tick may have to act on it."""
         return bool(self._waited_out or self._free)
 
     def pause_waited_ms(self) -> int:

@@ -48,9 +48,9 @@ class Lease:
 
 
 class WaitClock:
-    """Counts the time that a client has waited, in steps (T1-T3).
+    """Counts the time that a client has waited, in steps (T1-T3). A wait is `counted_ms` when it began.
 
-    A wait is the value of `counted_ms` when it began. A step is proven if an own record was read back in time (T2).
+    A step is proven if, at its end, an own record that was sent at most one interval ago has been read back (T2).
 
     Invariants:
       1  `counted_ms` never grows faster than the monotonic clock
@@ -67,7 +67,7 @@ class WaitClock:
         self.last_mono_ms: int | None = None
 
     def advance(self, now: Instant, proven: bool) -> None:
-        """Ends a step at `now`. `proven`: an own record sent at most one interval ago was read back (T2)."""
+        """Ends a step at `now`. If it is not `proven`, all waits start again."""
         last = self.last_mono_ms
         self.last_mono_ms = now.mono_ms
         if last is not None:

@@ -15,7 +15,7 @@ from marshal_py.protocol.lease import Lease
 from marshal_py.protocol.records import INSTANCE_BYTES
 
 HEARTBEATS_PER_INTERVAL = 3  # T9: two may be lost or late before the client is fenced
-QUIET_INTERVALS = 4  # T10: silence after two reviving heartbeats; to evict in it, others need 2, ranks and steps
+QUIET_INTERVALS = 4  # T10: of silence after a revival, so that others can evict: they need 2, ranks and steps
 SENT_KEPT = 4_096  # heartbeats whose send time is kept: 45 minutes at the default interval
 INSTANCES_KEPT = 1_024  # own Joins; if an older one arrives late, others must evict its session
 PROBE_BYTES = 8  # random bytes of a probe's text
@@ -117,7 +117,10 @@ class Liveness:
         return sent
 
     def read_heartbeat(self, sequence: int, accepted: bool, extended: bool) -> bool:
-        """Learns that a Heartbeat of the own session was read; False if this client did not send it (T18)."""
+        """Learns that a Heartbeat of the own session was read; False if this client did not send it (T18).
+
+        `extended`: whether it extended the session, so that the lease is renewed.
+        """
         sent = self._sent.get(sequence)
         if sent is None:
             oldest = next(iter(self._sent), None)
@@ -132,7 +135,7 @@ class Liveness:
         return True
 
     def read_probe(self, text: str) -> None:
-        """Learns that a probe was read: if it is its own, the client has read to where the log ended at its send."""
+        """Learns that a probe with this text was read; ignores the probes of other clients."""
         sent = self._probes.pop(text, None)
         if sent is None:
             return
@@ -152,7 +155,7 @@ class Liveness:
     # --- judging
 
     def proven(self, now: Instant) -> bool:
-        """Whether an own record that was sent at most one interval ago was read back, so that waits count (T2)."""
+        """Whether an own record that was sent at most one interval ago was read back, so that waiting counts (T2)."""
         return self.last_proof is not None and now.since_ms(self.last_proof) <= self.interval_ms
 
     def healthy(self, now: Instant) -> bool:

@@ -1,8 +1,8 @@
-"""One consumer as a state machine: what it sends, when it delivers, what it tries for (PROTOCOL.md 7, 8, 9).
+"""One consumer as a state machine: what it sends, when it delivers, what it claims (PROTOCOL.md 7, 8, 9).
 
 A driver folds each record into the world, then calls `receive`. It calls `tick` when `deadline_ms` comes, after it has
-received something and after the user has acted, and carries out the Ready that `tick` returns. Before it hands over a
-message it asks `may_deliver`, the only gate (D8). Drivers use this class alone; its state is in member_state.py, and
+received a record and after the user has acted, and carries out the Ready that `tick` returns. Before it hands over a
+message it asks `may_deliver`, and nothing else (D8). Drivers use this class alone; its state is in member_state.py, and
 each part has a file of its own.
 
 The member never changes the world. It ignores acknowledgements of the broker and learns what became of its records by
@@ -87,10 +87,10 @@ class Member(MemberState):
         return self.open_ms(epoch, now) > 0
 
     def open_ms(self, epoch: int, now: Instant) -> int:
-        """For how many ms from `now` `may_deliver` stays true, if nothing is read and the claim stays OPEN.
+        """Returns for how many ms from `now` `may_deliver` stays true, if no record is read and the claim stays OPEN.
 
-        0 if it is false at `now`. A driver that hands over many messages asks again before that time is over on the
-        boot clock.
+        Returns 0 if it is false at `now`. A driver that hands over many messages asks again before that time is over on
+        the boot clock.
         """
         claim = self.claims.get(epoch)
         if claim is None or claim.phase is not ClaimPhase.OPEN or self.session == NONE or self.ended:
@@ -129,7 +129,7 @@ class Member(MemberState):
     def finished(self) -> bool:
         """Reports that handlers have finished messages; returns True if a tick is due at once.
 
-        It is when a claim waits to hand over its next message until the log has the new position (D11).
+        It is due if a claim hands over its next message only when the log has the new position (D11).
         """
         group = self.group
         if group is None or not self.poison_guard.report_due(self.claims, group):
@@ -171,7 +171,7 @@ class Member(MemberState):
         return self.liveness.healthy(now)
 
     def proven(self, now: Instant) -> bool:
-        """Whether an own record that was sent at most one interval ago was read back, so that waits count (T2)."""
+        """Whether an own record that was sent at most one interval ago was read back, so that waiting counts (T2)."""
         return self.liveness.proven(now)
 
     def backs_off(self, tp: TopicPartition) -> bool:
@@ -200,7 +200,7 @@ class Member(MemberState):
     def detach(self) -> Ready:
         """Fences and loses all claims, because the log now begins above what this client has read (N11).
 
-        The old session is left if `attach` finds it live. Returns what the driver must do.
+        The old session is left if `attach` finds it live. Returns the driver's duties.
         """
         for claim in list(self.claims.values()):
             self.lose(claim, "history truncated")
@@ -377,7 +377,7 @@ class Member(MemberState):
         self.mirror_positions(group, now)
 
     def _leave(self, group: Group, now: Instant) -> None:
-        """Sends the Leave after the Releases: the log keeps this order, so their positions count.
+        """Sends the Leave after the Releases, because the fold rejects Releases of a session that has ended.
 
         A Release that gives back grants may be rejected, and a claim that was sent may still win. So the Leave waits
         until both are known, for an interval at most (T16).

@@ -163,7 +163,10 @@ class MemberState:
         at: int = NONE,
         session: int | None = None,
     ) -> None:
-        """Queues an advisory for the user. `at`: offset of the record behind it, if any. The driver adds the time."""
+        """Queues an advisory for the user; the driver adds the time. `at`: offset of the record behind it, if any.
+
+        `offset`, `to`, `text`: what advisory.KINDS says for this kind.
+        """
         topic, partition = tp if tp is not None else ("", NONE)
         self.out.advisories.append(
             Advisory(

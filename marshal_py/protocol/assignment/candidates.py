@@ -17,9 +17,10 @@ UNLIMITED = 2**31  # claims_max 0 means no limit
 
 
 def candidate_order(group: Group, waited_out: Container[int]) -> list[int]:
-    """Returns the live sessions in the order of F9.9, except those in `waited_out` (A2).
+    """Returns the live sessions in the order in which partitions are given to them (F9.9, A2).
 
-    `waited_out`: sessions that were silent for so long that the caller may evict them.
+    Sessions that stepped down come last; priority, rank and id order the others. Those in `waited_out` are left out:
+    they were silent for so long that the caller may evict them.
     """
     rest = [s for s in group.sessions.values() if s.id not in waited_out]
     rest.sort(key=lambda s: (s.mark != NONE, s.mark, s.join.priority, s.join.rank, s.id))
@@ -57,7 +58,7 @@ class Pool:
 
 
 def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candidate]:
-    """Returns a Candidate for each session of `order`. Marked sessions stand by, unless all are marked (F9.9)."""
+    """Returns a Candidate for each session of `order`. Those that stepped down stand by, unless all did (F9.9)."""
     candidates = {sid: Candidate(group, sid, at) for at, sid in enumerate(order)}
     if any(group.sessions[sid].mark == NONE for sid in order):
         for candidate in candidates.values():
