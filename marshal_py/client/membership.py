@@ -1,7 +1,7 @@
 """What every kind of consumer shares: one membership of a group, as its user holds it.
 
-consumer.py (which fetches messages) and planner.py (which plans ranges for other readers) build on it. A membership can
-be looked at, paused and stopped; what it owns and when it may deliver, the member decides.
+consumer.py (which fetches messages) and planner.py (which plans ranges for other readers) build on it. Its methods
+inspect, pause and stop it. What it owns and when it may deliver is decided by protocol.member.Member.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
 
-WAIT_SLICE_S: Final = 0.1  # a waiting call looks up at least so often: for signals, errors, a stop from elsewhere
+WAIT_SLICE_S: Final = 0.1  # a waiting call wakes at least so often: for signals, errors, a stop by another thread
 HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
 
 
 class Call:
-    """One call of a method that is for one thread at a time, known by its identity."""
+    """One call of a method that only one thread at a time may be in. Each call has its own object (`is`, not `==`)."""
 
     __slots__ = ("verb",)
 
@@ -44,9 +44,9 @@ class Membership:
         self._driver = driver
         self._member = driver.member
         self._ending = ending
-        self._user: int | None = None  # thread that is inside a call for one thread, or in the body of an iteration
-        self._inside: Call | None = None  # its call; None in the body
-        self._entry = threading.RLock()  # around the two: of threads that arrive together only one may pass
+        self._user: int | None = None  # the thread that is inside a Call, or in the body of an iteration
+        self._inside: Call | None = None  # that thread's Call; None while it is in the body
+        self._entry = threading.RLock()  # guards the two: of threads that arrive together only one may pass
         self._iterating: Call | None = None
 
     # --- life
@@ -61,12 +61,12 @@ class Membership:
 
     @property
     def closed(self) -> bool:
-        """Whether it has stopped, by itself or by the user."""
+        """Whether the consumer has ended, by itself or because the user stopped it."""
         return self._ending.over
 
     @property
     def stopping(self) -> bool:
-        """Whether it has stopped, is draining, or was asked to stop: the condition of a loop around `fetch`."""
+        """Whether the consumer has ended, is draining, or was asked to stop. A loop around `fetch` ends then."""
         return self._ending.draining or self._ending.over or self._ending.must_stop()
 
     def __enter__(self) -> Self:
@@ -91,9 +91,9 @@ class Membership:
         self._ending.stop(timeout_s)
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Waits until what was delivered is done, at most `timeout_s` seconds, then leaves the group.
+        """Stops delivery, waits until what was delivered is done, and leaves the group.
 
-        The default is the handler timeout. Raises ReentrantCall.
+        It waits at most `timeout_s` seconds, by default the handler timeout. Raises ReentrantCall.
         """
         self._context.check_call("Consumer", "drain", waits=True)
         self._begin_drain(timeout_s)
@@ -105,13 +105,14 @@ class Membership:
     def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
         """Ends iterations and waiting fetches soon. Takes no lock, so signal handlers and callbacks may call it.
 
-        If other members take over, messages still come while those fetch ahead, for at most `hand_over_s` seconds, so
-        that no partition waits (A6). A second call, or `hand_over_s=0`, ends them at once.
+        If other members take over, messages still come until these members have fetched ahead, for at most
+        `hand_over_s` seconds, so that no partition stands still (A6). A second call, or `hand_over_s=0`, ends
+        iterations and fetches at once.
         """
         self._ending.request_stop(hand_over_s)
 
     def _enter(self, call: Call) -> None:
-        """Begins a call that is for one thread at a time, and not inside another one."""
+        """Begins a call that only one thread at a time may be in, and that may not be made inside another such call."""
         self._context.check_call("Consumer", call.verb, waits=True)
         me = threading.get_ident()
         with self._entry:
@@ -125,7 +126,7 @@ class Membership:
     # --- positions
 
     def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Waits until the log has accepted the positions of all messages that are acked now.
+        """Waits until the log has accepted the positions of all messages that were acked before this call.
 
         Raises ClusterUnreachable, ConcurrentUse, ReentrantCall, ConsumerClosed.
         """
@@ -165,7 +166,7 @@ class Membership:
             self._driver.queue.pause(TopicPartition(*tp) for tp in partitions)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Ends a local pause. Raises ReentrantCall."""
+        """Delivers these partitions again after `pause`. Raises ReentrantCall."""
         self._context.check_call("Consumer", "resume")
         with self._context.outbox, self._context.lock:
             self._driver.queue.resume(TopicPartition(*tp) for tp in partitions)
@@ -201,16 +202,20 @@ class Membership:
             )
 
     def _lag(self, claims: Collection[ClaimInfo]) -> int:
-        """Messages behind the ends of the claims; -1 where that is not known.
+        """How many messages the claims are behind the ends of their partitions; -1 if that is not known.
 
-        It is not while a topic is missing, or while this consumer owns nothing and partitions are parked.
+        It is not known while the cluster does not have one of the topics, or while this consumer owns nothing and
+        partitions are parked, so that no member may consume them.
         """
         if self._driver.missing or (not claims and self._driver.parked()):
             return -1
         return sum(max(0, claim.lag) for claim in claims)
 
     def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
-        """As `cached_info`, after reading the coordination log to its end. Raises ClusterUnreachable, ReentrantCall."""
+        """Reads the coordination log to its end, then returns the state as `cached_info` does.
+
+        Raises ClusterUnreachable, ReentrantCall.
+        """
         self._context.check_call("Consumer", "info", waits=True)
         end = self._context.coordination.bounds(self._driver.log, timeout_s).end
         self._context.wait_for(
@@ -222,7 +227,10 @@ class Membership:
         return self.cached_info()
 
     def events(self) -> Iterator[Advisory]:
-        """Advisories since the last call: claimed, revoking, lost, fenced, evicted, ... 10,000 are kept."""
+        """Yields the advisories since the last call: claimed, revoking, lost, fenced, evicted, ...
+
+        Of those that were not fetched yet, the newest 10,000 are kept.
+        """
         self._context.check_call("Consumer", "events")
         events = self._driver.events
         while events:

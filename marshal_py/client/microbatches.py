@@ -1,8 +1,8 @@
-"""The micro-batches of one streaming query: delivered, committed, or planned again.
+"""Keeps the micro-batches of one streaming query: which are delivered, which committed, and which are planned again.
 
-A position moves only over ranges that were delivered to the query and whose batch the query has committed. Nothing is
-derived from offsets. This file is pure: its driver (planner.py, the simulator) holds the lock, asks the cluster and
-waits.
+A position moves only over ranges that were delivered to the query and whose batch the query has committed; offsets
+alone prove neither. A delivered batch is *with the query* until it is committed. This file is pure: its driver
+(planner.py, the simulator) holds the lock, asks the cluster and waits.
 
 A query names a batch by its end offset, which holds the whole plan and the session of the member that planned it. For
 that member a batch is all that was delivered, whatever has become of its claims. A later member of the same query knows
@@ -41,7 +41,7 @@ FIRST: Final[End] = {"b": 0, "r": {}}  # before the first batch; it never change
 
 
 class Planned(NamedTuple):
-    """One range of a batch, as in its end offset: offsets [start, to), planned by `session` under `epoch`."""
+    """One range of a batch, as the end offset holds it: offsets [start, to), planned by `session` under `epoch`."""
 
     session: int
     epoch: int
@@ -51,18 +51,18 @@ class Planned(NamedTuple):
 
 
 class DeliveredBatch(NamedTuple):
-    """A batch that is with the query."""
+    """The ranges of a batch that is with the query, and the session that delivered them."""
 
     session: int
     taken: list[Taken]
 
 
 class Replay(NamedTuple):
-    """What became of a batch that an earlier member planned. Nothing is final before `waits` is empty."""
+    """What became of each range of a batch that an earlier member planned. Nothing is final before `waits` is empty."""
 
-    taken: list[Taken]
-    waits: dict[TopicPartition, str]  # why it is not known yet
-    left_out: dict[TopicPartition, str]  # why it is not read here
+    taken: list[Taken]  # the ranges that this member delivers
+    waits: dict[TopicPartition, str]  # why it is not known yet whether this member delivers the range
+    left_out: dict[TopicPartition, str]  # why this member does not deliver the range
 
 
 def key_of(end: End) -> str:
@@ -70,12 +70,15 @@ def key_of(end: End) -> str:
 
 
 def digest_of(end: End) -> str:
-    """A short name of a batch, for messages that must be short."""
+    """The hash of a batch's end offset: a short name for the batch, in messages that must be short."""
     return hashlib.sha256(key_of(end).encode()).hexdigest()
 
 
 def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
-    """The ranges of a batch. The first offset and those of another coordination topic have none."""
+    """Returns the ranges of the batch that ends at `end`.
+
+    There are none if `end` is FIRST, or if it was made under another incarnation of the coordination topic.
+    """
     if end.get("i") != incarnation.hex():
         return {}
     found = {}
@@ -86,12 +89,12 @@ def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
 
 
 class MicroBatches:
-    """The batches of one member, in either mode. Everything is called under the driver's lock."""
+    """The batches of one member, in either delivery mode. Every method is called with the Marshal's lock held."""
 
     def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
-        """`before`: the batches of an earlier membership of the same process, which knows what was delivered.
+        """`before`: the batches of an earlier membership of the same process. What it has delivered is taken over.
 
-        It counts only within one incarnation of the log: in another one the same epochs are other claims.
+        It is ignored if it belongs to another incarnation of the log, in which the same epochs are other claims.
         """
         if before is not None and before.incarnation != incarnation:
             before = None
@@ -101,18 +104,21 @@ class MicroBatches:
         self.delivered: dict[str, DeliveredBatch] = (
             before.delivered if before is not None else {}
         )  # by end, until committed
-        # Ranges that are done and not yet reported to the log.
+        # Ranges that the query has committed and that no position has been moved over yet.
         self._proven: dict[TopicPartition, Planned] = before._proven if before is not None else {}
         if before is not None:
             for tp, begun in before.ranges.begun.items():
                 ranges.begun[tp] = deque([*begun, *ranges.begun.get(tp, ())], BEGUN_KEPT)
         self._replaying: dict[TopicPartition, Taken] = {}
-        self._committed: str = before._committed if before is not None else ""  # key of the newest
+        self._committed: str = before._committed if before is not None else ""  # key of the newest committed batch
 
     # --- the query has committed
 
     def commit(self, end: End, now: Instant) -> bool:
-        """The query has committed the batch that ends at `end`. True if a position moved. Twice is as once."""
+        """Moves positions past the batch that ends at `end`, because the query has committed it.
+
+        Returns whether a position moved. It may be called again for the same batch.
+        """
         key = key_of(end)
         if key != self._committed:
             self._committed = key
@@ -125,9 +131,10 @@ class MicroBatches:
         return self.settle_proven(now)
 
     def commit_reported(self, digest: str, now: Instant) -> bool:
-        """As `commit`, for a report from elsewhere, which may come early, late, twice, or for another member's batch.
+        """Does what `commit` does, for the batch whose end offset has this `digest`, if it is with the query now.
 
-        It counts only for batches that are with the query now. The query itself reports all others.
+        The report may come before or after the query's own call of `commit`, twice, or for another member's batch. A
+        batch that is not with the query now is left to the query's own call.
         """
         for key in self.delivered:
             end: End = json.loads(key)
@@ -146,7 +153,11 @@ class MicroBatches:
         return moved
 
     def settle_proven(self, now: Instant) -> bool:
-        """Moves positions over ranges that earlier claims did, where that is known now. True if one moved."""
+        """Moves positions over committed ranges that were delivered under earlier claims. Returns whether one moved.
+
+        A range waits for a later call while its partition is not claimed again. It is dropped once the position has
+        passed it, or another process has claimed its partition.
+        """
         moved = False
         for tp, proven in list(self._proven.items()):
             part, epoch = self._partition(tp), self._continued_as(tp, proven)
@@ -162,9 +173,9 @@ class MicroBatches:
         return moved
 
     def _continued_as(self, tp: TopicPartition, planned: Planned) -> int:
-        """The newest claim of this process that follows the planned one; NONE if another process claimed in between.
+        """Returns the epoch of this process's newest claim of the partition, at least `planned.epoch`.
 
-        It is the planned epoch itself while this process has not claimed the partition since.
+        NONE if another process has claimed the partition between the claim of `planned` and that one.
         """
         epoch, session = planned.epoch, planned.session
         for begun in self.ranges.begun.get(tp, ()):
@@ -179,21 +190,25 @@ class MicroBatches:
         return None if group is None else group.partitions.get(tp)
 
     def _passed(self, part: Partition, planned: Planned) -> bool:
-        """Whether the log is beyond this range: done, moved by an admin, parked until an admin moves it (F6.5)."""
+        """Whether the range needs no delivery any more.
+
+        That is so if the position is at or beyond its end, if an admin has moved the position, or if the partition is
+        parked, so that an admin must move it (F6.5).
+        """
         return part.generation != planned.generation or part.position >= planned.to or part.parked != ""
 
     def _of_others(self, part: Partition, tp: TopicPartition, session: int) -> bool:
-        """Whether a session that is neither `session` nor of this process has the claim, or had it last."""
+        """Whether the partition's owner is neither `session` nor of this process. If it has none: its last owner."""
         ours = {session, self.member.session, *(begun.session for begun in self.ranges.begun.get(tp, ()))}
         return part.owner not in ours if part.owner != NONE else part.last_owner not in ours
 
     # --- the next batch
 
     def plan(self, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
-        """The end offset of the next batch; `start` itself if there is nothing to do.
+        """Returns the end offset of the batch that follows `start`; `start` itself if there is nothing to read.
 
-        In at-least-once mode the ranges are delivered here, after a check of the gate: the batch is then what its plan
-        says. In at-most-once mode the planner takes them, once the query has written the plan down.
+        In at-least-once mode it also delivers the batch: those of the `available` ranges that may be delivered now. In
+        at-most-once mode the planner delivers them later, once the query has stored the end offset.
         """
         for batch in self.delivered.values():  # the query asks for another batch, so it never began this one
             for one in batch.taken:
@@ -212,7 +227,7 @@ class MicroBatches:
         return end
 
     def end_of(self, start: End, planned: Sequence[ClaimedRange]) -> End:
-        """The end offset that holds this plan."""
+        """The end offset of a batch of these ranges that follows the batch that ends at `start`."""
         ranges = {
             f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
             for one in sorted(planned)
@@ -220,18 +235,18 @@ class MicroBatches:
         return {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session, "r": ranges}
 
     def delivered_ranges(self, end: End) -> list[Taken] | None:
-        """The ranges of the batch; None if this member did not deliver it."""
+        """The ranges of the batch that ends at `end`; None if the batch is not with the query."""
         found = self.delivered.get(key_of(end))
         return None if found is None else found.taken
 
     def deliver(self, end: End, taken: list[Taken]) -> None:
-        """These ranges are with the query now: planned, granted or replayed."""
+        """Notes that these ranges are with the query now, as the batch that ends at `end`."""
         self.delivered[key_of(end)] = DeliveredBatch(self.member.session, taken)
 
     # --- at-most-once mode: what is lost with a batch
 
     def uncommitted(self) -> list[tuple[TopicPartition, int, int]]:
-        """The ranges [start, to) that are with the query: they are lost if this process ends now."""
+        """The ranges (partition, start, to) that are with the query: they are lost if this process ends now."""
         return [
             (taken.range.tp, taken.range.start, taken.range.to)
             for batch in self.delivered.values()
@@ -239,10 +254,11 @@ class MicroBatches:
         ]
 
     def lost_with(self, end: End) -> list[tuple[TopicPartition, int, int]]:
-        """The ranges [start, to) that an earlier member was granted of a batch that the query has not committed.
+        """Returns the offsets that an earlier member was granted of a batch, and that are lost as it was not committed.
 
-        Grants in the log do not name a batch. If no other member has had the partition between that member and this
-        one, and no admin has moved it, then offsets below the position at which that member ended were granted to it.
+        They are ranges (partition, start, to). Grants in the log do not name a batch. If no other member has
+        had the partition between that member and this one, and no admin has moved the position, then offsets below the
+        position at which that member ended were granted to it.
         """
         found = []
         for tp, planned in planned_in(end, self.incarnation).items():
@@ -253,7 +269,7 @@ class MicroBatches:
         return found
 
     def _ended_at(self, part: Partition, tp: TopicPartition, planned: Planned) -> int:
-        """The position when the planned claim ended; NONE if that is not known, or it has not."""
+        """The position at the end of the claim of `planned`; NONE if the claim has not ended, or that is not known."""
         if part.owner == NONE:
             return part.position if part.last_owner == planned.session else NONE
         since = next((begun for begun in self.ranges.begun.get(tp, ()) if begun.epoch > planned.epoch), None)
@@ -263,7 +279,10 @@ class MicroBatches:
     # --- a batch that an earlier member planned
 
     def replay(self, end: End, now: Instant) -> Replay:
-        """In at-least-once mode: delivers the ranges that may be read here now. Call it again while something waits."""
+        """Delivers, in at-least-once mode, the ranges of an earlier member's batch that this member may deliver now.
+
+        Call it again while the result's `waits` has entries.
+        """
         self.settle_proven(now)
         result = Replay([], {}, {})
         for tp, planned in planned_in(end, self.incarnation).items():

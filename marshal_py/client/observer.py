@@ -1,7 +1,8 @@
 """Reads the coordination topic without taking part in it: worlds and verdicts for command-line tools. Never writes.
 
-It finds the root in log 0, then reads the wanted logs from their beginnings to their current ends and returns each
-record, with its verdict if the log is folded. It creates nothing: no topic, no Genesis, no group.
+It finds the root (the Genesis that counts for all logs) in log 0, then reads the wanted logs from their beginnings to
+their current ends and returns each record, with its verdict if the log is folded. It creates nothing: no topic, no
+Genesis, no group.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo, Transport
 
-POLL_S: Final = 0.1  # a waiting reader looks up so often, for ctrl-C
+POLL_S: Final = 0.1  # seconds that a reader waits at a time, so that ctrl-C can end it
 READ_TIMEOUT_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
 
 
@@ -34,17 +35,18 @@ class Judged(NamedTuple):
 
 
 class Observer:
-    """One look at a coordination topic. A context manager.
+    """A reader of one coordination topic. A context manager.
 
-    - `worlds`: the fold of every log that was read, as far as it was read.
-    - `extended_ms`: per (log, live session), the timestamp of the record that last extended the session.
-    - `topics`: what Kafka says about the data topics that `ends` has looked at; without topics that are gone.
+    - `worlds`: by log, the world as of the last record that was read of it.
+    - `extended_ms`: by (log, session), the timestamp of the record that last extended the session.
+    - `topics`: what Kafka says about the data topics that `ends` was asked for, without topics that are gone.
     """
 
     def __init__(self, transport: Transport, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
         """Connects, and finds the root. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
 
-        `root` is None if the topic has no Genesis yet, because no consumer has ever run. `root_value`: its bytes.
+        `root` is None if the topic has no Genesis yet, because no consumer has ever run. `root_value`: the root's
+        bytes.
         """
         self.root_value: bytes | None = None
         self.topic = topic
@@ -114,7 +116,7 @@ class Observer:
             raise ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
 
     def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
-        """First and end offsets of these logs. Raises ClusterUnreachable."""
+        """The first and the end offset of each of these logs. Raises ClusterUnreachable."""
         tps = [TopicPartition(self.topic, log) for log in logs]
         found = self._admin.bounds(tps) if tps else {}
         return {tp.partition: bounds for tp, bounds in found.items()}
@@ -122,16 +124,17 @@ class Observer:
     # --- reading
 
     def logs_of(self, group: str | None) -> list[int]:
-        """The log of a group, or all logs."""
+        """The number of the group's log, or those of all logs if `group` is None. Empty if there is no root."""
         if self.root is None:
             return []
         return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
 
     def read(self, group: str | None = None, back: bool = False) -> Iterator[Judged]:
-        """Every record of the group's log, or of all logs, to their current ends; in order per log.
+        """Yields every record of the group's log, or of all logs, up to the current ends; in order per log.
 
         A log whose beginning was deleted is read from its newest confirmed snapshot on (N9); with `back`, from its
-        oldest. A second call continues where the first ended; run each to its end. Raises HistoryTruncated (N10).
+        oldest. A second call continues where the first ended; so iterate each to its end. Raises HistoryTruncated if
+        the log's beginning was deleted and no snapshot replaces it (N10).
         """
         found = self.bounds(self.logs_of(group))
         for log, bounds in found.items():
@@ -141,19 +144,19 @@ class Observer:
             yield self._judge(record)
 
     def records(self, logs: Iterable[int]) -> Iterator[LogRecord]:
-        """All records that these logs still hold, without folding them: `worlds` does not get them."""
+        """Yields all records that these logs still hold, without folding them into `worlds`."""
         found = self.bounds(logs)
         for log, bounds in found.items():
             self._next[log] = max(self._next.get(log, 0), bounds.first)
         yield from self._records(self._left(found))
 
     def oldest(self, log: int) -> World:
-        """The state of a log as far back as it can be folded. Raises HistoryTruncated (N10)."""
+        """Returns the earliest world of a log from which the log can be folded. Raises HistoryTruncated as `read`."""
         (bounds,) = self.bounds([log]).values()
         return replay_start.oldest_world(self._log, log, None if log == 0 else self.root, bounds)
 
     def history(self, log: int) -> tuple[World, Iterator[LogRecord]]:
-        """The state of a log as far back as it can be folded, and the records that follow."""
+        """Returns the earliest world of a log from which the log can be folded, and the records that follow it."""
         world = self.oldest(log)
         self._next[log] = world.next_offset
         return world, self.records([log])
@@ -168,12 +171,15 @@ class Observer:
         return world
 
     def fold(self, group: str | None = None) -> None:
-        """As `read`, only to fill `worlds`."""
+        """Reads and folds as `read` does, only to fill `worlds`."""
         for _ in self.read(group):
             pass
 
     def follow(self, group: str | None = None) -> Iterator[Judged | None]:
-        """Every record that is there or comes, without end. It yields None now and then, so that callers can stop."""
+        """Yields every record that is there, then every new one, without end.
+
+        After each poll for new records it yields None, so that the caller can stop.
+        """
         yield from self.read(group)
         logs = self.logs_of(group)
         for log in logs:
@@ -194,7 +200,7 @@ class Observer:
             self._log.follow(log, at)
 
     def _records(self, left: dict[int, int]) -> Iterator[LogRecord]:
-        """The records of these logs up to these ends. Records of other logs that are followed are skipped."""
+        """Yields the records of the logs in `left`, up to the end offset of each. It skips records of other logs."""
         for log in left:
             self._follow(log)
         wanted = dict(left)
@@ -220,9 +226,10 @@ class Observer:
         return world
 
     def advisories(self, group: str | None = None, follow: bool = False) -> Iterator[Advisory | None]:
-        """The advisories of the logs, in order per log; a second call continues. `follow`: without end, as `follow`.
+        """Yields the advisories of a group, or of all groups, in order per log. A second call continues.
 
-        A truncated log's snapshot gives no advisories for what it already holds (N9).
+        With the flag `follow` it never ends, and yields None as the method `follow` does. If a log's beginning was
+        deleted, there are no advisories of records that its oldest confirmed snapshot replaces (N9).
         """
         for log, bounds in self.bounds(self.logs_of(group)).items():
             if bounds.first and log not in self.worlds:
@@ -256,18 +263,18 @@ class Observer:
     # --- looking
 
     def groups(self) -> list[tuple[int, Group]]:
-        """Every group of the worlds that were read, with its log, by name."""
+        """Every group in `worlds`, with the number of its log, sorted by name."""
         found = [(log, group) for log, world in self.worlds.items() for group in world.groups.values()]
         return sorted(found, key=lambda pair: pair[1].name)
 
     def signs_of(self, log: int) -> dict[int, int]:
-        """The last sign of life of each live session of a log: session -> timestamp in ms."""
+        """Returns, by session of a log, when the session was last extended, in ms since 1970."""
         return {session: at_ms for (of, session), at_ms in self.extended_ms.items() if of == log}
 
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """End offsets of data partitions, without those that Kafka does not have. Raises ClusterUnreachable.
+        """Returns the end offsets of data partitions, without partitions that Kafka does not have.
 
-        `topics` then holds what Kafka says about their topics.
+        Afterwards `topics` holds what Kafka says about their topics. Raises ClusterUnreachable.
         """
         by_topic: dict[str, list[TopicPartition]] = {}  # so that each topic is described once
         for tp in tps:

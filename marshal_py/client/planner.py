@@ -1,13 +1,13 @@
-"""A consumer that plans ranges for other readers: which offsets are next, who owns them, and that they are done.
+"""A consumer that fetches nothing: it plans ranges of offsets, which other readers (Spark's executors) read.
 
     planner = marshal.planner("billing", ["orders"])
     with planner.batch(1_000_000) as batch:
         read(batch.ranges)          # somewhere else
         batch.commit()
 
-It joins, heartbeats, claims and releases like any other consumer, and fetches nothing. `plan` looks for ranges, `take`
-delivers them after a check of the gate (in at-most-once mode after the log has granted them), `finish` acks them. One
-thread at a time may call it; any thread may call `commit_reported`.
+It joins, heartbeats, claims and releases like any other consumer. `plan` finds the next ranges. `take` delivers those
+that `Member.may_deliver` allows (D8); in at-most-once mode it waits before that until the log has granted them.
+`finish` acks them. One thread at a time may call a planner; any thread may call `commit_reported`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
 logger = logging.getLogger("marshal_py")
 
-SETTLE_INTERVALS: Final = 4.0  # two until a dead owner's lease has ended; the rest for claims and a slow broker
-GRANT_INTERVALS: Final = 1.0  # a grant takes one round trip of the log; after this the next plan has the range
-LOOK_S: Final = 0.25  # between two looks for new data: two requests to the cluster
+# Heartbeat intervals: two until a dead owner's lease has ended; the rest for claims and a slow broker.
+SETTLE_INTERVALS: Final = 4.0
+GRANT_INTERVALS: Final = 1.0  # heartbeat intervals to wait for a grant, which takes one round trip of the log
+LOOK_S: Final = 0.25  # seconds between two questions to the cluster for new data; each costs two requests
 
 
 class ClaimedBatch:
-    """Ranges that were delivered together.
+    """Ranges of offsets that the planner delivered together.
 
     A context manager; leaving it without `commit` has the ranges planned again. In at-most-once mode they are lost.
     """
@@ -60,9 +61,9 @@ class ClaimedBatch:
 
     @property
     def token(self) -> Token:
-        """The greatest of the tokens.
+        """The greatest of `tokens`.
 
-        It is greater than the token of every earlier batch with one of these partitions under an earlier owner.
+        It is greater than the token of any batch in which an earlier owner had one of these partitions.
         """
         return max(taken.range.token for taken in self.taken)
 
@@ -83,7 +84,7 @@ class ClaimedBatch:
         self.give_back()
 
     def check(self) -> None:
-        """Raises ClaimLost unless every claim is still held. Call it just before a write."""
+        """Raises ClaimLost if one of the batch's claims is not held any more. Call it just before a write."""
         self._planner.check(self.taken)
 
     def in_progress(self) -> None:
@@ -101,14 +102,14 @@ class ClaimedBatch:
             self._planner.finish(self.taken)
 
     def give_back(self) -> None:
-        """The batch was not done: its ranges are planned again, or lost in at-most-once mode."""
+        """Gives the batch up: its ranges are planned again; in at-most-once mode they are lost."""
         if self.open:
             self.open = False
             self._planner.give_back(self.taken)
 
 
 class Planner(Membership):
-    """A consumer that plans ranges for other readers. Made by `Marshal.planner`, or by `Consumer.plan_ranges`."""
+    """A consumer that plans ranges for other readers. `Marshal.planner` and `Consumer.plan_ranges` make one."""
 
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
         super().__init__(context, driver, connection, ending)
@@ -132,7 +133,7 @@ class Planner(Membership):
         return self._driver.incarnation
 
     def alive(self) -> None:
-        """Says that the user still reads. Raises the error that ended the consumer."""
+        """Notes that the user has called, so somebody still reads (D9). Raises the error that ended the consumer."""
         self._context.check_call("Consumer", "plan", waits=True)
         self._ending.raise_if_ended()
         self._planned.called()
@@ -140,9 +141,9 @@ class Planner(Membership):
     # --- looking
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Waits until no partition is about to come here: each is owned by this member or another live one.
+        """Waits until this member need not expect further partitions soon (`Ranges.settled`), and returns True.
 
-        False if that has not happened within `timeout_s` seconds (default: four heartbeat intervals).
+        Returns False after `timeout_s` seconds (default: four heartbeat intervals), and if the consumer is stopping.
         """
         intervals_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline = time.monotonic() + (intervals_s if timeout_s is None else timeout_s)
@@ -157,32 +158,37 @@ class Planner(Membership):
                 self._context.changed.wait(min(WAIT_SLICE_S, left_s))
 
     def resumed(self) -> bool:
-        """Whether an earlier owner of one of this consumer's claims has moved its position."""
+        """Whether this consumer has claimed a partition in which an earlier owner has moved the position."""
         with self._context.outbox, self._context.lock:
             group = self._member.group
             parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.claims]
             return any(part.last_owner != NONE and part.position > 0 for part in parts)
 
     def _partitions(self) -> list[TopicPartition]:
-        """All partitions of the topics, claimed or not."""
+        """All partitions of this consumer's topics, claimed or not."""
         counts = {topic: self._context.admin.partition_count(topic) or 0 for topic in self._member.options.topics}
         return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
 
     def ends_at(self, until: str) -> dict[TopicPartition, int]:
-        """The offset that `until`, a text like `start`, names in every partition. Raises as start_positions.offsets."""
+        """Returns, for every partition of the topics, the offset that the text `until` names.
+
+        `until` has the form of the option `start` without `committed`. Raises what start_positions.offsets raises.
+        """
         return start_positions.offsets(
             until, "until", self._partitions(), self._context.admin, committed=self._committed_ends
         )
 
     def ends(self) -> dict[TopicPartition, int]:
-        """The end of every partition of the topics, claimed or not."""
+        """The end offset of every partition of this consumer's topics, claimed or not."""
         return self.ends_at(start_positions.LATEST)
 
     def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
-        """The next ranges of the open claims: at most `rows_max` offsets in all, none beyond `up_to`. May be empty.
+        """Returns the next range of each claim that may deliver and has no range in flight. May be empty.
 
-        It delivers nothing. A partition whose position lies beyond its end is parked (PROTOCOL.md D6), and the others
-        continue. Raises ClusterUnreachable, and the error that ended the consumer.
+        All ranges together have at most `rows_max` offsets. `up_to`: the offset before which each partition's range
+        ends. A partition whose position lies beyond its end is parked: no member may consume it until an admin has
+        moved the position (PROTOCOL.md D6). The method delivers nothing. Raises ClusterUnreachable, and the error that
+        ended the consumer.
         """
         self.alive()
         with self._context.lock:
@@ -204,9 +210,10 @@ class Planner(Membership):
             return [self._ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
 
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
-        """Parks those that are beyond the log's very end (D6).
+        """Parks those of `tps` whose position lies beyond the partition's last record (D6).
 
-        The end before open transactions may lie below a position that began at the log's end; that is not for long.
+        `plan` compares with the end before open transactions. A position that began at the last record may lie above
+        that end until the transactions have ended.
         """
         bounds = self._context.admin.bounds(tps)
         with self._context.outbox, self._context.lock:
@@ -217,7 +224,7 @@ class Planner(Membership):
     # --- delivering
 
     def take(self, wanted: Sequence[ClaimedRange]) -> list[Taken]:
-        """Delivers the ranges, without those that may not be delivered now; a later plan has these."""
+        """Delivers these ranges and returns them. Those that may not be delivered now are left to a later `plan`."""
         self.alive()
         if self.at_most_once:
             self._await_grants(wanted)
@@ -240,7 +247,7 @@ class Planner(Membership):
     # --- finishing
 
     def check(self, taken: Iterable[Taken]) -> None:
-        """Raises ClaimLost unless every claim may still deliver or drain."""
+        """Raises ClaimLost if a claim of these ranges was released or lost, or if the lease has ended."""
         self.alive()
         with self._context.lock:
             now, member = self._context.clock.now(), self._member
@@ -257,11 +264,14 @@ class Planner(Membership):
                 self._ranges.touch(one, now)
 
     def finish(self, taken: Iterable[Taken]) -> None:
-        """Acks the ranges, and returns once the log has accepted that. Raises ClaimLost, ClusterUnreachable."""
+        """Acks the ranges, and returns once the log has accepted the positions. Raises ClaimLost, ClusterUnreachable.
+
+        In at-most-once mode it waits for nothing, because the grants have moved the positions.
+        """
         with self._context.outbox, self._context.lock:
             lost = [one.range.tp for one in taken if not self._ranges.finish(one)]
         self.alive()
-        if not self.at_most_once:  # there the grant moved the position
+        if not self.at_most_once:
             self.flush()
         if lost:
             raise ClaimLost(self.group, tuple(map(str, lost)))
@@ -274,13 +284,14 @@ class Planner(Membership):
     # --- the micro-batches of a streaming query
 
     def micro_batches(self, before: MicroBatches | None = None) -> MicroBatches:
-        """`before`: the batches of an earlier consumer of the same query."""
+        """Returns the batches of a streaming query. `before`: those that its earlier consumer in this process had."""
         return MicroBatches(self._member, self._ranges, self.incarnation, before)
 
     def commit_end(self, batches: MicroBatches, end: End) -> None:
-        """The query has committed the batch that ends at `end`; returns once the log has accepted the positions.
+        """Moves the positions past the batch that ends at `end`, because the query has committed it.
 
-        Raises ClusterUnreachable if no answer comes; the positions are still sent until one does.
+        It returns once the log has accepted the positions. Raises ClusterUnreachable if no answer comes; the positions
+        are still sent until one does.
         """
         with self._context.outbox, self._context.lock:
             moved = batches.commit(end, self._context.clock.now())
@@ -289,9 +300,9 @@ class Planner(Membership):
             self.flush()
 
     def commit_reported(self, batches: MicroBatches, digest: str) -> None:
-        """As `commit_end`, for a report from elsewhere: any thread may call it, also twice, and it waits for nothing.
+        """Does what `commit_end` does, when a listener reports the query's commit before the query calls `commit_end`.
 
-        `digest`: `digest_of` the batch's end.
+        Any thread may call it, also twice, and it waits for nothing. `digest`: `digest_of` the batch's end.
         """
         with self._context.outbox, self._context.lock:
             if batches.commit_reported(digest, self._context.clock.now()):
@@ -300,7 +311,10 @@ class Planner(Membership):
                 self._driver.kick()
 
     def plan_end(self, batches: MicroBatches, start: End, available: Sequence[ClaimedRange]) -> End:
-        """The end of the next batch, or `start` if there is none. In at-least-once mode its ranges are delivered."""
+        """Returns the end of the batch that follows `start`, or `start` itself if there is nothing to read.
+
+        In at-least-once mode it also delivers the batch's ranges.
+        """
         self.alive()
         with self._context.outbox, self._context.lock:
             return batches.plan(start, available, self._context.clock.now())
@@ -308,8 +322,9 @@ class Planner(Membership):
     def take_end(self, batches: MicroBatches, end: End, wanted: Sequence[ClaimedRange] | None) -> list[Taken]:
         """In at-most-once mode: delivers the batch that ends at `end`, as far as the log grants it.
 
-        `wanted` is None if an earlier consumer planned it. Then nothing is delivered, since that consumer may have been
-        granted it and its tasks may have read it. The offsets that are lost with it are noted in the log.
+        `wanted`: the batch's ranges, or None if an earlier consumer planned the batch. Then nothing is delivered, since
+        that consumer may have been granted the batch and its tasks may have read it. The offsets that are lost with the
+        batch are noted in the log.
         """
         if wanted is None:
             self.settle()
@@ -321,7 +336,10 @@ class Planner(Membership):
         return taken
 
     def note_uncommitted(self, batches: MicroBatches) -> None:
-        """This process ends: in at-most-once mode notes the ranges that are with the query, which are lost."""
+        """Call it when this process ends: in at-most-once mode it notes in the log which ranges are lost.
+
+        They are those that were delivered to the query and not committed.
+        """
         if self.at_most_once:
             with self._context.outbox, self._context.lock:
                 self._note(batches.uncommitted())
@@ -331,10 +349,10 @@ class Planner(Membership):
             self._member.note(UNCOMMITTED, tp, start, to)
 
     def replay_end(self, batches: MicroBatches, end: End) -> list[Taken]:
-        """The ranges to read here of a batch that an earlier consumer planned. Waits until they are known.
+        """Delivers the ranges that this consumer must read of a batch that an earlier consumer planned.
 
-        It waits as long as the group is paused. Raises BatchUnclaimed if no member claims a partition for four
-        heartbeat intervals; and as `plan`.
+        It waits until it is known which ranges these are, without limit while the group is paused. Raises
+        BatchUnclaimed if it is not known after four heartbeat intervals, and what `plan` raises.
         """
         wait_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline, said = time.monotonic() + wait_s, ""
@@ -368,11 +386,12 @@ class Planner(Membership):
     def batch(
         self, rows_max: int, wait_s: float | None = None, up_to: Mapping[TopicPartition, int] | None = None
     ) -> ClaimedBatch:
-        """The next batch of at most `rows_max` offsets, none beyond `up_to`.
+        """Waits for data, and returns the next batch of at most `rows_max` offsets.
 
-        It waits for data for `wait_s` seconds; None: until the consumer stops. It is empty (and false) if no data
-        came or the consumer is stopping. A cluster that does not answer is asked again while there is time to wait.
-        Raises BatchNotCommitted if the last batch is still open; and as `plan`.
+        `up_to`: the offset before which the batch ends in each partition. The wait takes at most `wait_s` seconds;
+        None: until the consumer stops. The batch is empty (and false) if no data came or the consumer is stopping. A
+        cluster that does not answer is asked again while there is time to wait. Raises BatchNotCommitted if the last
+        batch was neither committed nor given back, and what `plan` raises.
         """
         if rows_max < 1:
             raise InvalidOption("max_rows", rows_max, "at least 1")

@@ -1,9 +1,10 @@
-"""Ranges of offsets instead of messages: the queue of a consumer whose messages other processes read (Spark executors).
+"""The queue of a consumer that delivers ranges of offsets, because other processes (Spark executors) read the messages.
 
-Ranges has the place that DeliveryQueue has in a consumer that fetches. Claims, trackers, grants and the gate are the
-same, so leases, pauses, hand-overs and handler timeouts work as ever; only the bytes never come here. At most one range
-per claim is in flight (PROTOCOL.md D9): a range is to a claim what a message is to a handler. It waits for nothing and
-asks nobody. Everything is called with the lock held.
+Ranges has the place that DeliveryQueue has in a consumer that fetches. Claims, trackers and grants are the same, and so
+is the gate (`Member.may_deliver`, D8) that decides whether a claim may deliver now. So leases, pauses, hand-overs and
+handler timeouts work as ever; only the messages never come to this process. A range is delivered and finished as a
+whole. From its delivery to its end it is in flight, and at most one range per claim is (PROTOCOL.md D9). This file
+waits for nothing and asks nobody. Every method is called with the Marshal's lock held.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import GRANT_OFFSETS_MAX
 from marshal_py.transport.ports import Bounds
 
-BEGUN_KEPT: Final = 64  # claims of a partition: after more claims than this, a planned batch is delivered again
+BEGUN_KEPT: Final = 64  # claims remembered per partition: a batch that was planned before them is delivered again
 
 
 class ClaimedRange(NamedTuple):
     """Offsets [start, to) of one partition under one claim. Some of the offsets may hold no message.
 
-    `generation`: of the position that the range begins at; a SetPosition begins a new one.
+    `generation`: the generation of the claim's position; a SetPosition begins a new one.
     """
 
     topic: str
@@ -41,7 +42,11 @@ class ClaimedRange(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A range that was delivered, and what finishes it. `run` is None in at-most-once mode."""
+    """A range that was delivered, with what `Ranges.finish` needs.
+
+    `run`: the run of the claim's tracker that holds the range's offsets, from index `first` on. None in at-most-once
+    mode.
+    """
 
     range: ClaimedRange
     claim: Claim
@@ -50,7 +55,7 @@ class Taken(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A claim of this process: its epoch and session, and the session that owned the partition before it."""
+    """A claim of this process: its `epoch` and `session`, and the session that owned the partition before (`after`)."""
 
     epoch: int
     session: int
@@ -58,7 +63,7 @@ class Begun(NamedTuple):
 
 
 class PlannedClaim:
-    """One claim as a planner sees it."""
+    """One claim, with the offset that is planned next and the range that is in flight (`taken`)."""
 
     __slots__ = ("claim", "next_offset", "requested", "taken")
 
@@ -70,15 +75,15 @@ class PlannedClaim:
 
 
 class Ranges:
-    """The claims of one consumer that plans, and their ranges."""
+    """The claims of one consumer that plans, and the ranges in flight under them."""
 
     def __init__(self, member: Member, incarnation: bytes) -> None:
         self.member, self.incarnation = member, incarnation
         self.claims: dict[TopicPartition, PlannedClaim] = {}
-        self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims in order, ended ones too
+        self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, oldest first, ended ones too
         self.prefetching: set[TopicPartition] = set()
         self.user_paused: set[TopicPartition] = set()
-        self.at_most_once = False  # of the first claim: a group has one mode
+        self.at_most_once = False  # known from the first claim on: a group has one mode
 
     # --- called by the driver, as on a DeliveryQueue
 
@@ -95,11 +100,11 @@ class Ranges:
         return tp in self.claims
 
     def start_prefetch(self, tp: TopicPartition, position: int) -> None:
-        """Nothing is fetched ahead; the successor is ready as soon as it knows the partition's end (A3)."""
+        """Notes that `tp` will be handed over to this member, which is ready once it knows the partition's end (A3)."""
         self.prefetching.add(tp)
 
     def open(self, claims: Iterable[Claim], positions: Mapping[TopicPartition, int]) -> None:
-        """These claims were accepted: plans from their positions on."""
+        """Begins to plan claims that the log has accepted, from their positions on."""
         for claim in claims:
             self.prefetching.discard(claim.tp)
             self.at_most_once = isinstance(claim.tracker, AtMostOnce)
@@ -114,28 +119,35 @@ class Ranges:
             known.append(Begun(claim.epoch, self.member.session, group.partitions[claim.tp].last_owner))
 
     def drop(self, tps: Iterable[TopicPartition]) -> None:
-        """These claims are gone, or their hand-over will not come."""
+        """Forgets these partitions: their claims are gone, or they will not be handed over to this member."""
         for tp in tps:
             self.claims.pop(tp, None)
             self.prefetching.discard(tp)
 
     def restart(self, tp: TopicPartition, position: int) -> None:
-        """Continues at `position`: the offsets before it are lost (D6)."""
+        """Continues to plan at `position`: the offsets before it are lost (D6)."""
         self.claims[tp].next_offset = position
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """The user pauses these partitions locally; the claims stay."""
+        """Plans and delivers nothing of these partitions until `resume`; the claims stay."""
         self.user_paused.update(tps)
 
     def resume(self, tps: Iterable[TopicPartition]) -> None:
         self.user_paused.difference_update(tps)
 
     def ends_wanted(self) -> list[TopicPartition]:
-        """Partitions whose ends are needed: for planning, for the lag, for hand-overs."""
+        """The partitions whose end offsets the cluster must be asked for.
+
+        Those of claims show the lag. Those of partitions that will be handed over show that this member is ready.
+        """
         return [*self.claims, *self.prefetching]
 
     def settled(self) -> bool:
-        """Whether no partition is about to come here: each is owned by this member or by a live one, or parked."""
+        """Whether this member need not expect further partitions soon.
+
+        True if each partition is parked (no member may claim it) or owned by this member or another live one, and no
+        hand-over to this member is planned. Also true while the group is paused, or at the member's limit of claims.
+        """
         member = self.member
         group = member.group
         if group is None or member.session == NONE or member.session not in group.sessions:
@@ -162,7 +174,10 @@ class Ranges:
     # --- planning
 
     def adopt(self, claims: Iterable[Claim]) -> None:
-        """Takes over claims of a consumer that has fetched until now, without the messages it has not delivered."""
+        """Takes over the claims of a consumer that has fetched messages until now, and plans what it has not delivered.
+
+        In at-most-once mode what was granted and not delivered is dropped (D3).
+        """
         for claim in claims:
             if isinstance(claim.tracker, AtLeastOnce):
                 start = claim.tracker.forget_undelivered()
@@ -172,7 +187,11 @@ class Ranges:
             self.open([claim], {claim.tp: start})
 
     def available(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, tuple[int, int]]:
-        """The offsets [start, to) that each open claim could plan now. A lost range is noted and skipped (D6)."""
+        """Returns the offsets [start, to) that each claim could deliver next, below the end in `bounds`.
+
+        Left out are claims that no longer deliver, that have a range in flight, or that the user has paused. Offsets
+        that the partition has deleted are noted in the log as lost, and skipped (D6).
+        """
         found: dict[TopicPartition, tuple[int, int]] = {}
         for tp, planned in self.claims.items():
             if (
@@ -193,7 +212,7 @@ class Ranges:
         return found
 
     def beyond(self, bounds: Mapping[TopicPartition, Bounds]) -> list[tuple[TopicPartition, int, int]]:
-        """The claims whose position lies beyond the end, as (partition, position, end) (D6)."""
+        """The claims whose position lies beyond the end in `bounds`, as (partition, position, end) (D6)."""
         return [
             (tp, self._next(planned), bounds[tp].end)
             for tp, planned in self.claims.items()
@@ -201,7 +220,7 @@ class Ranges:
         ]
 
     def _unfinished(self, planned: PlannedClaim, end: int) -> tuple[int, int]:
-        """The next offsets [start, to) to plan, around what an earlier owner has finished (D1)."""
+        """Returns the next offsets [start, to) to plan, below `end`; skips what an earlier owner has finished (D1)."""
         start, tracker = self._next(planned), planned.claim.tracker
         if isinstance(tracker, AtMostOnce):
             return start, end
@@ -223,14 +242,19 @@ class Ranges:
         return max(planned.next_offset, tracker.delivered_to)
 
     def range_of(self, tp: TopicPartition, start: int, to: int) -> ClaimedRange:
-        """A range under the claim that this member has now."""
+        """Returns the offsets [start, to) as a range under the claim that this member has now."""
         claim = self.claims[tp].claim
         return ClaimedRange(*tp, start, to, Token(self.incarnation, claim.epoch), claim.generation)
 
     # --- delivering and finishing
 
     def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
-        """Delivers a range (D8). None if its claim has changed, the gate is shut, or the position is another one."""
+        """Delivers a range and returns it, or returns None if it may not be delivered now.
+
+        That is so if its claim has changed or has a range in flight, and if the gate or the user's pause stops it. In
+        at-least-once mode the range must begin at the claim's next offset. In at-most-once mode the oldest grant that
+        is left is delivered in its place, and without a grant nothing.
+        """
         planned = self.claims.get(wanted.tp)
         if planned is None or planned.taken is not None or planned.claim.epoch != wanted.token.epoch:
             return None
@@ -253,7 +277,7 @@ class Ranges:
         return planned.taken
 
     def finish(self, taken: Taken) -> bool:
-        """The range is done. False if the claim has been released or lost since."""
+        """Marks a delivered range as done. Returns False if the claim has been released or lost since the delivery."""
         planned = self.claims.get(taken.range.tp)
         if planned is not None and planned.taken is taken:
             planned.taken = None
@@ -266,7 +290,7 @@ class Ranges:
         return True
 
     def give_back(self, taken: Taken) -> None:
-        """The range was not done: it is planned again, or lost in at-most-once mode."""
+        """Takes back a delivered range that was not done: it is planned again; in at-most-once mode it is lost."""
         planned = self.claims.get(taken.range.tp)
         if planned is None or planned.taken is not taken:
             return
@@ -277,7 +301,7 @@ class Ranges:
             planned.claim.tracker.returned()
 
     def touch(self, taken: Taken, now: Instant) -> None:
-        """The range is still being worked on: its handler timeout starts again (D4)."""
+        """Notes that the range is still being worked on: its handler timeout starts again (D4)."""
         tracker = taken.claim.tracker
         if isinstance(tracker, AtLeastOnce):
             tracker.touch_all(now.mono_ms)
@@ -287,7 +311,7 @@ class Ranges:
     # --- at-most-once mode
 
     def request_grant(self, wanted: ClaimedRange) -> None:
-        """Asks for a grant of this range with the next `offer` (D2)."""
+        """Notes that the next `offer` must ask for a grant of this range (D2)."""
         planned = self.claims.get(wanted.tp)
         if planned is not None and planned.claim.epoch == wanted.token.epoch and planned.taken is None:
             planned.requested = (wanted.start, min(wanted.to, wanted.start + GRANT_OFFSETS_MAX))
@@ -297,7 +321,7 @@ class Ranges:
             planned.requested = None
 
     def waits_for_grant(self) -> bool:
-        """Whether a request for a claim that may still deliver has no grant yet."""
+        """Whether a claim that may still deliver has a request (`request_grant`) and no grant yet."""
         return any(
             planned.requested is not None
             and planned.claim.phase is ClaimPhase.OPEN
@@ -307,7 +331,10 @@ class Ranges:
         )
 
     def offer(self) -> bool:
-        """Sets on each claim the range that should be granted. True if there is one to ask for."""
+        """Sets each claim's `offer`: the requested range, which the member asks the log to grant; else None.
+
+        Returns True if one of these grants has not been asked for yet.
+        """
         something = False
         for planned in self.claims.values():
             tracker = planned.claim.tracker
@@ -318,7 +345,10 @@ class Ranges:
 
 
 def share(available: Mapping[TopicPartition, int], rows_max: int) -> dict[TopicPartition, int]:
-    """How many rows of each partition make a batch of at most `rows_max`: even shares; others fill what one lacks."""
+    """Returns how many of the `available` offsets of each partition make a batch of at most `rows_max`.
+
+    The partitions get even shares. What one partition lacks is shared by the others.
+    """
     shares: dict[TopicPartition, int] = {}
     left = rows_max
     for at, (tp, count) in enumerate(sorted(available.items(), key=lambda item: (item[1], item[0]))):

@@ -1,8 +1,9 @@
-"""Each message's effect in a SQL database exactly once: a guard row per partition, moved in the effect's transaction.
+"""Gives each message its effect in a SQL database exactly once, with a guard table beside the effects.
 
-A row holds the fencing token of the partition's newest owner and the next offset. Two rules make repeated and late
-writes harmless: a token that is older than the row's is refused (PROTOCOL.md K1), and an offset below the row's next
-offset has been applied already. Both hold only because the row moves in the transaction of the effect.
+The table has a row per partition, with the fencing token of the partition's newest owner and the next offset. Two
+rules make repeated and late writes harmless: a token that is older than the row's is refused (PROTOCOL.md K1), and an
+offset below the row's next offset has been applied already. Both hold only because the row moves in the transaction of
+the effect.
 
 The logic is one generator that yields statements and receives their results; `Guard` runs it over a connection of
 sqlite3, psycopg or SQLAlchemy, `AsyncGuard` over one of aiosqlite, psycopg or SQLAlchemy's asyncio extension. This file
@@ -75,7 +76,7 @@ Steps = Generator[Statement, Any, list[M]]
 
 
 class _Rules:
-    """The statements of one guard table. Pure."""
+    """Builds the statements of one guard table, and decides from their results which messages are new. Pure."""
 
     def __init__(self, table: str = DEFAULT_TABLE) -> None:
         """`table`: its name, `schema.table` if need be. Raises InvalidOption for a text that is no plain SQL name."""
@@ -97,7 +98,11 @@ class _Rules:
         return [self._statement(sql, {"topic": topic, "partition": number}) for number in sorted(set(partitions))]
 
     def _new(self, messages: M | Iterable[M]) -> Steps[M]:
-        """Partitions in one order for all writers, so that no two of them wait for each other in a circle."""
+        """Yields the statements that move the guard rows; returns the new messages in the order given.
+
+        It takes the partitions in sorted order, as every writer does, so that no two writers wait for each other in a
+        circle.
+        """
         given: Any = (messages,) if hasattr(messages, "offset") else messages
         by_partition: dict[TopicPartition, list[M]] = {}
         order: dict[int, int] = {}
@@ -146,16 +151,16 @@ class Guard(_Rules):
         _Connection(connection).run(self._create())
 
     def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
-        """Those of `messages` that have no effect in the database yet, in their order; empty if all have one.
+        """Returns those of `messages` that have no effect in the database yet, in their order; empty if all have one.
 
-        `messages`: one message, or several, as a `Batch`, a `Part` or a list, of any partitions; per partition in the
-        order of their offsets. Their guard rows move past them in the open transaction: apply the returned ones and
-        commit, or roll back. Apply each message or store it elsewhere in the same transaction: one that is passed over
-        counts as applied.
+        `messages`: one message, or several (a `Batch`, a `Part` or a list) of any partitions. Those of one partition
+        must be in the order of their offsets. The guard rows move past all of them in the open transaction, so they
+        count as applied once it is committed. Apply each returned message, or store it elsewhere, in that transaction
+        and commit; or roll back.
 
-        Raises WriteFenced if a later owner has written a partition: roll back and do not acknowledge; the messages are
-        that owner's. InvalidOption for messages out of order, for a connection that commits each statement by itself,
-        and for one of an unknown module. Errors of the database pass through.
+        Raises WriteFenced if a later owner has written a partition: roll back and do not acknowledge, because that
+        owner handles the messages. Raises InvalidOption for messages out of order, for a connection that commits each
+        statement by itself, and for one of an unknown module. Errors of the database pass through.
         """
         run, steps = _Connection(connection).run, self._new(messages)
         try:
@@ -198,7 +203,7 @@ class AsyncGuard(_Rules):
 
 
 class _Connection:
-    """A user's connection, and how its module takes parameters."""
+    """A user's connection, run with parameters in the form that its database module takes."""
 
     def __init__(self, connection: Any) -> None:
         modules = [kind.__module__.partition(".")[0] for kind in type(connection).__mro__]
@@ -241,7 +246,7 @@ _FORMS: Final[Mapping[str, Any]] = {
 
 
 def _commits_itself(connection: Any, module: str) -> bool:
-    """Whether a statement outside a transaction would be committed at once, and there is none."""
+    """Whether the connection is in no transaction and would commit the next statement by itself."""
     match module:
         case "psycopg":
             return bool(connection.autocommit) and int(connection.info.transaction_status) == 0
@@ -256,5 +261,5 @@ def _commits_itself(connection: Any, module: str) -> bool:
 
 
 def _only(values: Mapping[str, object], *names: str) -> dict[str, object]:
-    """psycopg and SQLAlchemy refuse values that a statement does not name."""
+    """Returns the values of these names alone: psycopg and SQLAlchemy refuse values that a statement does not name."""
     return {name: values[name] for name in names}
