@@ -42,7 +42,7 @@ from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 VERSION: Final = "marshal_py 0.1.0"
 CONNECT_TIMEOUT_S: Final = 30.0
 STATISTICS_MS_MAX: Final = 86_400_000  # librdkafka's own
-EXIT_TIMEOUT_S: Final = 3.0  # what an interpreter that ends without stop() may wait for its releases
+EXIT_TIMEOUT_S: Final = 3.0  # how long an interpreter that ends without close() waits for its claims' releases
 
 _NO_DATA: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 
@@ -128,7 +128,7 @@ class Marshal:
         self.coordination_topic = topic
         self.transport = transport
         self._timeout_s = timeout_s
-        self._consumers: dict[ConsumerDriver, Membership] = {}  # those to stop, in the order of their making
+        self._consumers: dict[ConsumerDriver, Membership] = {}  # those that `close` must stop, oldest first
         self._closed = self._done = False
         servers = str(transport.given["bootstrap.servers"]) if isinstance(transport, KafkaTransport) else "memory"
         self._context = Context(
@@ -167,7 +167,7 @@ class Marshal:
         key_deserializer: Deserializer | None = None,
         value_deserializer: Deserializer | None = None,
     ) -> Topic:
-        """A topic of the cluster, to read any of its messages from (`Topic.get`). Joins nothing and asks nothing yet.
+        """Returns a topic, to read any of its messages from (`Topic.get`). The call joins no group and asks nothing.
 
         `partitioner`: which partition the topic's producers choose for a key, "murmur2_random" (Java's default) or
         "consistent_random" (librdkafka's); by default every partition is searched. `isolation`: "read_committed" or
@@ -229,7 +229,7 @@ class Marshal:
     def _new(
         self, verb: str, group: str, topics: Sequence[str], options: Mapping[str, Any], deadline: float, *, plans: bool
     ) -> tuple[ConsumerDriver, Mapping[str, Any], Ending]:
-        """A driver that has not joined yet, librdkafka's settings of its data consumer, and how it ends."""
+        """Returns a driver that has not joined yet, the settings of its librdkafka consumer, and what will end it."""
         context, loop = self._context, self._loop
         context.check_call("Marshal", verb, waits=True)
         if self._closed:
@@ -278,9 +278,9 @@ class Marshal:
             raise
 
     def topics(self, pattern: str) -> tuple[str, ...]:
-        """The cluster's topics whose whole names match a Python regular expression, sorted.
+        """Returns the cluster's topics whose whole names match a Python regular expression, sorted.
 
-        Without the coordination topic and Kafka's internal ones. Raises InvalidOption, ClusterUnreachable,
+        The coordination topic and Kafka's internal topics are left out. Raises InvalidOption, ClusterUnreachable,
         ReentrantCall.
         """
         self._context.check_call("Marshal", "topics", waits=True)
@@ -289,7 +289,10 @@ class Marshal:
         return tuple(sorted(topic for topic in found if wanted.fullmatch(topic)))
 
     def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
-        """Checks that the topics exist, and that no ordinary Kafka consumer uses the group id (D7)."""
+        """Checks that the topics exist, and that no ordinary Kafka consumer uses the group id (D7).
+
+        Returns what the cluster says about each topic. Raises TopicMissing, KafkaGroupIsLive.
+        """
         found: dict[str, TopicInfo] = {}
         for topic in topics:
             info = self._context.admin.describe_topic(topic)
@@ -303,7 +306,7 @@ class Marshal:
         return found
 
     def metrics(self) -> Metrics:
-        """Figures of this connection and its consumers. It asks nobody, so it may be called every second."""
+        """Returns figures of this connection and its consumers. It sends nothing, so it may be called every second."""
         self._context.check_call("Marshal", "metrics")
         context, loop = self._context, self._loop
         with context.lock:
@@ -353,7 +356,10 @@ class Marshal:
 
 
 def _close_all() -> None:
-    """At interpreter exit without stop(): releases what can be released quickly. A forked child owns nothing."""
+    """At interpreter exit: closes each Marshal that is still open, and waits EXIT_TIMEOUT_S at most for each.
+
+    In a forked child it does nothing, because the parent owns the claims.
+    """
     for marshal in list(_open):
         if marshal._context.pid == os.getpid():
             with contextlib.suppress(Exception):

@@ -24,7 +24,7 @@ class SerializationContext:
 
 
 def context_of(raw: RawMessage, field: str) -> SerializationContext:
-    """The second argument of a deserializer; the first one is the bytes."""
+    """Returns what a deserializer gets after the bytes. `field`: "key" or "value"."""
     return SerializationContext(raw.topic() or "", field, raw.headers())
 
 
@@ -75,20 +75,21 @@ class Message(Struct, eq=False, frozen=True, gc=False):
 
     @property
     def topic_id(self) -> str:
-        """Kafka's id of the topic, "" where the cluster gives none. A topic that was recreated has another one."""
+        """Kafka's id of the topic, "" if the cluster gives none. A topic that was recreated has another id."""
         return self._delivered.claim.topic_id
 
     @property
     def revoking(self) -> bool:
         """Whether the partition is moving to another member or has moved: ack what is done and begin nothing more.
 
-        The next owner waits for that, at most `hand_over_timeout_s`. In at-least-once mode it gets what is not acked.
+        The next owner waits for these acks, at most `hand_over_timeout_s`. In at-least-once mode it gets the messages
+        that are not acked.
         """
         return self._delivered.claim.phase is not ClaimPhase.OPEN
 
     @property
     def delivery_count(self) -> int:
-        """How often the message has been delivered according to the log, with this time: 1 for a first delivery.
+        """How often the message has been delivered according to the log: 1 if this delivery is the first one.
 
         It counts across crashes. For the lowest unfinished message of a partition it is never too low, and too high by
         one for each owner that died before it had delivered the message; so a message that kills every consumer can be
@@ -185,7 +186,10 @@ class Part:
         return [raw.offset() or 0 for raw in self.raw]
 
     def ack(self) -> bool:
-        """Marks all messages of this part as done. False if that came too late. Raises UsedAfterFork."""
+        """Marks all messages of this part as done. Returns False if that came too late, as `Message.ack` does.
+
+        Raises UsedAfterFork.
+        """
         return self._delivered.finish_range(self._first, self._first + len(self.raw))
 
     def in_progress(self) -> None:
@@ -213,7 +217,10 @@ class Batch:
         self.parts = parts
 
     def ack(self) -> bool:
-        """Marks all messages as done. False if that came too late for some of them. Raises UsedAfterFork."""
+        """Marks all messages as done. Returns False if that came too late for some of them, as `Message.ack` does.
+
+        Raises UsedAfterFork.
+        """
         return all([part.ack() for part in self.parts])
 
     def in_progress(self) -> None:

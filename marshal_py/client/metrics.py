@@ -1,7 +1,7 @@
-"""Figures of a running Marshal, as plain values: the result of `Marshal.metrics()`.
+"""Takes the figures of a running Marshal, as plain values: the result of `Marshal.metrics()`.
 
-Taking them costs a pass over the claims under the lock, and asks nobody. Counts are of this process, since the consumer
-was made, and never fall. Messages that are delivered one by one are counted chunk by chunk.
+It costs a pass over the claims under the lock, and no request. Counts are of this process, since the consumer was made,
+and never fall. Messages that are delivered one by one are counted chunk by chunk.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from marshal_py.protocol.identity import NONE, Instant
 
 
 class PartitionMetrics(Struct, frozen=True):
-    """A claim. `position`: next offset to read. `end` and `lag` are -1 before the first look at the partition.
+    """Figures of one claim. `position`: next offset to read. `end` and `lag` are -1 until the partition's end is known.
 
-    `lag` is also -1 where the end lies below the position: such a partition is being parked (PROTOCOL.md D6).
+    `lag` is also -1 if the end lies below the position: such a partition is being parked, so that no member may consume
+    it until an admin has moved the position (PROTOCOL.md D6).
     """
 
     topic: str
@@ -33,7 +34,7 @@ class PartitionMetrics(Struct, frozen=True):
 
 
 class ConsumerMetrics(Struct, frozen=True):
-    """One consumer. `lease_left_ms` is 0 while it is fenced, `round_trip_ms` -1 until a heartbeat came back.
+    """Figures of one consumer. `lease_left_ms` is 0 while it is fenced, `round_trip_ms` -1 until a heartbeat came back.
 
     `take_overs` are claims of partitions whose owner was evicted, `parked` the partitions of its topics that no member
     may consume until an admin has looked at them. `in_flight`: delivered, not acked. `grants_dropped`: offsets granted
@@ -68,12 +69,13 @@ class ConsumerMetrics(Struct, frozen=True):
 
 
 class Metrics(Struct, frozen=True):
-    """One look at a Marshal. `records_folded`: of the coordination log, every group's. `time_ms`: when it was taken.
+    """Figures of one Marshal, taken at `time_ms` (ms since 1970).
 
-    `librdkafka`: the newest statistics of each of its clients as JSON texts, by the client's name; empty unless
-    `connect` was given a `statistics_interval_ms`. `callbacks_dropped`: user callbacks that found 100,000 waiting.
-    `stalled_ms`, `longest_stall_ms`: in all and at once, how long the thread that heartbeats did not run although it
-    should have (200 ms or more at a time).
+    `records_folded`: how many records of the coordination topic it has folded, those of all groups. `librdkafka`: the
+    newest statistics of each of its clients as JSON texts, by the client's name; empty unless `connect` was given a
+    `statistics_interval_ms`. `callbacks_dropped`: calls of user callbacks that were dropped because 100,000 were
+    waiting. `stalled_ms`: how long in all the thread that heartbeats did not run although it should have, counting
+    stalls of 200 ms or more; `longest_stall_ms`: the longest of these.
     """
 
     client_id: str
@@ -90,7 +92,7 @@ class Metrics(Struct, frozen=True):
 
 
 def consumers_of(drivers: Iterable[ConsumerDriver], now: Instant) -> list[ConsumerMetrics]:
-    """The figures of these consumers. The lock is held."""
+    """Returns the figures of these consumers. Call it with the lock held."""
     return [_consumer(driver, now) for driver in drivers]
 
 

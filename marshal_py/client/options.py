@@ -20,14 +20,14 @@ from marshal_py.protocol.records import INTERVAL_MS_MAX, INTERVAL_MS_MIN, MODES,
 Delivery = Literal["at_least_once", "at_most_once"]
 OnTopicRecreated = Literal["fail", "earliest"]
 
-HEARTBEAT_INTERVAL_S: Final = 2.0  # fail-over in about two of these; a third of it is one small record per consumer
+HEARTBEAT_INTERVAL_S: Final = 2.0  # a fail-over takes about two; each consumer sends a small record every third of one
 HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handler, short for a hung one
-HAND_OVER_TIMEOUT_S: Final = 30.0  # how long a new member may wait for a busy handler: a deployment's patience
-UNACKED_MAX: Final = 100_000  # offsets tracked per partition; at the bound fetching stops (D1)
+HAND_OVER_TIMEOUT_S: Final = 30.0  # how long a new member may wait for a busy handler, so that a deployment goes on
+UNACKED_MAX: Final = 100_000  # offsets tracked per partition; while there are so many, it is not fetched (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
 # Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much.
 PREFETCH_BYTES: Final = 32 * 1024 * 1024
-PREFETCH_BYTES_MIN: Final = 1024  # librdkafka counts its own bound in units of this
+PREFETCH_BYTES_MIN: Final = 1024  # librdkafka counts its own bound in KiB
 PREFETCH_BYTES_MAX: Final = 2_097_151 * 1024  # the most that librdkafka takes
 GRANT_MESSAGES: Final = 4_000  # at most this many of a partition are granted at once in at-most-once mode, however fast
 TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2)
@@ -49,7 +49,7 @@ class ConsumerOptions:
     grants per partition.
 
     `start`: where a partition begins for which the group has no position: a word, a time, or offsets
-    (start_positions.py). A time begins at the first message that is not older; without one, at the end.
+    (start_positions.py). A time means the first message that is not older, or the end if there is none.
 
     `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`
     was called. Then it moves, and in at-least-once mode its unacked messages are delivered again. None means 30 s, or
@@ -169,7 +169,7 @@ def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_pattern(pattern: str) -> re.Pattern[str]:
-    """A regular expression for the names of topics. Raises InvalidOption."""
+    """Compiles a regular expression that must match whole names of topics. Raises InvalidOption."""
     if not pattern:
         raise InvalidOption("topics_pattern", pattern, "it must match the whole name of a topic")
     try:

@@ -1,7 +1,8 @@
-"""Records on their way from the lock to the producer, in the order in which they were decided.
+"""Hands records to the producer in the order in which they were decided, but not under the Marshal's lock.
 
-They are put in under the lock. The thread that leaves the lock then produces them, so that librdkafka is never called
-under it. A thread that comes while another one produces does not wait: the other one sends its records, too.
+They are put into the outbox under the lock. The thread that leaves the lock then produces them, so that librdkafka is
+never called under the lock. A thread that wants to produce while another one does so does not wait: the other one sends
+its records, too.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import Final, NamedTuple, NoReturn
 from marshal_py.errors import MarshalError
 from marshal_py.transport.ports import CoordinationLog
 
-# As many as the producer queues. If more are decided at once, a later tick decides again what was not sent.
+# Entries, as many as the producer queues. What is put into a full outbox is dropped; a later tick decides it again.
 QUEUED_MAX: Final = 10_000
 
 
 class Sending(NamedTuple):
-    """Records of one log that belong together. `refused`: called without the lock if one of them can never be sent."""
+    """Records of one log that belong together.
+
+    `refused`: called with the error, without the lock, if one of the records can never be sent.
+    """
 
     log: int
     key: bytes
@@ -29,7 +33,7 @@ class Sending(NamedTuple):
 
 
 class _Turn:
-    """One thread's turn to produce, known by its identity."""
+    """One thread's turn to produce. Each turn is an object of its own, so that a thread gives up only its own one."""
 
     __slots__ = ("thread",)
 
@@ -41,22 +45,28 @@ class Outbox:
     """Records that were decided and not yet handed to the producer."""
 
     def __init__(self, log: CoordinationLog, held: Callable[[], bool]) -> None:
-        """`held`: whether this very thread holds the lock."""
+        """`held`: tells whether the thread that calls it holds the Marshal's lock."""
         self._log, self._held = log, held
         self._waiting: deque[Sending] = deque()
         self._turn: _Turn | None = None  # of the thread that produces
-        self._turns = threading.RLock()  # around taking it
+        self._turns = threading.RLock()  # held while a thread takes the turn
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def put(self, log: int, key: bytes, values: Sequence[bytes], refused: Callable[[MarshalError], None]) -> None:
-        """Under the lock, which keeps the order."""
+        """Adds records that the next `send` produces. Call it under the lock, which keeps the order.
+
+        If QUEUED_MAX entries are waiting, the records are dropped.
+        """
         if len(self._waiting) < QUEUED_MAX:
             self._waiting.append(Sending(log, key, values, refused))
 
     def __enter__(self) -> None:
-        """Goes around the lock wherever something may be decided: `with context.outbox, context.lock`."""
+        """Does nothing; leaving sends. Use it around the lock, so that decided records are sent once it is free:
+
+        `with context.outbox, context.lock`.
+        """
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -67,8 +77,8 @@ class Outbox:
     def send(self) -> None:
         """Produces what is waiting, without the lock and without waiting.
 
-        A signal handler may run anywhere inside: both what it decides and what it interrupted are sent. If it raises
-        (ctrl-C), the turn is given up all the same.
+        A signal handler may run anywhere inside: both the records that it decides and those whose sending it
+        interrupted are sent. If the handler raises (ctrl-C), another thread can produce all the same.
         """
         while self._waiting:
             mine = _Turn(threading.get_ident())
@@ -78,7 +88,7 @@ class Outbox:
                         self._turn = mine
                 turn = self._turn
                 if turn is not None and turn.thread != mine.thread:
-                    return  # that thread looks again after its turn
+                    return  # that thread sends until nothing is waiting
                 if turn is not None:
                     self._produce_all()
             finally:  # no function is called before it is done, so no signal can come between
@@ -105,10 +115,10 @@ class Outbox:
 
 
 class Changes(threading.Condition):
-    """Wakes threads that wait for a change. They hold the lock, once; the condition itself is never entered.
+    """Wakes threads that wait for a change. A thread that waits holds the lock, and has entered it only once.
 
-    In `with context.outbox, context.lock` a signal handler may raise anywhere (ctrl-C), since the lock is entered and
-    left inside C. A Condition is entered in Python code and could stay locked.
+    The condition itself is never entered: that is Python code, so if a signal handler raises there (ctrl-C), it could
+    stay locked. The lock in `with context.outbox, context.lock` cannot, as it is entered and left inside C.
     """
 
     def __init__(self, lock: threading.RLock, outbox: Outbox) -> None:

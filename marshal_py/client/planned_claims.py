@@ -1,8 +1,9 @@
-"""The claims of a consumer that plans ranges: other processes read them, so nothing is fetched here.
+"""Opens and ends the claims of a consumer that plans ranges. It fetches nothing, as other processes read the ranges.
 
 A claim is opened at its position at once; ranges.py holds what is planned. The ends of the partitions are asked from
 the cluster, as no fetch reports them. A user who stops calling loses the claims: with no range in flight, nothing but
-calls shows that somebody reads. Called with the Marshal's lock held, except for the question.
+calls shows that somebody reads. Methods are called with the Marshal's lock held, except for `_ask`, which waits for the
+cluster.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from marshal_py.transport.ports import Broken, DataSource, OutOfRange
 
 
 class UnfetchedSource:
-    """The source of a consumer that fetches nothing: it knows the ends that were asked for."""
+    """The data source of a consumer that fetches nothing. `ends`: the end offsets that the cluster was asked for."""
 
     def __init__(self, fetching: DataSource) -> None:
-        """`fetching` stays open, without assignment, until the consumer closes."""
+        """`fetching`: the consumer's real source. It stays open, without assignment, until the consumer closes."""
         self._inner = fetching
         self.ends: dict[TopicPartition, int] = {}
 
@@ -54,7 +55,7 @@ class UnfetchedSource:
 
 
 class PlannedClaims:
-    """The claims of one consumer that plans."""
+    """The claims of one consumer that plans ranges; fetched_claims.py has the counterpart for one that fetches."""
 
     def __init__(
         self,
@@ -73,10 +74,13 @@ class PlannedClaims:
             member.options = structs.replace(member.options, hand_over_timeout_ms=whole_ms)
         self.source = UnfetchedSource(source)
         self.queue = Ranges(member, incarnation)
-        self._called_ms: int | None = None  # None until the group has it: a join may take long
+        self._called_ms: int | None = None  # None until the group has this member: a join may take long
 
     def adopt(self, fetched: FetchedClaims) -> None:
-        """Takes over the claims of a consumer that has fetched until now. What was not delivered is planned again."""
+        """Takes over the claims of a consumer that has fetched until now. What was not delivered is planned again.
+
+        In at-most-once mode what was granted and not delivered is dropped instead (D3).
+        """
         self.queue.adopt(self._member.claims.values())
         self.queue.prefetching.update(tp for tp, buffer in fetched.queue.buffers.items() if buffer.claim is None)
         fetched.queue.drop([*fetched.queue.buffers])
@@ -84,19 +88,19 @@ class PlannedClaims:
         self.called()
 
     def open(self, claims: Sequence[Claim]) -> None:
-        """These claims were accepted."""
+        """Begins to plan claims that the log has accepted."""
         self.queue.open(claims, positions_of(claims, self._member))
 
     def drop(self, claims: Iterable[Claim]) -> None:
-        """These claims are gone. None of them waits for an answer here."""
+        """Does nothing for claims that are gone: no question about single claims is under way here."""
 
     def look(self) -> None:
-        """Asks for the ends of the partitions."""
+        """Has the worker thread ask the cluster for the partitions' end offsets, if any are needed."""
         if self.queue.ends_wanted():
             self._submit("the ends of partitions", self._ask)
 
     def _ask(self) -> None:
-        """The ends give the lag, and show that this member is ready for a hand-over (A3)."""
+        """Asks the cluster for the end offsets. They give the lag, and show that this member can take over (A3)."""
         with self._context.lock:
             tps = self.queue.ends_wanted()
         ends = {tp: bounds.end for tp, bounds in self._context.admin.bounds(tps).items()} if tps else {}
@@ -104,9 +108,9 @@ class PlannedClaims:
             self.source.ends.update(ends)
 
     def called(self) -> None:
-        """The user has just called, so somebody still reads."""
+        """Notes that the user has just called, so somebody still reads."""
         self._called_ms = self._context.clock.now().mono_ms
 
     def overdue(self, now: Instant) -> bool:
-        """Whether the user has not called for the handler timeout (D9)."""
+        """Whether the user's last call is at least `handler_timeout_s` ago (D9)."""
         return self._called_ms is not None and now.mono_ms - self._called_ms >= self._timeout_ms

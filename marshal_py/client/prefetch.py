@@ -3,8 +3,8 @@
 librdkafka returns the messages of all partitions through one queue, in the order in which they were fetched, and
 fetches nothing while that queue is full. A fast user gets through it in seconds. With a slow one, the first message of
 a new partition would wait until thousands of another partition are handled. So a slow consumer reads the queue to its
-end every LOOK_MS, into one buffer per partition, and pauses the partitions that have enough. librdkafka then drops what
-it had queued of them, and fetches it again when the buffer is low. This file holds the bounds.
+end every LOOK_MS (a look), into one buffer per partition, and pauses the partitions that have enough. librdkafka then
+drops what it had queued of them, and fetches it again when the buffer is low. This file holds the bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from marshal_py.client.handling_rate import HandlingRate
 # small messages, about 140,000 are queued at most, six seconds of work at this rate.
 SLOW_PER_S: Final = 25_000
 LOOK_MS: Final = 50  # between two looks at the queue; a look that finds nothing costs a few microseconds
-LOOK_PIECES_MAX: Final = 20  # per look, so that a handler waits for some tens of ms at most
+LOOK_PIECES_MAX: Final = 20  # pieces taken per look, so that a handler waits for some tens of ms at most
 BUFFERED_MESSAGES_MAX: Final = 60_000  # per consumer; each takes about 600 bytes beside its payload
 LOW_SHARE: Final = 4  # a paused partition is fetched again when its buffer is down to this fraction: 1/4
 
@@ -43,10 +43,11 @@ class Room(NamedTuple):
 
 
 class Prefetch:
-    """The bounds of one consumer.
+    """Bounds how many messages and bytes one consumer buffers.
 
-    Partitions that have messages share them evenly. While the whole is not used up, partitions without messages leave
-    their shares to the others. After that every partition has an even share, so that one that comes later has room.
+    Partitions that have messages share these bounds evenly. Until the bounds are used up, partitions without messages
+    leave their shares to the others. After that every partition has an even share, so that one that comes later has
+    room.
     """
 
     __slots__ = ("_looked_ms", "_mean_bytes", "_piece_messages", "bytes_max", "wanted")
@@ -59,7 +60,7 @@ class Prefetch:
         self._looked_ms = 0
 
     def due(self, rate: HandlingRate, mono_ms: int) -> bool:
-        """Whether a slow consumer has not looked at the queue for LOOK_MS. True counts as a look."""
+        """Whether the consumer is slow and its last look is LOOK_MS ago. If so, the caller must look now."""
         if mono_ms - self._looked_ms < LOOK_MS or not rate.slower_than(SLOW_PER_S):
             return False
         self._looked_ms = mono_ms

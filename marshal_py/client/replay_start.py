@@ -1,7 +1,9 @@
 """Finds where a reader of a log begins: at its first record, or at a confirmed snapshot (PROTOCOL.md N9, N10).
 
 It looks for snapshots backwards from the log's end, in windows that grow. So a start costs as much as has happened
-since the newest snapshot, not as much as has ever happened. It only reads.
+since the newest snapshot, not as much as has ever happened. It only reads. Parameters of all functions: `number` is the
+log's, `bounds` its first and end offset, and `root` the Genesis that counts for all logs, None for log 0, which holds
+it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from marshal_py.protocol.snapshot import SnapshotStore
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import Bounds, CoordinationLog
 
-COLD_FOLD_RECORDS: Final = 8_192  # these fold in some 10 ms: looking for a snapshot would not be faster
-WINDOW_RECORDS: Final = 4_096  # the first look back; the next ones are each four times as wide
+COLD_FOLD_RECORDS: Final = 8_192  # so many fold in some 10 ms: looking for a snapshot would not be faster
+WINDOW_RECORDS: Final = 4_096  # in the first window; the next windows are each WINDOW_GROWTH times as wide
 WINDOW_GROWTH: Final = 4
-LOOK_BACK_RECORDS: Final = 300_000  # in a whole log: clients that write snapshots have written one in there
+LOOK_BACK_RECORDS: Final = 300_000  # searched in a whole log: if clients write snapshots, one is among these records
 ATTEMPTS: Final = 5  # to read a log that is truncated at the same time, which happens seldom
 SILENCE_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
 
@@ -31,9 +33,10 @@ def find(
     wanted: int,
     look_back: int | None = None,
 ) -> SnapshotStore:
-    """The snapshots in a log, read backwards from its end until `wanted` confirmed ones are found.
+    """Reads a log backwards from its end until `wanted` confirmed snapshots are found; returns what it found.
 
-    Each window is read once: a SnapshotStore joins chunks in any order.
+    `look_back`: how many records it reads at most; None for all. Each window is read once, because a SnapshotStore
+    joins chunks in any order.
     """
     store, end, width = SnapshotStore(incarnation), bounds.end, WINDOW_RECORDS
     least = bounds.first if look_back is None else max(bounds.first, bounds.end - look_back)
@@ -49,7 +52,7 @@ def find(
 
 
 def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
-    """Folds until the world has its Genesis; None if there is none below `end`."""
+    """Folds until the world has its Genesis, and returns it; None if there is none below `end`."""
     for records in log.read(world.log, world.next_offset, end, SILENCE_S):
         for record in records:
             if world.genesis is None:
@@ -60,7 +63,10 @@ def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
 
 
 def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> bytes | None:
-    """The incarnation of a log: the root's. In log 0 that of its first Genesis; None if that is gone or missing."""
+    """Returns the incarnation of a log: that of `root`, or without one that of the first Genesis in the log.
+
+    None if the log has no Genesis, or if its beginning is deleted.
+    """
     found = root
     if root is None and not bounds.first:
         found = genesis_of(log, World(number), bounds.end)
@@ -68,9 +74,9 @@ def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, boun
 
 
 def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
-    """A world as of the offset at which reading must begin, `world.next_offset`.
+    """Returns the world from which a reader continues; it must read from `world.next_offset` on.
 
-    Raises HistoryTruncated if the log's beginning is gone and no confirmed snapshot replaces it; TopicRecreated,
+    Raises HistoryTruncated if the log's beginning is deleted and no confirmed snapshot replaces it; TopicRecreated,
     ClusterUnreachable.
     """
     for left in reversed(range(ATTEMPTS)):
@@ -88,9 +94,10 @@ def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: 
 def base_of(
     log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int, look_back: int | None = None
 ) -> World:
-    """The world of the newest sound confirmed snapshot at or below the checkpoint `at`, else of the log's beginning.
+    """Returns the world of the newest sound confirmed snapshot at or below the checkpoint `at`.
 
-    Raises HistoryTruncated if the log begins later and no such snapshot replaces what is missing (N10).
+    If there is none, it returns the empty world of the log's beginning. `look_back`: as for `find`. Raises
+    HistoryTruncated if the log begins later and no such snapshot replaces what is missing (N10).
     """
     incarnation = incarnation_of(log, number, root, bounds)
     if incarnation is None and not bounds.first:
@@ -109,10 +116,10 @@ def base_of(
 
 
 def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
-    """The world as far back as the log can be folded: at its beginning, or at the oldest snapshot that replaces it.
+    """Returns the earliest world from which the log can be folded: the empty one, or that of the oldest snapshot.
 
-    It is for tools that show the past; a reader that only continues begins at the newest one (`open_world`). Raises
-    HistoryTruncated (N10).
+    It is for tools that show the past; a reader that only continues begins at the newest snapshot (`open_world`).
+    Raises HistoryTruncated if the log's beginning is deleted and no snapshot replaces it (N10).
     """
     if not bounds.first:
         return World(number, root)
@@ -125,9 +132,10 @@ def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds
 
 
 def refold(log: CoordinationLog, base: World, to: int, group: str = "") -> World:
-    """Folds re-read bytes into `base`, up to the checkpoint `to`. Digests of `group` are kept on the way.
+    """Reads the log once more and folds it into `base` up to the checkpoint `to`; returns `base`.
 
-    Raises as reading and folding do, and ClusterUnreachable if the log was not read up to `to`.
+    `group`: the group whose digests `base` keeps at the checkpoints on the way; "" for none. Raises what reading and
+    folding raise, and ClusterUnreachable if the log was not read up to `to`.
     """
     if group:
         base.watched.add(group)

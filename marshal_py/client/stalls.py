@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 STALL_MS_MIN: Final = 200  # a busy machine is late by less than this
-RECENT_MS: Final = 2_000  # a fence that comes later has another reason
+RECENT_MS: Final = 2_000  # a lease that ends longer after a stall has ended for another reason
 
 
 class Stalls:
-    """The stalls of one thread; any thread may read them. Times are of the monotonic clock."""
+    """Counts the stalls of one thread; any thread may read the counts. Times are of the monotonic clock."""
 
     def __init__(self) -> None:
         self.total_ms = 0
@@ -34,7 +34,7 @@ class Stalls:
             self._last_ms, self._ended_ms = late_ms, now_ms
 
     def recent_ms(self, now_ms: int) -> int:
-        """How long the current or a recent stall took; 0 if there is none."""
+        """How long the current stall has lasted, or a stall that ended less than RECENT_MS ago; 0 without either."""
         due_ms = self._due_ms
         if due_ms is not None and now_ms - due_ms >= STALL_MS_MIN:
             return now_ms - due_ms

@@ -1,4 +1,4 @@
-"""Where a group begins to read a partition that has no position in the log: turns a text into offsets (D5).
+"""Turns a text into the offsets at which a group begins to read partitions that have no position in the log (D5).
 
     committed | earliest | latest | 2025-01-31T12:00:00Z | 1738324800000
     {"orders": {"0": 23, "1": -2, "2": "2025-01-31T12:00:00Z"}}
@@ -39,21 +39,24 @@ _MS: Final = re.compile(r"\d{12,15}")  # from 1973 on; offsets rarely have that 
 
 
 class Point(NamedTuple):
-    """`kind`: a word of WORDS, `offset`, or `time` (in ms since 1970)."""
+    """One start. `kind`: a word of WORDS, OFFSET or TIME. `number`: that offset, or that time in ms since 1970."""
 
     kind: str
     number: int = 0
 
 
 class Start(NamedTuple):
-    """`rest`: where partitions begin that are not in `named`; None if every partition must be named."""
+    """A text that was parsed: where the partitions begin that it names, and where all others do (`rest`).
+
+    `rest` is None if the text must name every partition.
+    """
 
     rest: Point | None
     named: Mapping[TopicPartition, Point]
 
 
 def time_ms(text: str) -> int:
-    """ISO-8601 as ms since 1970. Without a zone it is UTC, as in Kafka's own tools. Raises ValueError."""
+    """Returns an ISO-8601 time as ms since 1970. Without a zone it is UTC, as in Kafka's tools. Raises ValueError."""
     when = datetime.fromisoformat(text)
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
@@ -61,7 +64,10 @@ def time_ms(text: str) -> int:
 
 
 def parse(text: object, option: str = "start", rule: str = RULE) -> Start:
-    """`option`: under which the text was given. `rule`: for the error text. Raises InvalidOption."""
+    """Parses a text of one of the forms above. Raises InvalidOption.
+
+    For the error text: `option` is the name of the option that holds the text, and `rule` says what it may hold.
+    """
     if not isinstance(text, str):
         raise InvalidOption(option, text, rule)
     try:
@@ -94,7 +100,7 @@ def _named(value: Any) -> Point:
 
 
 def check_topics(start: str, topics: Sequence[str]) -> None:
-    """Raises InvalidOption if `start` names a topic that the consumer does not read."""
+    """Checks the topics that `start` names: raises InvalidOption if the consumer does not read one of them."""
     others = sorted({tp.topic for tp in parse(start).named} - set(topics))
     if others:
         raise InvalidOption("start", start, f"{others[0]} is none of the consumer's topics ({', '.join(topics)})")
@@ -109,7 +115,9 @@ def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
 def resolve(
     start: str, fallback: str, wanted: Sequence[Wanted], group: str, admin: ClusterAdmin
 ) -> dict[TopicPartition, int]:
-    """The offset at which each of `wanted` begins (D5). `fallback`: where partitions without a committed offset begin.
+    """Returns the offset at which each partition of `wanted` begins (D5).
+
+    `fallback`: with `committed`, where partitions without a committed offset begin, "earliest" or "latest".
 
     A named offset below the partition's beginning stays as it is: the offsets between are reported as lost (D6). Raises
     InvalidOption for a partition that must be named and is not, PositionOutOfRange for an offset beyond the end,
@@ -126,7 +134,7 @@ def resolve(
 
 
 def parse_fixed(text: object, option: str) -> Start:
-    """Parses a text that means the same for every group. Raises InvalidOption."""
+    """Parses a text that must mean the same for every group, so not `committed`. Raises InvalidOption."""
     chosen = parse(text, option, FIXED_RULE)
     if chosen.rest is not None and chosen.rest.kind == COMMITTED:
         raise InvalidOption(option, text, "committed offsets are those of a group: name a time, offsets or an end")
@@ -136,11 +144,11 @@ def parse_fixed(text: object, option: str) -> Start:
 def offsets(
     text: str, option: str, tps: Sequence[TopicPartition], admin: ClusterAdmin, *, committed: bool
 ) -> dict[TopicPartition, int]:
-    """The offset that a text names in each of `tps`. It has the same form, but without the word `committed`.
+    """Returns the offset that the text names in each partition of `tps`. The text may not be `committed`.
 
-    `committed`: whether ends are those that read_committed readers see. Raises InvalidOption, also for a partition that
-    must be named and is not; PositionOutOfRange for an offset that the partition does not hold; UnsupportedPlatform,
-    ClusterUnreachable, AccessDenied.
+    `committed`: whether a partition's end is where read_committed readers stop, before open transactions. Raises
+    InvalidOption, also for a partition that must be named and is not; PositionOutOfRange for an offset that the
+    partition does not hold; UnsupportedPlatform, ClusterUnreachable, AccessDenied.
     """
     chosen = parse_fixed(text, option)
     points: dict[TopicPartition, Point] = {}
