@@ -1,8 +1,8 @@
-"""One consumer as a state machine: what it sends, when it delivers, what it claims (PROTOCOL.md 7, 8, 9).
+"""One consumer as a state machine: what it sends, when it delivers, what it tries for (PROTOCOL.md 7, 8, 9).
 
 A driver folds each record into the world, then calls `receive`. It calls `tick` when `deadline_ms` comes, after it has
-received a record and after the user has acted, and carries out the Ready that `tick` returns. Before it hands over a
-message it asks `may_deliver`, and nothing else (D8). Drivers use this class alone; its state is in member_state.py, and
+received something and after the user has acted, and carries out the Ready that `tick` returns. Before it hands over a
+message it asks `may_deliver`, the only gate (D8). Drivers use this class alone; its state is in member_state.py, and
 each part has a file of its own.
 
 The member never changes the world. It ignores acknowledgements of the broker and learns what became of its records by
@@ -54,10 +54,10 @@ class Member(MemberState):
     """One client in one group, as a state machine without clock and without I/O."""
 
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
-        """`world` is the group's log, folded to its end (L7). `draw(n)` returns n random bytes."""
+        """`world`: of the group's log, folded to its end (L7). `draw(n)` returns n random bytes."""
         super().__init__(world, group, options, draw)
         self.deadline_ms = 0  # monotonic: when to call `tick` at the latest
-        self.stalled_ms = 0  # how long the driver's thread did not run lately, as far as it knows
+        self.stalled_ms = 0  # how long the driver could not run just now, as far as it knows
         self.topics = Topics(self)
         self.refusals = Refusals(self)
         self._compose()
@@ -67,7 +67,7 @@ class Member(MemberState):
         self._entries_first = 0  # index of the claim that the next heartbeat begins with
 
     def _compose(self) -> None:
-        """Creates the parts of the member that refer to its present world."""
+        """Creates the parts that belong to one world."""
         self.candidacy = Candidacy(self)
         self.divergence = DivergenceCheck(self)
         self.rebalancer = Rebalancer(self, self.candidacy, self.topics, self.divergence)
@@ -80,17 +80,13 @@ class Member(MemberState):
     # --- before a handler
 
     def may_deliver(self, epoch: int, now: Instant) -> bool:
-        """Whether a message of the claim may be handed over; a driver asks this before each one (D8).
-
-        It needs a live session, an own claim that is OPEN, a valid lease and a group that is not paused.
-        """
+        """D8, the only gate before a handler: live session, own claim, valid lease, not stopped, not paused."""
         return self.open_ms(epoch, now) > 0
 
     def open_ms(self, epoch: int, now: Instant) -> int:
-        """Returns for how many ms from `now` `may_deliver` stays true, if no record is read and the claim stays OPEN.
+        """The same gate: for how many ms from `now` it stays open if nothing is read and the claim stays OPEN.
 
-        Returns 0 if it is false at `now`. A driver that hands over many messages asks again before that time is over on
-        the boot clock.
+        0 if it is closed. A driver that hands over many messages asks again before that time is over on the boot clock.
         """
         claim = self.claims.get(epoch)
         if claim is None or claim.phase is not ClaimPhase.OPEN or self.session == NONE or self.ended:
@@ -105,32 +101,26 @@ class Member(MemberState):
     # --- reading
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
-        """Acts on a record that was folded into the world just now; ignores records of other groups."""
+        """A record of this group was folded into the world just now."""
         if not self.ended and verdict.group == self.name:
             self.record_handler.receive(verdict, now)
 
     # --- what the driver reports
 
     def learn_topic(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """Takes a topic's partition count and id ("" if unknown) from the cluster's metadata; True if one is new."""
+        """Learns a topic's partition count and id ("" if unknown) from the cluster's metadata. True if that is new."""
         return self.topics.learn(topic, count, topic_id)
 
     def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
-        """Answers `Ready.resolve`: `tp`, which has no position in the log, starts at `offset` (D5)."""
+        """Answers `Ready.resolve`: where a partition without a position in the log starts (D5)."""
         self.rebalancer.start_resolved(tp, offset, now)
 
     def prefetched(self, tp: TopicPartition) -> None:
-        """Reports that data of `tp`, which is fetched ahead, has come, or that there is none (A3).
-
-        The next heartbeat tells the owner, which may then hand the partition over.
-        """
+        """The first data of a partition that is fetched ahead has come, or it is known that there is none (A3)."""
         self.rebalancer.prefetched(tp)
 
     def finished(self) -> bool:
-        """Reports that handlers have finished messages; returns True if a tick is due at once.
-
-        It is due if a claim hands over its next message only when the log has the new position (D11).
-        """
+        """Handlers have finished messages. True if a tick is due at once: the next one waits for the log (D11)."""
         group = self.group
         if group is None or not self.poison_guard.report_due(self.claims, group):
             return False
@@ -139,16 +129,15 @@ class Member(MemberState):
         return True
 
     def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
-        """Releases `tp`, which Kafka does not serve to this client (D13). `detail`: the cluster's words.
+        """D13: Kafka does not serve this partition to this client; `detail`: the cluster's words.
 
-        The Release parks the partition if every member has tried in vain. Returns True if this member has nothing left
-        to deliver.
+        Releases it, parked if every member has tried in vain. True if this member has nothing left to deliver.
         """
         self.rebalancer.back_off(tp, now.mono_ms + LEFT_INTERVALS * self.options.interval_ms)
         return self.refusals.give_up(tp, detail, now)
 
     def ack_is_late(self, claim: Claim) -> bool:
-        """Whether an ack on `claim` does not count, because its Release was sent or it is lost; counts late acks."""
+        """Whether an ack on `claim` comes too late to count; `late_acks` counts it then."""
         if claim.sealed:
             self.late_acks += 1
             return True
@@ -160,22 +149,19 @@ class Member(MemberState):
         return self.tick_requested or now.mono_ms >= self.deadline_ms
 
     def lease_left_ms(self, now: Instant) -> int:
-        """For how many ms from `now` the lease lets deliveries begin; negative if it is over."""
+        """How much longer deliveries may begin; negative if not at all."""
         return self.liveness.lease.left_ms(now)
 
     def healthy(self, now: Instant) -> bool:
-        """Whether an own Join or heartbeat sent at most one interval ago was read accepted (T9).
-
-        A member that is not healthy delivers and claims nothing (T10).
-        """
+        """Whether own records come back in time, so that this client may act for the group (T10)."""
         return self.liveness.healthy(now)
 
     def proven(self, now: Instant) -> bool:
-        """Whether an own record that was sent at most one interval ago was read back, so that waiting counts (T2)."""
+        """T2: whether an own record that was sent at most one interval ago was read back."""
         return self.liveness.proven(now)
 
     def backs_off(self, tp: TopicPartition) -> bool:
-        """Whether this member leaves `tp` to others for a while, after a stuck handler or a refusal (D4, D13)."""
+        """Whether this member leaves `tp` to others for now (D4, D13)."""
         return self.rebalancer.backs_off(tp)
 
     def unfit(self, group: Group, tp: TopicPartition) -> str:
@@ -183,7 +169,7 @@ class Member(MemberState):
         return self.topics.unfit(group, tp)
 
     def awaits_hand_overs(self, group: Group) -> bool:
-        """Whether the target assignment gives this member partitions that live members still own (A3)."""
+        """Whether the target takes partitions from live owners for this member (A3)."""
         return self.candidacy.awaits_hand_overs(group)
 
     @property
@@ -194,14 +180,11 @@ class Member(MemberState):
     # --- endings
 
     def fail(self, error: MarshalError) -> None:
-        """Fences and ends with `error`, because the log cannot be trusted any more (S14)."""
+        """The log cannot be trusted any more: fences and ends with `error` (S14)."""
         self.end(error)
 
     def detach(self) -> Ready:
-        """Fences and loses all claims, because the log now begins above what this client has read (N11).
-
-        The old session is left if `attach` finds it live. Returns the driver's duties.
-        """
+        """N11: the log has lost what this client knows of it. Fences; the session is left once it is read again."""
         for claim in list(self.claims.values()):
             self.lose(claim, "history truncated")
         if self.session != NONE:
@@ -213,7 +196,7 @@ class Member(MemberState):
         return out
 
     def attach(self, world: World) -> None:
-        """Continues in another world, which is folded to the log's end, and joins again (N11)."""
+        """N11: continues in another world, which is folded to the log's end, and joins again."""
         self.world = world
         world.watched.add(self.name)
         self._compose()
@@ -230,29 +213,26 @@ class Member(MemberState):
     # --- acting
 
     def leave(self, now: Instant, reason: str, wait_ms: int) -> None:
-        """Begins to leave the group: delivery stops now, handlers may finish for `wait_ms`, then all is released."""
+        """The user wants to stop: delivery stops now, handlers may finish for `wait_ms`, then all is released."""
         if not self.leaving:
             self.leaving = reason or "stopped"
         for claim in self.claims.values():
             claim.stop(self.leaving, now.mono_ms + wait_ms)
 
     def prepare_stop(self) -> None:
-        """Begins a clean stop: delivery continues while other members take over, partition by partition (A6)."""
+        """The user wants to stop soon: delivery continues while others take over, partition by partition (A6)."""
         self.stop_prepared = True
         self.request_tick()
 
     def ready_to_stop(self) -> bool:
-        """After `prepare_stop`: whether waiting longer gains nothing.
-
-        So it is when no claim is left, when no other member can take over, or when this member may not deliver.
-        """
+        """After `prepare_stop`: whether waiting longer gains nothing, as no claim is left or nobody can take over."""
         group = self.group
         if group is None or self.session == NONE or self.ended or group.paused or self.fenced:
             return True
         return not self.claims or not self.candidacy.can_hand_over(group)
 
     def ask_grants(self, now: Instant) -> Ready:
-        """Does only that part of a tick that asks for grants, because a user waits in at-most-once mode (D2)."""
+        """A small tick for a user who waits in at-most-once mode: asks for grants of the offered offsets (D2)."""
         out, group = Ready(), self.group
         able = self.session != NONE and not self.ended and not self.leaving and not self.divergence.active
         able = able and self.liveness.healthy(now)
@@ -297,10 +277,7 @@ class Member(MemberState):
         return min([self.detector.deadline_ms(now), *(ms for ms in wanted if ms is not None)])
 
     def _leave_orphaned_sessions(self, now: Instant) -> None:
-        """Sends a Leave for each session of this client that it does not use (T14).
-
-        An older Join of this client began such a session, and was read late.
-        """
+        """T14: an older Join of this client was read late and began a session that nobody uses; sends its Leave."""
         for session, sent_ms in self.orphaned_sessions.items():
             if now.mono_ms - sent_ms >= self.third_ms:
                 self.orphaned_sessions[session] = now.mono_ms
@@ -343,7 +320,7 @@ class Member(MemberState):
         )
 
     def _tick_session(self, group: Group, now: Instant) -> None:
-        """Does what is due in a live session. Releases go before heartbeats: other members wait for them."""
+        """A tick with a live session. Releases go before heartbeats, because other members wait for them."""
         valid = self.liveness.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
@@ -377,10 +354,10 @@ class Member(MemberState):
         self.mirror_positions(group, now)
 
     def _leave(self, group: Group, now: Instant) -> None:
-        """Sends the Leave after the Releases, because the fold rejects Releases of a session that has ended.
+        """Sends the Leave after the Releases: the log keeps this order, so their positions count.
 
-        A Release that gives back grants may be rejected, and a claim that was sent may still win. So the Leave waits
-        until both are known, for an interval at most (T16).
+        A Release that gives back grants may be rejected, and a claim that was sent may still win: the Leave waits for
+        both, for an interval at most (T16).
         """
         if self.rebalancer.awaits_claims(group, now):
             return
@@ -393,7 +370,7 @@ class Member(MemberState):
             self.out.send.append(Leave(self.session, self.leaving))
 
     def _step_down(self, group: Group, now: Instant) -> None:
-        """Sends a StepDown, after which the others' target assignments leave this member out (A6)."""
+        """A6: sends the StepDown after which the others' targets leave this member out."""
         if group.sessions[self.session].mark != NONE or not self.candidacy.can_hand_over(group):
             return
         if self.retry_due(self._step_down_sent_ms, now):
@@ -401,7 +378,7 @@ class Member(MemberState):
             self.out.send.append(StepDown(self.session, NONE, STOPPING, self.options.client_id[:BY_CHARS_MAX]))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
-        """Ends a pause when this client has waited for its duration, and for its turn by rank (T13)."""
+        """T13: ends a pause that this client has waited out, in rank order."""
         need_ms = group.pause_duration_ms + self.candidacy.rank(group) * self.third_ms
         if self.detector.pause_waited_ms() < need_ms:
             return
@@ -419,7 +396,7 @@ class Member(MemberState):
             )
 
     def _heartbeat(self, group: Group, now: Instant) -> None:
-        """Sends a heartbeat: an entry for each claim that differs from the world (T11), and the newest digest (G4)."""
+        """Sends a heartbeat: an entry per claim that differs from the world (T11), the newest checkpoint (G4)."""
         self.urgent = False
         entries: list[ClaimState] = []
         size_bytes = 0

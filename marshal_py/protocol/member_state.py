@@ -1,7 +1,7 @@
-"""What the parts of one member share: its world, session, claims and output, and small methods that change them.
+"""What the parts of one member share: its world, session, claims and output, and the small verbs on them.
 
-member.py puts the parts together, and each part changes the state through these methods or by plain assignment. Nothing
-here decides what the member claims (rebalance.py), and nothing here reads a record (record_handler.py).
+member.py puts the parts together, and each part changes the state through these verbs or by plain assignment. Nothing
+here decides what the member tries for (rebalance.py) and nothing here reads a record (record_handler.py).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class MemberState:
 
     @property
     def writes_version(self) -> int:
-        """The version of the records that this client writes now: all live sessions can read it (E8)."""
+        """E8: the record version of all that this client writes now."""
         return self.world.writes_version(self.name, self.options.reads_version)
 
     @property
@@ -78,29 +78,25 @@ class MemberState:
     # --- verbs
 
     def request_tick(self) -> None:
-        """Asks for a tick soon, and for one that skips nothing: a record was read, or the user wants something."""
+        """Asks for a tick soon, and for a whole one: something was read or wanted that it must look at."""
         self.tick_requested = True
         self.quiescent_until_ms = 0
 
     def retry_due(self, sent_ms: int | None, now: Instant) -> bool:
-        """Whether to send a record (again): it was never sent, or a third of an interval ago (T17).
-
-        `sent_ms`: when it was last sent, None if it never was.
-        """
+        """T17: whether to send (again): one attempt until its fate is read or a third of an interval has passed."""
         return sent_ms is None or now.mono_ms - sent_ms >= self.third_ms
 
     @property
     def continues_recreated_topics(self) -> bool:
-        """Whether the group continues with a recreated topic by itself, without an admin (D10)."""
+        """D10: whether the group continues with a topic that was recreated without asking an admin."""
         group = self.group
         configured = group.config.on_topic_recreated if group is not None and group.config is not None else ""
         return (configured or self.options.on_topic_recreated) == "earliest"
 
     def park(self, epoch: int, reason: str, detail: str, now: Instant) -> None:
-        """Stops a claim whose partition must be parked (D6, D13): the Release that follows parks it.
+        """D6: ends a claim whose data is missing. Its handlers may finish for an interval, then it is released parked.
 
-        Handlers may finish for an interval. `reason`: the name of an error, see parking.py. `detail`: what the reader
-        saw, for people who read the Release.
+        `reason`: one of parking.py. `detail`: what the reader saw; the Release says it.
         """
         claim = self.claims.get(epoch)
         if claim is not None and not claim.sealed and not claim.parking:
@@ -108,7 +104,7 @@ class MemberState:
             self.request_tick()
 
     def end(self, error: MarshalError | None) -> None:
-        """Fences permanently; nothing is sent afterwards. `error`: why, None after a clean stop."""
+        """Fences permanently. Nothing is sent afterwards."""
         if self.ended:
             return
         self.ended = self.out.ended = True
@@ -118,10 +114,7 @@ class MemberState:
         self.liveness.lease.end()
 
     def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
-        """Ends a claim and advises the user. `kind`: "released" if its Release was read accepted, else "lost".
-
-        `at`: offset of the record that ended it, if one did.
-        """
+        """Ends a claim. `kind`: "released" if its Release was read. `at`: offset of the record that ended it."""
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
         claim.seal(ClaimPhase.GONE)
@@ -137,13 +130,13 @@ class MemberState:
             self._mirror(group, claim.tp)
 
     def _parked_text(self, claim: Claim) -> str:
-        """Says why the partition is parked, and who can end that: an admin, or the group by itself (D10)."""
+        """Why the partition is parked, and who ends that: an admin, or the group by itself (D10)."""
         if claim.parking == parking.RECREATED and self.continues_recreated_topics:
             return f"{claim.parking}: the group continues at the beginning of the new topic by itself"
         return parking.describe(self.name, claim.tp, claim.parking, claim.reason)
 
     def drop_grants(self, claim: Claim) -> None:
-        """Drops the granted messages of a claim that were not handed over, and reports how many (D3)."""
+        """D3: drops what was granted and not handed over, and counts it."""
         if isinstance(claim.tracker, AtMostOnce):
             lost = claim.tracker.drop()
             if lost:
@@ -163,10 +156,7 @@ class MemberState:
         at: int = NONE,
         session: int | None = None,
     ) -> None:
-        """Queues an advisory for the user; the driver adds the time. `at`: offset of the record behind it, if any.
-
-        `offset`, `to`, `text`: what advisory.KINDS says for this kind.
-        """
+        """Queues an advisory for the user. `at`: offset of the record behind it, if any. The driver adds the time."""
         topic, partition = tp if tp is not None else ("", NONE)
         self.out.advisories.append(
             Advisory(
@@ -201,7 +191,7 @@ class MemberState:
         self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
 
     def mirror_positions(self, group: Group, now: Instant) -> None:
-        """Copies positions that the log has accepted to Kafka's committed offsets, every MIRROR_MS (D7)."""
+        """D7: copies the positions that the log has accepted to Kafka's committed offsets, every MIRROR_MS."""
         if now.mono_ms < self._mirror_due_ms:
             return
         self._mirror_due_ms = now.mono_ms + MIRROR_MS
