@@ -1,6 +1,7 @@
 """Carries out the acks of messages. Messages that were delivered together share one Delivered, which takes the lock.
 
-This file is below message.py: it knows nothing of messages but how to make one.
+A run (OffsetRun) records which messages of one fetch of one claim were delivered and acked. This file is imported by
+message.py: it knows nothing of messages but how to make one.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class DeliveryContext:
 
 
 class Delivered:
-    """Messages of one claim that were delivered together."""
+    """What messages of one claim that were delivered together have in common: claim, run, token."""
 
     __slots__ = ("claim", "context", "key_deserializer", "make", "run", "token", "value_deserializer")
 

@@ -28,7 +28,7 @@ SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
 
 
 class Fetched:
-    """Messages of one partition that were fetched together. `at`: index of the first one that was not delivered.
+    """A chunk: messages of one partition that were fetched together. `at`: index of the first undelivered one.
 
     `run` tracks the acks of these messages; it is None in at-most-once mode and for a partition fetched ahead.
     """

@@ -28,7 +28,7 @@ FETCH_MESSAGES: Final = 1_000
 class Consumer(Membership):
     """One member of a group. It is a context manager: leaving it stops the consumer and releases its claims.
 
-    `fetch`, `next` and iteration are for one thread at a time; acks may come from any.
+    `fetch`, `next` and iteration are for one thread at a time; acks may come from any thread.
 
     In at-least-once mode messages that were not acked are delivered again after a crash. Messages above them that were
     acked are not, if a heartbeat has reported the acks (up to 512 bytes of ranges per partition). In at-most-once mode

@@ -3,6 +3,7 @@
 loop.py calls the driver with the Marshal's lock held. Questions to the cluster run on a worker thread, and the user's
 callbacks on a thread of their own, both without the lock. The driver makes no protocol decision: the member does.
 A partition is fetched ahead when the member will probably claim it soon; its messages are delivered only after that.
+A parked partition is one that nobody claims until an admin has looked at it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ConsumerDriver:
         *,
         plans: bool,
     ) -> None:
-        """`new_topics`: topics that the group did not have before; they are read from their first offset (D5).
+        """`new_topics`: topics that were added to the group later; they are read from their first offset (D5).
 
         `plans`: whether the consumer plans ranges that other processes read. `refold(driver, at)` has the log folded
         once more up to offset `at`, to check the member's state (G6).
@@ -166,7 +167,7 @@ class ConsumerDriver:
             self.kick()
 
     def lose_history(self) -> None:
-        """Takes all claims from the member, since the log has lost records; it waits for `regain_history` (N11)."""
+        """Takes all claims from the member, as the log has lost records. Then waits for `regain_history` (N11)."""
         self.away = True
         self.execute(self.member.detach(), self.context.clock.now())
 
@@ -327,7 +328,7 @@ class ConsumerDriver:
             self.step(now)
 
     def _mirror(self) -> None:
-        """Copies positions to Kafka's committed offsets for the usual lag tools (D7, best effort)."""
+        """Copies positions to Kafka's committed offsets, for the usual tools that show lag (D7). It may fail."""
         with self.context.lock:
             positions, self._to_mirror = self._to_mirror, {}
         if not positions:
@@ -383,10 +384,7 @@ class ConsumerDriver:
                 self.queue.restart(tp, position)
 
     def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
-        """Releases a claimed partition so that nobody claims it until an admin has looked at it (parked, D6).
-
-        A partition that is only fetched ahead is left to its owner.
-        """
+        """Releases a claimed partition as parked (D6). A partition that is only fetched ahead is left to its owner."""
         for claim in self.member.claims.values():
             if claim.tp == tp:
                 self.member.park(claim.epoch, reason, detail, self.context.clock.now())

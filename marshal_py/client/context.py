@@ -39,7 +39,7 @@ class Context:
         retention: RetentionPolicy,
         callbacks: Callbacks,
     ) -> None:
-        """`servers`: its addresses, for errors. `topic`: the coordination topic. `draw(n)` returns n random bytes."""
+        """`servers`: the cluster's address, for errors. `topic`: coordination topic. `draw(n)`: n random bytes."""
         self.coordination, self.admin, self.clock = coordination, admin, clock
         self.servers, self.topic, self.draw = servers, topic, draw
         self.retention, self.callbacks = retention, callbacks
@@ -84,7 +84,7 @@ class Context:
         """Waits until `condition`, which is called under the lock, returns true. `what` names it in errors.
 
         `deadline`: of the monotonic clock, in seconds; after it, ClusterUnreachable is raised. Also raises the error
-        that broke coordination partition `log`, the cluster's refusal of our records, and BackgroundThreadEnded.
+        that broke coordination partition `log`, the one with which the cluster refuses us, and BackgroundThreadEnded.
         """
         with self.outbox, self.lock:
             self.check_alive()  # a caller that reads to the end must not get what was read before the thread ended

@@ -9,9 +9,10 @@ from marshal_py.protocol.records import Heartbeat
 
 
 class Counters:
-    """The counts. `records`: handed to the producer, `heartbeats` among them. `claims`: won, `claims_ended`: ended.
+    """`records`: coordination records handed to the producer; `heartbeats`: how many of them were heartbeats.
 
-    `abandoned`: messages that were delivered and not acked when their claims ended.
+    `claims` were won, and `claims_ended` have ended. `abandoned`: messages that were delivered and not acked when their
+    claims ended.
     """
 
     def __init__(self) -> None:

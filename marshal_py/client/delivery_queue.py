@@ -132,7 +132,7 @@ class DeliveryQueue:
             self.source.assign({tp: position})
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """The user pauses these partitions locally; the claims stay."""
+        """Stops fetching and delivering these partitions, as the user asks. They stay claimed."""
         for tp in tps:
             self.user_paused.add(tp)
             buffer = self.buffers.get(tp)
@@ -221,7 +221,7 @@ class DeliveryQueue:
                 self._pause_fetching(buffer)
 
     def drain(self) -> None:
-        """Delivers only `prefetch_messages` more: the buffers may hold minutes of work for a slow handler."""
+        """Allows only `prefetch_messages` more deliveries: the buffers may hold minutes of work for a slow handler."""
         self._last = self.delivered + self.options.prefetch_messages
 
     def _left(self) -> int:
@@ -363,7 +363,7 @@ class DeliveryQueue:
         self.fetch_again()
 
     def fetch_again(self) -> None:
-        """Drops all buffers and fetches again what was not delivered: an exception may have lost some of it."""
+        """Empties all buffers and fetches again what was not delivered: an exception may have lost some of it."""
         again: dict[TopicPartition, int] = {}
         for tp, buffer in self.buffers.items():
             position = buffer.forget()

@@ -31,7 +31,7 @@ class Ending:
         self.done = False  # it has left, and its source is closed
         self.draining = False
         self.drain_until = 0.0  # monotonic
-        self._stop_at: float | None = None  # monotonic, by a signal handler: ends iteration, touches no lock
+        self._stop_at: float | None = None  # monotonic; a signal handler sets it, so without the lock
         self._forked = False
         watch_forks(self)
 
@@ -91,7 +91,7 @@ class Ending:
     def request_stop(self, hand_over_s: float) -> None:
         """Asks for a stop, within `hand_over_s` seconds, in which other members may take over the partitions (A6).
 
-        A second call, or 0, stops at once. It takes no lock, because signal handlers call it.
+        A second call, or `hand_over_s` 0, stops at once. It takes no lock, because signal handlers call it.
         """
         self._stop_at = 0.0 if self._stop_at is not None else time.monotonic() + hand_over_s
 

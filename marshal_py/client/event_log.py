@@ -1,8 +1,8 @@
 """Writes a consumer's advisories to `logging`, in few lines, for people (docs/logging.md).
 
 Advisories of kinds that often come by the dozen (TOGETHER) are held back, so that those that are alike make one line.
-They are written when an advisory of any other kind comes, when a step of the consumer brings none, or with the next one
-after HELD_MS. The order stays. Called with the Marshal's lock held.
+They are written when an advisory of any other kind comes, when a step of the consumer brings none, or when the next
+one comes after HELD_MS. The order stays. Called with the Marshal's lock held.
 """
 
 from __future__ import annotations

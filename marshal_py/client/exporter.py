@@ -46,7 +46,7 @@ class Collector:
     """Turns `Marshal.metrics()` into metrics of prometheus-client: `registry.register(Collector(marshal))`."""
 
     def __init__(self, marshal: Marshal) -> None:
-        """Raises UnsupportedPlatform if prometheus-client is not installed."""
+        """Collects the metrics of `marshal`. Raises UnsupportedPlatform if prometheus-client is not installed."""
         self._families = _prometheus()
         self._marshal = marshal
 

@@ -53,7 +53,7 @@ class FetchedClaims:
                 del self._unsure[claim.tp]
 
     def look(self) -> None:
-        """Has the worker ask for the ends of unsure claims. Called regularly, as the cluster may not have answered."""
+        """Has the worker ask where the partitions of unsure claims end. Called regularly, until the cluster answers."""
         if self._unsure:
             self._submit("what earlier owners finished", self._ask)
 

@@ -1,4 +1,6 @@
-"""Measures how fast the user handles messages. The size of grants (PROTOCOL.md D2) and of prefetching follows it.
+"""Measures how fast the user handles messages. How much is fetched and granted depends on it.
+
+A grant is the log's permission to deliver a range of offsets, in at-most-once mode (PROTOCOL.md D2).
 
 Time counts while the user has messages, not while he waits for some. Callers pass the time in and hold the lock.
 """

@@ -159,7 +159,7 @@ class LogMaintenance:
             self._send(snapshotter.world.log, snapshotter.audited(stored, again))
 
     def _again(self, world: World, at: int, group: str = "") -> World | None:
-        """Returns the log folded once more up to checkpoint `at`, from the newest confirmed snapshot below it.
+        """Returns the log folded once more up to offset `at`, from the newest confirmed snapshot below it.
 
         Digests of `group` are kept on the way, unless it is "". Returns None if the log could not be read or is broken.
         """

@@ -1,4 +1,4 @@
-"""The background thread of a Marshal: it polls the coordination log, folds it, steps the consumers' members and sends.
+"""The background thread of a Marshal: it polls and folds the coordination logs, steps the members and sends records.
 
 The thread executes what members return and makes no protocol decision. A user's thread may step its own consumer under
 the lock (`ConsumerDriver.kick`), so that nothing waits for this thread's poll. Nothing that the cluster does ends the
@@ -41,7 +41,7 @@ REOPEN_S: Final = 60.0  # the longest that one attempt to read a truncated log's
 GENESIS_S: Final = 5.0  # if a Genesis was not read back within this time, it is written once more
 METADATA_S: Final = 10.0  # between two look-ups of topics: their growth is seen within 30 s
 CALLBACKS_S_MIN: Final = 1.0  # a close without the cluster leaves this much for the user's callbacks
-FOLD_RECORDS_LOCKED: Final = 2_000  # then the lock is free for the user's threads for a moment
+FOLD_RECORDS_LOCKED: Final = 2_000  # folded at once; then the lock is free for the user's threads for a moment
 
 
 class Loop:
