@@ -1,9 +1,11 @@
-"""One consumer as a state machine: what it sends, when it delivers, what it tries for (PROTOCOL.md 7, 8, 9).
+"""One consumer as a state machine: what it sends, when it delivers, what it claims (PROTOCOL.md 7, 8, 9).
 
 A driver folds each record into the world, then calls `receive`. It calls `tick` when `deadline_ms` comes, after it has
-received something and after the user has acted, and carries out the Ready that `tick` returns. Before it hands over a
-message it asks `may_deliver`, the only gate (D8). Drivers use this class alone; its state is in member_state.py, and
+received a record and after the user has acted, and carries out the Ready that `tick` returns. Before it hands over a
+message it asks `may_deliver`, and nothing else (D8). Drivers use this class alone; its state is in member_state.py, and
 each part has a file of its own.
+
+To park a partition is to release it so that nobody may claim it until its position is set anew (F6.4, F6.5).
 
 The member never changes the world. It ignores acknowledgements of the broker and learns what became of its records by
 reading them (T17).
@@ -46,18 +48,18 @@ from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
 
-ENTRY_BYTES = 50  # of a ClaimState without its progress, at most
-HEARTBEAT_BYTES = 800_000  # T11: of all entries; codec.VALUE_BYTES_MAX leaves room for 10,000 ready epochs
+ENTRY_BYTES = 50  # a ClaimState takes at most so many, without its progress
+HEARTBEAT_BYTES = 800_000  # T11: of all entries together; codec.VALUE_BYTES_MAX leaves room for 10,000 ready epochs
 
 
 class Member(MemberState):
     """One client in one group, as a state machine without clock and without I/O."""
 
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
-        """`world`: of the group's log, folded to its end (L7). `draw(n)` returns n random bytes."""
+        """`world` is the group's log, folded to its end (L7). `draw(n)` returns n random bytes."""
         super().__init__(world, group, options, draw)
         self.deadline_ms = 0  # monotonic: when to call `tick` at the latest
-        self.stalled_ms = 0  # how long the driver could not run just now, as far as it knows
+        self.stalled_ms = 0  # how long the driver's thread did not run lately, as far as it knows
         self.topics = Topics(self)
         self.refusals = Refusals(self)
         self._compose()
@@ -67,7 +69,7 @@ class Member(MemberState):
         self._entries_first = 0  # index of the claim that the next heartbeat begins with
 
     def _compose(self) -> None:
-        """Creates the parts that belong to one world."""
+        """Creates the parts of the member that refer to its present world."""
         self.candidacy = Candidacy(self)
         self.divergence = DivergenceCheck(self)
         self.rebalancer = Rebalancer(self, self.candidacy, self.topics, self.divergence)
@@ -80,13 +82,17 @@ class Member(MemberState):
     # --- before a handler
 
     def may_deliver(self, epoch: int, now: Instant) -> bool:
-        """D8, the only gate before a handler: live session, own claim, valid lease, not stopped, not paused."""
+        """Whether a message of the claim may be handed over; a driver asks this before each one (D8).
+
+        It needs a live session, an own claim that is OPEN, a valid lease and a group that is not paused.
+        """
         return self.open_ms(epoch, now) > 0
 
     def open_ms(self, epoch: int, now: Instant) -> int:
-        """The same gate: for how many ms from `now` it stays open if nothing is read and the claim stays OPEN.
+        """Returns for how many ms from `now` `may_deliver` stays true, if no record is read and the claim stays OPEN.
 
-        0 if it is closed. A driver that hands over many messages asks again before that time is over on the boot clock.
+        Returns 0 if it is false at `now`. A driver that hands over many messages asks again before that time is over on
+        the boot clock.
         """
         claim = self.claims.get(epoch)
         if claim is None or claim.phase is not ClaimPhase.OPEN or self.session == NONE or self.ended:
@@ -101,26 +107,32 @@ class Member(MemberState):
     # --- reading
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
-        """A record of this group was folded into the world just now."""
+        """Acts on a record that was folded into the world just now; ignores records of other groups."""
         if not self.ended and verdict.group == self.name:
             self.record_handler.receive(verdict, now)
 
     # --- what the driver reports
 
     def learn_topic(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """Learns a topic's partition count and id ("" if unknown) from the cluster's metadata. True if that is new."""
+        """Takes a topic's partition count and id ("" if unknown) from the cluster's metadata; True if one is new."""
         return self.topics.learn(topic, count, topic_id)
 
     def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
-        """Answers `Ready.resolve`: where a partition without a position in the log starts (D5)."""
+        """Answers `Ready.resolve`: `tp`, which has no position in the log, starts at `offset` (D5)."""
         self.rebalancer.start_resolved(tp, offset, now)
 
     def prefetched(self, tp: TopicPartition) -> None:
-        """The first data of a partition that is fetched ahead has come, or it is known that there is none (A3)."""
+        """Reports that data of `tp`, which is fetched ahead, has come, or that there is none (A3).
+
+        The next heartbeat tells the owner, which may then hand the partition over.
+        """
         self.rebalancer.prefetched(tp)
 
     def finished(self) -> bool:
-        """Handlers have finished messages. True if a tick is due at once: the next one waits for the log (D11)."""
+        """Reports that handlers have finished messages; returns True if a tick is due at once.
+
+        It is due if a claim hands over its next message only when the log has the new position (D11).
+        """
         group = self.group
         if group is None or not self.poison_guard.report_due(self.claims, group):
             return False
@@ -129,15 +141,16 @@ class Member(MemberState):
         return True
 
     def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
-        """D13: Kafka does not serve this partition to this client; `detail`: the cluster's words.
+        """Releases `tp`, which Kafka does not serve to this client (D13). `detail`: the cluster's words.
 
-        Releases it, parked if every member has tried in vain. True if this member has nothing left to deliver.
+        The Release parks the partition if every member has tried in vain. Returns True if this member has nothing left
+        to deliver.
         """
         self.rebalancer.back_off(tp, now.mono_ms + LEFT_INTERVALS * self.options.interval_ms)
         return self.refusals.give_up(tp, detail, now)
 
     def ack_is_late(self, claim: Claim) -> bool:
-        """Whether an ack on `claim` comes too late to count; `late_acks` counts it then."""
+        """Whether an ack on `claim` does not count, because its Release was sent or it is lost; counts late acks."""
         if claim.sealed:
             self.late_acks += 1
             return True
@@ -149,19 +162,22 @@ class Member(MemberState):
         return self.tick_requested or now.mono_ms >= self.deadline_ms
 
     def lease_left_ms(self, now: Instant) -> int:
-        """How much longer deliveries may begin; negative if not at all."""
+        """For how many ms from `now` the lease lets deliveries begin; negative if it is over."""
         return self.liveness.lease.left_ms(now)
 
     def healthy(self, now: Instant) -> bool:
-        """Whether own records come back in time, so that this client may act for the group (T10)."""
+        """Whether an own Join or heartbeat sent at most one interval ago was read accepted (T9).
+
+        A member that is not healthy delivers and claims nothing (T10).
+        """
         return self.liveness.healthy(now)
 
     def proven(self, now: Instant) -> bool:
-        """T2: whether an own record that was sent at most one interval ago was read back."""
+        """Whether an own record that was sent at most one interval ago was read back, so that waiting counts (T2)."""
         return self.liveness.proven(now)
 
     def backs_off(self, tp: TopicPartition) -> bool:
-        """Whether this member leaves `tp` to others for now (D4, D13)."""
+        """Whether this member leaves `tp` to others for a while, after a stuck handler or a refusal (D4, D13)."""
         return self.rebalancer.backs_off(tp)
 
     def unfit(self, group: Group, tp: TopicPartition) -> str:
@@ -169,7 +185,7 @@ class Member(MemberState):
         return self.topics.unfit(group, tp)
 
     def awaits_hand_overs(self, group: Group) -> bool:
-        """Whether the target takes partitions from live owners for this member (A3)."""
+        """Whether the target assignment gives this member partitions that live members still own (A3)."""
         return self.candidacy.awaits_hand_overs(group)
 
     @property
@@ -180,11 +196,14 @@ class Member(MemberState):
     # --- endings
 
     def fail(self, error: MarshalError) -> None:
-        """The log cannot be trusted any more: fences and ends with `error` (S14)."""
+        """Fences and ends with `error`, because the log cannot be trusted any more (S14)."""
         self.end(error)
 
     def detach(self) -> Ready:
-        """N11: the log has lost what this client knows of it. Fences; the session is left once it is read again."""
+        """Fences and loses all claims, because the log now begins above what this client has read (N11).
+
+        The old session is left if `attach` finds it live. Returns the driver's duties.
+        """
         for claim in list(self.claims.values()):
             self.lose(claim, "history truncated")
         if self.session != NONE:
@@ -196,7 +215,7 @@ class Member(MemberState):
         return out
 
     def attach(self, world: World) -> None:
-        """N11: continues in another world, which is folded to the log's end, and joins again."""
+        """Continues in another world, which is folded to the log's end, and joins again (N11)."""
         self.world = world
         world.watched.add(self.name)
         self._compose()
@@ -206,33 +225,36 @@ class Member(MemberState):
         self.request_tick()
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
-        """Answers `Ready.refold` (G6): the log was folded again up to `at`; `again` is None if that failed."""
+        """Answers `Ready.refold`: `again` is the log folded once more up to offset `at`; None if that failed (G6)."""
         if not self.ended:
             self.divergence.refolded(at, again, now)
 
     # --- acting
 
     def leave(self, now: Instant, reason: str, wait_ms: int) -> None:
-        """The user wants to stop: delivery stops now, handlers may finish for `wait_ms`, then all is released."""
+        """Begins to leave the group: delivery stops now, handlers may finish for `wait_ms`, then all is released."""
         if not self.leaving:
             self.leaving = reason or "stopped"
         for claim in self.claims.values():
             claim.stop(self.leaving, now.mono_ms + wait_ms)
 
     def prepare_stop(self) -> None:
-        """The user wants to stop soon: delivery continues while others take over, partition by partition (A6)."""
+        """Begins a clean stop: delivery continues while other members take over, partition by partition (A6)."""
         self.stop_prepared = True
         self.request_tick()
 
     def ready_to_stop(self) -> bool:
-        """After `prepare_stop`: whether waiting longer gains nothing, as no claim is left or nobody can take over."""
+        """After `prepare_stop`: whether waiting longer gains nothing.
+
+        So it is when no claim is left, when no other member can take over, or when this member may not deliver.
+        """
         group = self.group
         if group is None or self.session == NONE or self.ended or group.paused or self.fenced:
             return True
         return not self.claims or not self.candidacy.can_hand_over(group)
 
     def ask_grants(self, now: Instant) -> Ready:
-        """A small tick for a user who waits in at-most-once mode: asks for grants of the offered offsets (D2)."""
+        """Does only that part of a tick that asks for grants, because a user waits in at-most-once mode (D2)."""
         out, group = Ready(), self.group
         able = self.session != NONE and not self.ended and not self.leaving and not self.divergence.active
         able = able and self.liveness.healthy(now)
@@ -277,14 +299,20 @@ class Member(MemberState):
         return min([self.detector.deadline_ms(now), *(ms for ms in wanted if ms is not None)])
 
     def _leave_orphaned_sessions(self, now: Instant) -> None:
-        """T14: an older Join of this client was read late and began a session that nobody uses; sends its Leave."""
+        """Sends a Leave for each session of this client that it does not use (T14).
+
+        An older Join of this client began such a session, and was read late.
+        """
         for session, sent_ms in self.orphaned_sessions.items():
             if now.mono_ms - sent_ms >= self.third_ms:
                 self.orphaned_sessions[session] = now.mono_ms
                 self.out.send.append(Leave(session, "superseded"))
 
     def _join(self, group: Group | None, now: Instant) -> None:
-        """Sends a Join with a fresh instance id once per interval until one is read (T14), unless the user stops."""
+        """Sends a Join with a fresh instance id, once per interval until one is accepted (T14).
+
+        If the user wants to stop, it sends none, and ends the member once no session of it is live or may still begin.
+        """
         recent = self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms
         if self.leaving:
             if not self.orphaned_sessions and not (recent and self.join_unread):
@@ -296,7 +324,7 @@ class Member(MemberState):
         predecessor = NONE
         if options.fast_reclaim and self.join_sent is None and not self.liveness.instances and group is not None:
             mine = [s.id for s in group.sessions.values() if s.join.client_id == options.client_id]
-            predecessor = max(mine, default=NONE)  # T15: the caller vouches that it is dead
+            predecessor = max(mine, default=NONE)  # T15: the caller vouches that its process is dead
         self.join_sent, self.join_unread = now, self.liveness.new_instance(now)
         self.out.send.append(
             Join(
@@ -320,7 +348,7 @@ class Member(MemberState):
         )
 
     def _tick_session(self, group: Group, now: Instant) -> None:
-        """A tick with a live session. Releases go before heartbeats, because other members wait for them."""
+        """Does what is due in a live session. Releases go before heartbeats: other members wait for them."""
         valid = self.liveness.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
@@ -354,10 +382,10 @@ class Member(MemberState):
         self.mirror_positions(group, now)
 
     def _leave(self, group: Group, now: Instant) -> None:
-        """Sends the Leave after the Releases: the log keeps this order, so their positions count.
+        """Sends the Leave after the Releases, because the fold rejects Releases of a session that has ended.
 
-        A Release that gives back grants may be rejected, and a claim that was sent may still win: the Leave waits for
-        both, for an interval at most (T16).
+        A Release that gives back grants may be rejected, and a claim that was sent may still win. So the Leave waits
+        until both are known, for an interval at most (T16).
         """
         if self.rebalancer.awaits_claims(group, now):
             return
@@ -370,7 +398,7 @@ class Member(MemberState):
             self.out.send.append(Leave(self.session, self.leaving))
 
     def _step_down(self, group: Group, now: Instant) -> None:
-        """A6: sends the StepDown after which the others' targets leave this member out."""
+        """Sends a StepDown, after which the others' target assignments leave this member out (A6)."""
         if group.sessions[self.session].mark != NONE or not self.candidacy.can_hand_over(group):
             return
         if self.retry_due(self._step_down_sent_ms, now):
@@ -378,7 +406,7 @@ class Member(MemberState):
             self.out.send.append(StepDown(self.session, NONE, STOPPING, self.options.client_id[:BY_CHARS_MAX]))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
-        """T13: ends a pause that this client has waited out, in rank order."""
+        """Ends a pause when this client has waited for its duration, and for its turn by rank (T13)."""
         need_ms = group.pause_duration_ms + self.candidacy.rank(group) * self.third_ms
         if self.detector.pause_waited_ms() < need_ms:
             return
@@ -396,14 +424,14 @@ class Member(MemberState):
             )
 
     def _heartbeat(self, group: Group, now: Instant) -> None:
-        """Sends a heartbeat: an entry per claim that differs from the world (T11), the newest checkpoint (G4)."""
+        """Sends a heartbeat: an entry for each claim that differs from the world (T11), and the newest digest (G4)."""
         self.urgent = False
         entries: list[ClaimState] = []
         size_bytes = 0
         claims = list(self.claims.values())
         first, self._entries_first = self._entries_first, 0
         for at, claim in enumerate(claims[first:] + claims[:first], first):
-            # A claim whose Release was sent gets an entry like any other: the Release may be lost.
+            # A claim whose Release was sent gets an entry like any other, because the Release may be lost.
             entry = claim_state(group.partitions[claim.tp], claim)
             if entry is None:
                 continue

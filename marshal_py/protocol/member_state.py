@@ -1,7 +1,7 @@
-"""What the parts of one member share: its world, session, claims and output, and the small verbs on them.
+"""What the parts of one member share: its world, session, claims and output, and small methods that change them.
 
-member.py puts the parts together, and each part changes the state through these verbs or by plain assignment. Nothing
-here decides what the member tries for (rebalance.py) and nothing here reads a record (record_handler.py).
+member.py puts the parts together, and each part changes the state through these methods or by plain assignment. Nothing
+here decides what the member claims (rebalance.py), and nothing here reads a record (record_handler.py).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class MemberState:
         self.fenced = True
         self.leaving = ""  # reason, once the user wants to stop
         self.stop_prepared = False  # the user will stop soon: successors may fetch ahead first (A6)
-        self.urgent = False  # the next heartbeat must not wait for its third of an interval: a ready note, a flush
+        self.urgent = False  # the next heartbeat must not wait for its third of an interval
         self.tick_requested = False  # the next tick must not wait for the deadline
         self.quiescent_until_ms = 0  # monotonic; before this a tick may skip most of its work (quiescence.py)
-        self.out = Ready()  # of the next tick
+        self.out = Ready()  # what the next tick returns
         self.join_sent: Instant | None = None
-        self.join_unread = b""  # instance of the newest own Join until it is read
+        self.join_unread = b""  # instance id of the newest own Join, until that is read
         self.leave_sent_ms: int | None = None
         self.grants_dropped = 0
         self.late_acks = 0
@@ -67,7 +67,7 @@ class MemberState:
 
     @property
     def writes_version(self) -> int:
-        """E8: the record version of all that this client writes now."""
+        """The version of the records that this client writes now: all live sessions can read it (E8)."""
         return self.world.writes_version(self.name, self.options.reads_version)
 
     @property
@@ -75,28 +75,32 @@ class MemberState:
         group = self.group
         return group is not None and group.paused
 
-    # --- verbs
+    # --- methods that change the state
 
     def request_tick(self) -> None:
-        """Asks for a tick soon, and for a whole one: something was read or wanted that it must look at."""
+        """Asks for a tick soon, and for one that skips nothing: a record was read, or the user wants something."""
         self.tick_requested = True
         self.quiescent_until_ms = 0
 
     def retry_due(self, sent_ms: int | None, now: Instant) -> bool:
-        """T17: whether to send (again): one attempt until its fate is read or a third of an interval has passed."""
+        """Whether to send a record (again): it was never sent, or a third of an interval ago (T17).
+
+        `sent_ms`: when it was last sent, None if it never was.
+        """
         return sent_ms is None or now.mono_ms - sent_ms >= self.third_ms
 
     @property
     def continues_recreated_topics(self) -> bool:
-        """D10: whether the group continues with a topic that was recreated without asking an admin."""
+        """Whether the group continues with a recreated topic by itself, without an admin (D10)."""
         group = self.group
         configured = group.config.on_topic_recreated if group is not None and group.config is not None else ""
         return (configured or self.options.on_topic_recreated) == "earliest"
 
     def park(self, epoch: int, reason: str, detail: str, now: Instant) -> None:
-        """D6: ends a claim whose data is missing. Its handlers may finish for an interval, then it is released parked.
+        """Stops a claim; its Release then parks the partition, so that nobody may claim it (D6, D13).
 
-        `reason`: one of parking.py. `detail`: what the reader saw; the Release says it.
+        Handlers may finish for an interval. `reason`: the name of an error, see parking.py. `detail`: what the reader
+        saw, for people who read the Release.
         """
         claim = self.claims.get(epoch)
         if claim is not None and not claim.sealed and not claim.parking:
@@ -104,7 +108,7 @@ class MemberState:
             self.request_tick()
 
     def end(self, error: MarshalError | None) -> None:
-        """Fences permanently. Nothing is sent afterwards."""
+        """Fences permanently; nothing is sent afterwards. `error`: why, None after a clean stop."""
         if self.ended:
             return
         self.ended = self.out.ended = True
@@ -114,7 +118,10 @@ class MemberState:
         self.liveness.lease.end()
 
     def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
-        """Ends a claim. `kind`: "released" if its Release was read. `at`: offset of the record that ended it."""
+        """Ends a claim and advises the user. `kind`: "released" if its Release was read accepted, else "lost".
+
+        `at`: offset of the record that ended it, if one did.
+        """
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
         claim.seal(ClaimPhase.GONE)
@@ -130,13 +137,13 @@ class MemberState:
             self._mirror(group, claim.tp)
 
     def _parked_text(self, claim: Claim) -> str:
-        """Why the partition is parked, and who ends that: an admin, or the group by itself (D10)."""
+        """Returns why nobody may claim the partition now, and who ends that: an admin or the group itself (D10)."""
         if claim.parking == parking.RECREATED and self.continues_recreated_topics:
             return f"{claim.parking}: the group continues at the beginning of the new topic by itself"
         return parking.describe(self.name, claim.tp, claim.parking, claim.reason)
 
     def drop_grants(self, claim: Claim) -> None:
-        """D3: drops what was granted and not handed over, and counts it."""
+        """Drops the granted messages of a claim that were not handed over, and reports how many (D3)."""
         if isinstance(claim.tracker, AtMostOnce):
             lost = claim.tracker.drop()
             if lost:
@@ -156,7 +163,10 @@ class MemberState:
         at: int = NONE,
         session: int | None = None,
     ) -> None:
-        """Queues an advisory for the user. `at`: offset of the record behind it, if any. The driver adds the time."""
+        """Queues an advisory for the user; the driver adds the time. `at`: offset of the record behind it, if any.
+
+        `offset`, `to`, `text`: what advisory.KINDS says for this kind.
+        """
         topic, partition = tp if tp is not None else ("", NONE)
         self.out.advisories.append(
             Advisory(
@@ -191,7 +201,7 @@ class MemberState:
         self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
 
     def mirror_positions(self, group: Group, now: Instant) -> None:
-        """D7: copies the positions that the log has accepted to Kafka's committed offsets, every MIRROR_MS."""
+        """Copies positions that the log has accepted to Kafka's committed offsets, every MIRROR_MS (D7)."""
         if now.mono_ms < self._mirror_due_ms:
             return
         self._mirror_due_ms = now.mono_ms + MIRROR_MS

@@ -1,8 +1,8 @@
 """Evicts silent sessions of any group in a log, for groups that have no member left to do it (PROTOCOL.md N14).
 
 The session of a killed process stops the confirmation of snapshots and the truncation of its whole log, and in a group
-without other consumers no member waits on it (T4). So every process with a session in the log does. It evicts and does
-nothing else: partitions are claimed by the group's own members.
+without other consumers no member waits to evict it (T4). So every process with a session in the log waits on all
+sessions of the log. It evicts and does nothing else: partitions are claimed by the group's own members.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ EVICTS_MAX: Final = 100  # per tenth of an interval: thousands of dead sessions 
 
 
 class Presence(NamedTuple):
-    """The sessions of one process in one log, as of now."""
+    """The live sessions that one process has in one log."""
 
     client_id: str
-    sessions: set[int]  # the live ones of its members
-    interval_ms: int  # the longest one of its members
+    sessions: set[int]  # ids
+    interval_ms: int  # the longest interval of the members that have these sessions
     proven: bool  # T2: one of its members has read back a record that it sent at most one interval ago
 
 
 class _Silent(NamedTuple):
-    """A session that was waited out."""
+    """A session that has been silent for long enough to be evicted: for `waited_ms`, with `need_ms` as the least."""
 
     group: Group
     session: Session
@@ -37,7 +37,7 @@ class _Silent(NamedTuple):
 
 
 class Orphans:
-    """Waits of one process on all sessions of one log."""
+    """The part of a process that waits on the sessions of one log and evicts silent ones."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -48,7 +48,10 @@ class Orphans:
         self._look_due_ms = 0
 
     def tick(self, now: Instant, me: Presence) -> list[tuple[str, Evict]]:
-        """Ends a step (T2) and, every tenth of an interval, looks at the sessions: evictions by group, due now."""
+        """Counts the time waited (T2) and, every tenth of an interval, checks all sessions.
+
+        Returns the Evicts to send now, each with the name of its group.
+        """
         if me.interval_ms != self._interval_ms:  # waits counted with another interval do not compare
             self._interval_ms, self._clock = me.interval_ms, WaitClock(me.interval_ms)
             self._waits.clear()
@@ -62,7 +65,10 @@ class Orphans:
         return self._evict(silent, now.mono_ms, me) if silent else []
 
     def _find_silent(self) -> dict[int, _Silent]:
-        """Sessions that are waited out by now; a new or extended session begins a new wait (T1)."""
+        """Returns, by id, the sessions that have been silent for long enough to be evicted.
+
+        A wait begins when this process first reads the session, and again with each extension (T1).
+        """
         clock, waits, live, found = self._clock, self._waits, 0, {}
         counted_ms, least_ms = clock.counted_ms, EVICT_INTERVALS * self._interval_ms
         for group in self.world.groups.values():  # a log may have thousands of groups: no calls here
@@ -82,13 +88,13 @@ class Orphans:
         return found
 
     def _evict(self, silent: dict[int, _Silent], now_ms: int, me: Presence) -> list[tuple[str, Evict]]:
-        """T4: evictions due by rank, so that seldom more than one process sends."""
+        """Returns the Evicts that are due. Each rank waits longer, so that usually one process sends them (T4)."""
         due: list[tuple[str, Evict]] = []
         third_ms = self._interval_ms // HEARTBEATS_PER_INTERVAL
         rank_ms = self._rank(silent, me.sessions) * third_ms
         for number, (group, session, waited_ms, need_ms) in sorted(silent.items()):
             if group.opaque_at != NONE or not me.sessions.isdisjoint(group.sessions):
-                continue  # opaque: nobody can evict there; or this process's own member evicts (T4)
+                continue  # opaque, so nobody can evict there; or this process has a member there, which evicts (T4)
             key = (number, session.extended)
             again = key not in self._sent or now_ms - self._sent[key] >= third_ms  # T17
             if waited_ms >= need_ms + rank_ms and again and len(due) < EVICTS_MAX:
@@ -97,7 +103,7 @@ class Orphans:
         return due
 
     def _rank(self, silent: dict[int, _Silent], mine: set[int]) -> int:
-        """How many clients of the log have an older session than this process, without the silent ones."""
+        """Returns how many clients have an older session than this process; silent sessions do not count."""
         first = min(mine)
         sessions = (session for group in self.world.groups.values() for session in group.sessions.values())
         return len({session.join.client_id for session in sessions if session.id < first and session.id not in silent})

@@ -1,6 +1,7 @@
-"""Why a partition is parked, in sentences that name the way out (PROTOCOL.md F6.4, F6.5).
+"""Says why a partition is parked, in sentences that name the way out (PROTOCOL.md F6.4, F6.5).
 
-The field `parked` of a Release holds the name of an error; this file alone turns it into that error. The sentences are
+Nobody may claim a parked partition until a new generation begins, for example because an admin sets its position. The
+field `parked` of a Release holds the name of an error; this file alone turns it into that error. The sentences are
 in errors.py.
 """
 
@@ -18,9 +19,9 @@ from marshal_py.errors import (
 from marshal_py.protocol.identity import TopicPartition
 
 RECREATED: Final = DataTopicRecreated.__name__  # the topic has another id than in the log (D10)
-BEYOND_END: Final = PositionBeyondEnd.__name__  # D6
-TRUNCATED: Final = PartitionTruncated.__name__  # D6
-UNREADABLE: Final = PartitionUnreadable.__name__  # D13
+BEYOND_END: Final = PositionBeyondEnd.__name__  # the position is beyond the end of the partition (D6)
+TRUNCATED: Final = PartitionTruncated.__name__  # the partition has lost records that were read (D6)
+UNREADABLE: Final = PartitionUnreadable.__name__  # Kafka did not serve the partition to any member (D13)
 LAG_UNKNOWN: Final = frozenset(
     {RECREATED, BEYOND_END, TRUNCATED}
 )  # the position is no offset of the partition's present messages
@@ -30,9 +31,10 @@ PARKED_REASON: Final = "parked"  # reason of a Release that parks without a deta
 def error_of(
     group: str, tp: TopicPartition, reason: str, known: str = "", found: str = "", detail: str = ""
 ) -> PartitionParked:
-    """The error of a parked partition. `known`, `found`: ids of its topic, in the log and in the cluster, if known.
+    """Returns the error that says why a partition is parked. `reason`: the name of that error, as in the log.
 
-    `detail`: what the owner saw, as the reason of its Release says it.
+    `known`, `found`: the ids of its topic in the log and in the cluster, "" if unknown. `detail`: what the owner saw,
+    from the field `reason` of its Release.
     """
     match reason:
         case DataTopicRecreated.__name__:
@@ -51,10 +53,10 @@ def _detail(said: str) -> str:
 
 
 def beyond_end(position: int, end: int) -> str:
-    """The detail of BEYOND_END."""
+    """Returns the detail for a partition that is parked because its position is beyond its end."""
     return f"position {position}, end {end}"
 
 
 def describe(group: str, tp: TopicPartition, reason: str, detail: str = "") -> str:
-    """The reason and what to do, for people. `detail`: of the Release that parked it, if at hand."""
+    """Returns, for people, why a partition is parked and what to do. `reason`, `detail`: as in `error_of`."""
     return f"{reason}: {error_of(group, tp, reason, detail=detail)}"

@@ -1,9 +1,9 @@
-"""Finds a message that kills its owners: such a partition is begun one message at a time (PROTOCOL.md D11).
+"""Finds a message that kills each process that handles it, by handing messages over one at a time (PROTOCOL.md D11).
 
 The log counts deliveries of the message at the position. An owner that dies at once reports nothing, so the count goes
 to a message a few before the one that killed it. When several owners have died like this, the next claim hands its
-messages over one by one for one interval, each after the log has the position before it. Then the message that kills is
-the one at the position, and is counted.
+messages over one by one for one interval, each only when the log shows that all before it are finished. Then the
+message that kills is the one at the position, and its deliveries are counted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.world import Group, Partition
 
-DELIVERIES: Final = 2  # of the message at the position by earlier owners; fewer may be ordinary crashes
+DELIVERIES: Final = 2  # by earlier owners, of the message at the position; fewer may be ordinary crashes
 
 
 class PoisonGuard:
-    """The claims of one member that hand over one by one."""
+    """Knows which claims of one member hand their messages over one by one."""
 
     def __init__(self, interval_ms: int) -> None:
         self.interval_ms = interval_ms
@@ -27,13 +27,19 @@ class PoisonGuard:
         self._reported: dict[int, int] = {}  # by epoch: the newest position for which a heartbeat was requested
 
     def begin(self, claim: Claim, partition: Partition, now: Instant) -> None:
-        """An own claim was accepted; the log's count includes this owner's delivery already (F4.5)."""
+        """Lets a claim that was just accepted hand over one by one if earlier owners may have died of a message.
+
+        `partition.attempts` counts the delivery by this owner already (F4.5).
+        """
         if partition.attempts > DELIVERIES:
             claim.one_by_one = True
             self._until_ms[claim.epoch] = now.mono_ms + self.interval_ms
 
     def opens(self, claim: Claim, partition: Partition, now: Instant) -> bool:
-        """Whether the next message may be handed over: nothing is in flight, and the log has the position."""
+        """Returns whether the claim's next message may be handed over.
+
+        It may if no message is in flight and the log has the claim's position, or if the interval is over.
+        """
         if now.mono_ms >= self._until_ms[claim.epoch]:
             self.end(claim)
             return True
@@ -45,7 +51,7 @@ class PoisonGuard:
         self._reported.pop(claim.epoch, None)
 
     def report_due(self, claims: Mapping[int, Claim], group: Group) -> bool:
-        """Whether the next message of a claim waits for a heartbeat that was not requested yet."""
+        """Returns whether a claim's next message waits for a heartbeat that no earlier call has asked for."""
         for epoch in self._until_ms:
             claim = claims[epoch]
             position = claim.position()

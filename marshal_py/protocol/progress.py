@@ -15,7 +15,7 @@ NUMBER_BYTES_MAX = 9  # of a LEB128: 63 bits
 
 
 class Range(NamedTuple):
-    """The offsets [start, to). `times`: how often each was delivered; 0 for those that are finished."""
+    """The offsets [start, to). `times`: how often each of them was delivered; 0 if they are finished."""
 
     start: int
     to: int
@@ -23,7 +23,10 @@ class Range(NamedTuple):
 
 
 def encode(position: int, ranges: Iterable[Range]) -> bytes:
-    """`ranges` (ascending, disjoint, none below `position`) as bytes: the lowest that fit into PROGRESS_BYTES_MAX."""
+    """Returns the lowest of `ranges` as bytes, as many as fit into PROGRESS_BYTES_MAX.
+
+    `ranges` must be ascending and disjoint, and none may begin below `position`.
+    """
     data = bytearray()
     for start, to, times in ranges:
         piece = _number(start - position) + _number(to - start) + _number(times)
@@ -35,7 +38,7 @@ def encode(position: int, ranges: Iterable[Range]) -> bytes:
 
 
 def decode(position: int, data: bytes) -> list[Range]:
-    """The ranges above `position` that the bytes name; none if the bytes are malformed."""
+    """Returns the ranges above `position` that the bytes name; [] if the bytes are malformed."""
     numbers: list[int] = []
     value = width = 0
     for byte in data:
@@ -68,10 +71,11 @@ def _number(value: int) -> bytes:
 
 
 def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Range]) -> list[Range]:
-    """How often earlier owners delivered what is unfinished: ascending, disjoint ranges with `times` above 0.
+    """Returns how often earlier owners delivered the unfinished messages: disjoint ranges with `times` above 0.
 
-    `attempts`: of the message at `position`. Messages are delivered in the order of their offsets, so the `in_flight`
-    ones of the last owner are the lowest unfinished ones; those that no range names were delivered once.
+    `attempts`: how often the message at `position` was delivered. `in_flight`: how many messages the last owner had
+    delivered and not finished. Messages are delivered in the order of their offsets, so these are the lowest unfinished
+    ones; each of them that no range names was delivered once.
     """
     found = [Range(position, position + 1, attempts)] if attempts else []
     at = position
@@ -88,13 +92,13 @@ def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Ra
 
 
 def _above(position: int, found: Range) -> list[Range]:
-    """The part of a range above the position, because the message at the position is counted separately."""
+    """Returns the part of a range above the position; the message at the position is counted separately."""
     start = max(found.start, position + 1)
     return [found._replace(start=start)] if start < found.to else []
 
 
 def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans [start, to) in ascending order; those that touch are merged."""
+    """Returns the spans [start, to) in ascending order; spans that touch or overlap are merged."""
     merged: list[tuple[int, int]] = []
     for start, to in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -105,7 +109,7 @@ def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def without(ranges: Iterable[Range], spans: Sequence[tuple[int, int]]) -> list[Range]:
-    """The parts of `ranges` that lie in none of `spans`; both ascending and disjoint."""
+    """Returns the parts of `ranges` that lie in none of `spans`. Both must be ascending and disjoint."""
     left: list[Range] = []
     for start, to, times in ranges:
         for low, high in spans:

@@ -1,9 +1,9 @@
-"""Quiescence: skip most of a tick while nothing is pending (PROTOCOL.md T2, T11, D2).
+"""Quiescence: while nothing is pending, a member skips most of its ticks' work (PROTOCOL.md T2, T11, D2).
 
-Most ticks only end a step of a wait: waits are counted in tenths of an interval, heartbeats in thirds. A member is
-quiescent while all that it does waits for a known moment or for a record that requests a tick. Until that moment a tick
-handles waits, topology reports, grants and offset mirroring alone. In doubt a tick is a whole one. A quiescent tick
-must come to the same result as a whole one; nothing is decided here.
+Most ticks only count waited time, ten times per interval; heartbeats are due three times per interval. A member is
+quiescent while all that it does waits for a known moment or for a record that requests a tick. Until that moment its
+ticks are short: they handle waits, topology reports, grants and offset mirroring alone. In doubt a tick is a whole one.
+A short tick must come to the same result as a whole one; this file decides nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Quiescence:
         self.divergence = divergence
 
     def begin(self, group: Group | None, now: Instant) -> None:
-        """After a whole tick: finds out until when ticks may be short; 0 if it left anything in flight."""
+        """After a whole tick: sets until when ticks may be short (monotonic ms), 0 if the next one must be whole."""
         member = self.member
         member.quiescent_until_ms = 0
         if (
@@ -51,7 +51,10 @@ class Quiescence:
         member.quiescent_until_ms = until_ms
 
     def holds(self, now: Instant) -> bool:
-        """Whether a short tick is enough: no wait is over, the user wants nothing, the lease is valid by all clocks."""
+        """Returns whether a short tick is enough at `now`.
+
+        It is if no wait is over, nothing is urgent, the user does not stop, all digests agree and the lease is valid.
+        """
         member = self.member
         if (
             now.mono_ms >= member.quiescent_until_ms
@@ -64,7 +67,7 @@ class Quiescence:
         return not self.divergence.accusations and member.liveness.lease.valid(now) and member.liveness.healthy(now)
 
     def tick(self, group: Group, now: Instant, out: Ready) -> int:
-        """The short tick at `now`; returns when the next one is due (monotonic ms)."""
+        """Does a short tick; returns when the next tick is due (monotonic ms)."""
         member = self.member
         self.rebalancer.tick_quiescent(group, now, out)
         member.mirror_positions(group, now)

@@ -1,4 +1,4 @@
-"""The fold: applies one record to the world by the rules of PROTOCOL.md 5, and nothing else changes a world.
+"""The fold applies one record to the world by the rules of PROTOCOL.md 5. Nothing else changes a world.
 
 `apply(world, offset, value)` folds one record and returns its verdict. A rejected or ignored record changes nothing but
 counters and the chain digest. What must stop the whole log raises a CoordinationError before anything has changed.
@@ -63,7 +63,7 @@ _LAST_OF_BLOCK: Final = CHECKPOINT_OFFSETS - 1  # CHECKPOINT_OFFSETS is a power 
 
 
 def apply(world: World, offset: int, value: bytes | None) -> Verdict:
-    """Folds the record at `offset`. Raises a CoordinationError, the world untouched, if the whole log must stop."""
+    """Folds the record at `offset`. If the whole log must stop, raises a CoordinationError and changes nothing."""
     if offset != world.next_offset:
         raise LogGap(world.log, world.next_offset, offset)
     verdict = _judge(world, offset, value)
@@ -78,7 +78,10 @@ def apply(world: World, offset: int, value: bytes | None) -> Verdict:
 
 
 def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
-    """All checks in the order of PROTOCOL.md 5: garbage, stop, misrouted, opaque and version, body, the type's rule."""
+    """Checks a record in the order of PROTOCOL.md 5, and applies the rule of its type if no check before fails.
+
+    The order is: garbage, stop, misrouted, opaque and version, body, the type's rule.
+    """
     envelope = open_envelope(value, world.crc_seed)
     if envelope is None:
         return Verdict(offset, _IGNORED, "garbage", "", None)
@@ -120,7 +123,7 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
 def _judge_unowned(
     world: World, offset: int, record: Genesis | Snapshot, envelope_version: int, record_version: int
 ) -> Verdict:
-    """Genesis and Snapshot (L3-L6, E2, E3, N13)."""
+    """Judges a Genesis or a Snapshot, which belong to no group (L3-L6, E2, E3, N13)."""
     genesis = record if isinstance(record, Genesis) else record.genesis
     held = world.genesis or world.root
     known = envelope_version == ENVELOPE_VERSION and record_version == LOG_RECORD_VERSION
@@ -154,11 +157,11 @@ def check_protocol(log: int, genesis: Genesis) -> None:
         raise ProtocolUnknown(log, "protocol version", genesis.protocol)
 
 
-# --- rules 1 to 6; each returns "" if it accepted, else the reason, having changed nothing
+# --- rules 1 to 6; each returns "" if it accepts the record, else the reason, and then it changes nothing
 
 
 def _claim_of(group: Group, session_id: int, epoch: int) -> Partition | None:
-    """The partition claimed under `epoch`, if this session owns it."""
+    """Returns the partition that is claimed under `epoch`, None unless this session owns it."""
     partition = group.claims.get(epoch)
     return partition if partition is not None and partition.owner == session_id else None
 
@@ -266,7 +269,7 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
 
 
 def _claim_messages(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str | tuple[int, ...]:
-    """The indexes of the ranges that are granted, or the reason why none is."""
+    """Returns the indexes of the ranges that are granted, or the reason why none is."""
     if record.session not in group.sessions:
         return "session"
     if group.mode != AT_MOST_ONCE:

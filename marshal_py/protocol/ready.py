@@ -18,7 +18,7 @@ from marshal_py.protocol.codec import RECORD_VERSION
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import AT_LEAST_ONCE, Record
 
-SENT_AT_ONCE: Final = 2_000  # claims, and releases, of one tick: a heartbeat is not late for them
+SENT_AT_ONCE: Final = 2_000  # claims at most, and as many releases, in one tick, so that they delay no heartbeat
 
 
 class MemberOptions(Struct, frozen=True, kw_only=True):
@@ -45,14 +45,14 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
 
 
 class Wanted(NamedTuple):
-    """A start position to look up (D5). `earliest`: the partition was added later, so it starts at its beginning."""
+    """A partition whose start the driver must look up (D5). `earliest`: it was added later, so at its beginning."""
 
     tp: TopicPartition
     earliest: bool
 
 
 class Ready(Struct):
-    """Duties of one tick, in this order."""
+    """What the driver must do after a tick, in the order of the fields."""
 
     lost: list[tuple[Claim, str]] = field(default_factory=list)  # drop the buffer, stop fetching, report why
     stop_prefetch: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: another member gets it

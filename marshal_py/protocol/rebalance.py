@@ -1,7 +1,8 @@
-"""What a member tries for: evictions, claims, hand-overs, grants (PROTOCOL.md T4, 8, 9).
+"""Decides which evictions, claims, hand-overs and grants a member tries to get (PROTOCOL.md T4, 8, 9).
 
-Everything here is guidance: the fold decides. A mistake here costs progress and never safety, because every attempt
-names what it saw (`observed`), so that the fold refuses a stale one. Must be called only while the member may act.
+Whether an attempt succeeds, the fold decides. A mistake in this file costs progress and never safety, because every
+attempt names what it saw (`observed`), so that the fold refuses a stale one. The target is the assignment that
+candidacy.py computes. `act` must be called only while the lease is valid and the group is not paused.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ START_FRESH_INTERVALS = 1  # a looked-up start is not used when it is older than
 
 
 class Rebalancer:
-    """The part of a member that evicts, claims, hands over and asks for grants."""
+    """The part of a member that evicts, claims, hands partitions over and asks for grants."""
 
     def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, divergence: DivergenceCheck) -> None:
         self.member = member
         self.candidacy = candidacy
         self.topics = topics
         self.divergence = divergence
-        self._more = False  # whether the last round left claims for the next one, which follows at once
+        self._more = False  # whether the last `act` left claims for the next one, which follows at once
         self._head_starts = HeadStarts(member.third_ms)
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # claims in flight: (observed, sent ms)
         self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent (T18)
@@ -50,30 +51,30 @@ class Rebalancer:
         self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> sent ms
         self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
         self._resolving: dict[TopicPartition, int] = {}  # starts asked for -> when, in ms
-        self._prefetching: dict[TopicPartition, bool] = {}  # fetched ahead -> whether data or the end was seen
+        self._prefetching: dict[TopicPartition, bool] = {}  # what is fetched ahead -> whether data or the end came
         self._backed_off: dict[TopicPartition, int] = {}  # not tried before this ms
         self._now_ms = 0
 
     # --- what the member and its driver report
 
     def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
-        """The start of a partition that has no position in the log (D5)."""
+        """Takes the start that the driver has looked up for a partition without a position in the log (D5)."""
         self._resolving.pop(tp, None)
         self._starts[tp] = (offset, now.mono_ms)
 
     def forget_starts(self, topic: str) -> None:
-        """Forgets starts that may belong to a topic that is gone (D10)."""
+        """Forgets the looked-up starts of a topic, because it may have been deleted and created again (D10)."""
         for tp in [tp for tp in self._starts if tp.topic == topic]:
             del self._starts[tp]
 
     def prefetched(self, tp: TopicPartition) -> None:
-        """The first data of a partition that is fetched ahead has come, or it is known that there is none (A3)."""
+        """Learns that the first data of a partition that is fetched ahead has come, or that there is none (A3)."""
         if self._prefetching.get(tp) is False:
             self._prefetching[tp] = True
             self.member.urgent = True
 
     def claim_read(self, tp: TopicPartition, observed: int) -> bool:
-        """An own claim was read; False if this client never sent it (T18)."""
+        """Learns that a ClaimingPartition of the own session was read; False if this client never sent it (T18)."""
         pending = self._claiming.get(tp)
         if pending is not None and pending[0] == observed:
             del self._claiming[tp]
@@ -81,9 +82,9 @@ class Rebalancer:
         return observed <= self._claimed_observed.get(tp, NONE - 1)
 
     def grants_read(self, record: ClaimingMessages, accepted: bool) -> bool:
-        """An own ClaimingMessages was read; False if this client never sent it (T18).
+        """Learns that a ClaimingMessages of the own session was read; False if this client never sent it (T18).
 
-        The nonce must match: a grant to a clone must not be delivered here as well (D2).
+        The nonce shows who sent it: what was granted to a clone of this process must not be delivered twice (D2).
         """
         if self._asking is not None and self._asking[0] == record.nonce:
             self._asking = None
@@ -94,14 +95,14 @@ class Rebalancer:
         return sent == record.ranges
 
     def back_off(self, tp: TopicPartition, until_ms: int) -> None:
-        """Does not try `tp` before `until_ms`: this process failed on it, another one may do better (D4, D13)."""
+        """Makes no claim of `tp` before `until_ms`: another process may do better than this one (D4, D13)."""
         self._backed_off[tp] = until_ms
 
     def backs_off(self, tp: TopicPartition) -> bool:
         return self._backed_off.get(tp, self._now_ms) > self._now_ms
 
     def forget(self) -> None:
-        """The session has ended: nothing that is in flight belongs to the next one."""
+        """Forgets what is in flight, because the session has ended and the next one has sent none of it."""
         self._claiming.clear()
         self._claimed_observed.clear()
         self._grants.clear()
@@ -112,7 +113,10 @@ class Rebalancer:
     # --- acting
 
     def ready(self, group: Group) -> tuple[int, ...]:
-        """Epochs whose partition this member has fetched ahead (A3): the lowest, as many as a heartbeat holds."""
+        """Returns the epochs, of others' claims, whose partitions this member has fetched ahead (A3).
+
+        If they are more than a heartbeat holds, returns the lowest ones.
+        """
         epochs = []
         for tp, start_prefetch in self._prefetching.items():
             known = group.partitions.get(tp)
@@ -121,12 +125,12 @@ class Rebalancer:
         return tuple(sorted(epochs)[:HEARTBEAT_ENTRIES_MAX])
 
     def stop_prefetch(self, out: Ready) -> None:
-        """Stops all fetching ahead: nothing may be tried now."""
+        """Stops all fetching ahead, because the member may claim nothing at the moment."""
         out.stop_prefetch.extend(self._prefetching)
         self._prefetching.clear()
 
     def act(self, group: Group, now: Instant, out: Ready) -> None:
-        """One round of attempts. While digests diverge it evicts but claims nothing (G6)."""
+        """Makes all attempts that are due. While a digest of another member differs, it claims nothing (G6)."""
         self._now_ms, self._more = now.mono_ms, False
         self.candidacy.refresh(group)
         self.topics.write(group, self.candidacy, now, out)
@@ -141,31 +145,34 @@ class Rebalancer:
         self.ask_grants(group, now, out)
 
     def settled(self) -> bool:
-        """Whether the last round left nothing in flight, nothing to take or give, and no silent session."""
+        """Returns whether the last `act` left no claim in flight, no partition to take or give, no silent session."""
         seen = self.candidacy
         return not (
             self._claiming or self._prefetching or seen.outdated or seen.taking or seen.giving or seen.waited_out
         )
 
     def next_ms(self, now: Instant) -> int | None:
-        """Monotonic ms at which another round is due apart from waits; None if none is, or it may not act now."""
+        """Returns the monotonic ms at which `act` is due again for another reason than a wait.
+
+        None if there is no such reason, or if `act` was not called at `now`.
+        """
         if self._now_ms != now.mono_ms:
             return None
         wait_ms = 1 if self._more else self.candidacy.wait_ms()
         return None if wait_ms is None else now.mono_ms + wait_ms
 
     def tick_quiescent(self, group: Group, now: Instant, out: Ready) -> None:
-        """What remains of a round for a quiescent member."""
+        """Does what a short tick needs (quiescence.py): writes topology and, in at-most-once mode, asks for grants."""
         self._now_ms = now.mono_ms
         self.topics.write(group, self.candidacy, now, out)
         if group.mode == AT_MOST_ONCE:
             self.ask_grants(group, now, out)
 
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
-        """T4: evicts the sessions whose turn it is by rank; returns them."""
+        """Evicts the sessions on which this member has waited as long as its rank demands; returns their ids (T4)."""
         evicted: set[int] = set()
         for known in [key for key in self._evicting if key[0] not in self.candidacy.waited_out]:
-            del self._evicting[known]  # it has gone, or has shown a sign of life
+            del self._evicting[known]  # the session is gone, or has shown a sign of life
         for sid in sorted(self.candidacy.waited_out):
             session = group.sessions[sid]
             waited_ms = self.member.detector.session_waited_ms(sid)
@@ -179,19 +186,19 @@ class Rebalancer:
         return evicted
 
     def _forget_stale_claims(self, group: Group) -> None:
-        """Forgets claims in flight that can no longer win (T17): they must not count against claims_max."""
+        """Forgets claims in flight that can no longer be accepted (T17), so that claims_max does not count them."""
         for tp, (observed, _) in list(self._claiming.items()):
             known = group.partitions.get(tp)
             if known is not None and known.version != observed:
                 del self._claiming[tp]
 
     def awaits_claims(self, group: Group, now: Instant) -> bool:
-        """Whether a claim that was sent within an interval may still win (T16)."""
+        """Returns whether a claim that was sent less than an interval ago may still be accepted (T16)."""
         self._forget_stale_claims(group)
         return any(now.mono_ms - sent_ms < self.member.options.interval_ms for _, sent_ms in self._claiming.values())
 
     def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
-        """Claims what is free, or becomes free by an Evict of this tick, when its turn has come (A2, A5)."""
+        """Claims partitions that are free and due for this member, or that an Evict of this tick frees (A2, A5)."""
         seen, topics = self.candidacy, self.member.options.topics
         self._forget_stale_claims(group)
         due = self._head_starts.due(
@@ -212,7 +219,7 @@ class Rebalancer:
             self._try(group, tp, observed, now, out)
 
     def _try(self, group: Group, tp: TopicPartition, observed: int, now: Instant, out: Ready) -> None:
-        """Sends one claim, after looking up the start if the log has no position."""
+        """Sends one claim. If the log has no position of the partition, asks the driver for its start before."""
         pending = self._claiming.get(tp)
         if self.backs_off(tp) or (
             pending is not None and pending[0] == observed and not self.member.retry_due(pending[1], now)
@@ -222,7 +229,7 @@ class Rebalancer:
         start = NONE
         if known is None or known.position == NONE:
             if self.topics.unfit(group, tp):
-                return  # no position is lost there, so there is nothing to park
+                return  # the partition has no position yet, so there is nothing to park
             found = self._starts.get(tp)
             fresh_ms = START_FRESH_INTERVALS * self.member.options.interval_ms
             if found is None or now.mono_ms - found[1] > fresh_ms:
@@ -236,9 +243,9 @@ class Rebalancer:
         out.send.append(ClaimingPartition(self.member.session, tp.topic, tp.partition, observed, start))
 
     def _hand_over(self, group: Group, now: Instant) -> None:
-        """A3, the owner's side: hands over partitions that the target gives to a live member that has fetched ahead.
+        """As the owner: hands over partitions that the target gives to a live member that has fetched them ahead (A3).
 
-        Handlers may finish for hand_over_timeout_ms, the time that a successor may have to wait.
+        Handlers may finish for hand_over_timeout_ms. If the successor is gone before the Release, delivery continues.
         """
         me, seen = self.member.session, self.candidacy
         ready: dict[int, frozenset[int]] = {me: frozenset()}  # session -> epochs that it has fetched ahead
@@ -255,14 +262,14 @@ class Rebalancer:
                 claim.reopen()
 
     def _ready_of(self, group: Group, sid: int) -> frozenset[int]:
-        """Epochs that a session reported as fetched ahead; none if it has been silent for an interval."""
+        """Returns the epochs that a session has reported as fetched ahead; none if it is silent for an interval."""
         session = group.sessions.get(sid)
         if session is None or self.member.detector.session_waited_ms(sid) >= session.join.interval_ms:
             return frozenset()
         return frozenset(session.ready)
 
     def _prefetch(self, group: Group, out: Ready) -> None:
-        """A3, the successor's side: fetches ahead what the target takes from live owners for this member."""
+        """As the successor: fetches ahead the partitions that the target gives to this member and others own (A3)."""
         taking, me = [] if self.member.stop_prepared else self.candidacy.taking, self.member.session
         if not taking and not self._prefetching:
             return
@@ -274,7 +281,7 @@ class Rebalancer:
         for tp in [tp for tp in self._prefetching if tp not in wanted]:
             known = group.partitions.get(tp)
             if known is None or known.owner == NONE:
-                continue  # released for us: keep the buffer, the claim is in flight
+                continue  # released for this member: keep what was fetched, because the claim is in flight
             del self._prefetching[tp]
             if known.owner != me:
                 out.stop_prefetch.append(tp)
@@ -284,7 +291,10 @@ class Rebalancer:
                 out.start_prefetch.append((tp, position))
 
     def ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
-        """D2: asks for the ranges that are fetched and not granted: one record for all claims, one in flight (T17)."""
+        """Asks for grants of the ranges that are fetched and not granted yet (D2).
+
+        One record asks for all claims, and the next one is sent only when this one was read or is overdue (T17).
+        """
         if self._asking is not None:
             if not self.member.retry_due(self._asking[1], now):
                 return
@@ -307,7 +317,7 @@ class Rebalancer:
             out.send.append(ClaimingMessages(self.member.session, tuple(ranges), nonce))
 
     def _range_of(self, group: Group, claim: Claim) -> MessageRange | None:
-        """The range to ask for in one claim; nearly always None, because all of its offer is granted."""
+        """Returns the range to ask for in one claim; None if there is none, as when all of its offer is granted."""
         offer, tracker = claim.offer, claim.tracker
         if offer is None or claim.phase is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
             return None

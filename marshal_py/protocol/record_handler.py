@@ -1,7 +1,7 @@
-"""What one consumer learns from each record of its group: new claims and grants, lost ones, what others do.
+"""Updates one consumer's state from each record of its group: claims and grants won or lost, what others do.
 
-It runs after the fold and changes the member's state. It is the only place where a client learns what became of its own
-records (PROTOCOL.md T17) and notices that a clone writes for its session (T18). It never sends.
+It runs after the fold. It is the only place where a client learns what became of its own records (PROTOCOL.md T17) and
+notices that a clone, a copy of its process, writes for its session (T18). It never sends.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class RecordHandler:
         self.rebalancer = rebalancer
         self.divergence = divergence
         self.refusals = refusals
-        self._shape = -1  # of the group, as of the last record
+        self._shape = -1  # the group's `shape` after the last record
         self._events = GroupEvents(member.group)
         self._evicted: dict[int, None] = {}  # the newest evicted sessions, to count take-overs
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
-        """A record of this group was folded into the world just now."""
+        """Takes a record of the group that was just folded into the world."""
         member = self.member
         record = verdict.record
         if not isinstance(record, FREQUENT) or verdict.outcome is not ACCEPTED:
@@ -92,7 +92,7 @@ class RecordHandler:
                 if claim is not None and claim.phase is not ClaimPhase.RELEASING:
                     self._end_as_clone(verdict.offset)
                 elif claim is not None and not verdict.accepted:
-                    claim.release_sent_ms = None  # a grant was read meanwhile: send it again (T16)
+                    claim.release_sent_ms = None  # rejected, as a grant was read meanwhile: send it again (T16)
             case SeekingPartition() if record.session == member.session:
                 self._end_as_clone(verdict.offset)
             case ClaimingMessages() if record.session == member.session:
@@ -115,7 +115,7 @@ class RecordHandler:
             self._shape_changed(group, verdict, now)
 
     def _read_admin_record(self, record: Record, at: int) -> None:
-        """Advises of what admins did to the group, as far as it concerns this client's topics."""
+        """Takes an accepted record of an admin or about a topic; tells the user what concerns this client's topics."""
         member = self.member
         if isinstance(record, Topology):
             self.topics.read(record)
@@ -138,7 +138,7 @@ class RecordHandler:
         session = None if group is None else group.sessions.get(record.session)
         extended = session is not None and session.extended == verdict.offset
         if record.session == member.session:
-            member.tick_requested = True  # a fence may open, a revival take its next step: a short tick is enough
+            member.tick_requested = True  # the lease or a revival (T10) may begin anew: a short tick is enough
             if not member.liveness.read_heartbeat(record.sequence, verdict.accepted, extended):
                 self._end_as_clone(verdict.offset)
             elif member.liveness.last_proof is not None:
@@ -152,12 +152,12 @@ class RecordHandler:
             self.divergence.compare(record.session, record.digest, now)
         if record.pause is not None:
             member.detector.credit_pause(record.pause.pause_change, record.pause.waited_ms)
-        # Another member waits for a partition of ours, the pause may be over, or the worlds differ.
+        # Another member waits for a partition of this one, the pause may be over, or the digests differ.
         if record.ready or record.pause is not None or self.divergence.accusations:
             member.request_tick()
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
-        """Adopts the session of the newest own Join; a session of an older one is orphaned, and is left (T14)."""
+        """Adopts the session that the newest own Join begins; one that an older Join begins will be left (T14)."""
         member = self.member
         sent = member.liveness.read_join(record.instance_id, False)
         if sent is None:
@@ -210,7 +210,7 @@ class RecordHandler:
             if unfit:
                 claim.park(unfit, parking.PARKED_REASON, 0)
             else:
-                claim.stop("unwanted", 0)  # a late copy won (T17)
+                claim.stop("unwanted", 0)  # a late copy of an older claim was accepted (T17)
             return
         if group.mode == AT_LEAST_ONCE:
             member.poison_guard.begin(claim, partition, now)
@@ -235,7 +235,7 @@ class RecordHandler:
                 claim.tracker.asked = None
 
     def _shape_changed(self, group: Group, verdict: Verdict, now: Instant) -> None:
-        """The group changed its shape: ends the own claims and the session that are gone."""
+        """After a change of `Group.shape`: ends own claims and the own session if the world no longer has them."""
         member = self.member
         if group.opaque_at != NONE:
             member.end(GroupOpaque(member.name, group.opaque_at))
@@ -253,7 +253,7 @@ class RecordHandler:
             member.end(GroupDeleted(member.name))
 
     def _ended_claims(self, group: Group, verdict: Verdict) -> list[Claim]:
-        """Own claims that are not in the world any more: nearly always none, seldom more than one that was released."""
+        """Returns the own claims that the world no longer has; nearly always none, or one that was released."""
         member, record = self.member, verdict.record
         session = group.sessions.get(member.session)
         if session is not None and len(session.epochs) == len(member.claims):
@@ -263,7 +263,7 @@ class RecordHandler:
         return [claim for claim in member.claims.values() if claim.epoch not in group.claims]
 
     def _session_gone(self, group: Group, verdict: Verdict, now: Instant) -> None:
-        """The own session has ended: reports why, and ends the member if it must not join again (T18, F9.6)."""
+        """Handles the end of the own session: reports why; ends the member if it must not join again (T18, F9.6)."""
         member = self.member
         session, member.session = member.session, NONE
         member.liveness.end_session()

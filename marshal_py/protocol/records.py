@@ -1,6 +1,9 @@
-"""The records of PROTOCOL.md 4.2 as frozen tagged structs, with their bounds. Neither their bytes nor their effects.
+"""The records of PROTOCOL.md 4.2 as frozen tagged structs, with the bounds of their fields.
 
-Bounds are checked when a record is decoded and when codec.encode writes one; fields are only ever appended (E7).
+codec.py knows their bytes and rationalizer.py their effects. Bounds are checked when a record is decoded and when
+codec.encode writes one. New fields are only ever appended (E7). Fields that recur: `observed` is the value on which the
+sender based the record, so that the fold rejects the record if the value has changed; `token` is the offset of the
+record that began or renewed the sender's pause; `by` says for people who sent the record; -1 stands for none.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ def clipped(text: str) -> str:
 
 
 class ClaimState(Struct, array_like=True, frozen=True, gc=False):
-    """One claim in a heartbeat: what differs from the folded world (T11)."""
+    """The state of one claim in a heartbeat, sent if it differs from the folded world (T11)."""
 
     epoch: Offset
     position: Offset
@@ -71,7 +74,10 @@ class ClaimState(Struct, array_like=True, frozen=True, gc=False):
 
 
 class MessageRange(Struct, array_like=True, frozen=True, gc=False):
-    """The range that a ClaimingMessages asks for in one partition (F5.1). `from_` is `from` on the wire."""
+    """The offsets [start, to) that a ClaimingMessages asks for in one partition (F5.1).
+
+    `from_` (`from` on the wire) is the partition's position as the sender saw it; offsets below `start` are skipped.
+    """
 
     epoch: Offset
     from_: Offset
@@ -80,14 +86,17 @@ class MessageRange(Struct, array_like=True, frozen=True, gc=False):
 
 
 class PauseWaited(Struct, array_like=True, frozen=True, gc=False):
-    """How long the sender has waited on the pause with this `pause_change` (T5)."""
+    """Says for how many ms the sender has waited for the end of a pause (T5).
+
+    `pause_change`: the offset of the record that began or renewed the pause.
+    """
 
     pause_change: Offset
     waited_ms: Ms
 
 
 class Checkpoint(Struct, array_like=True, frozen=True, gc=False):
-    """The sender's digests at a checkpoint (G4)."""
+    """The digests of the group's state and of the log's chain that the sender has at checkpoint `at` (G4)."""
 
     at: Offset
     state: U64
@@ -96,7 +105,7 @@ class Checkpoint(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Move(Struct, array_like=True, frozen=True, gc=False):
-    """One partition of a SetPosition."""
+    """Moves one partition to `position`, as a part of a SetPosition."""
 
     topic: Id
     partition: Partition
@@ -118,7 +127,7 @@ class Mapping(Struct, array_like=True, frozen=True):
 
 
 class Genesis(Struct, array_like=True, frozen=True, tag=0):
-    """Begins a log (L3, L4)."""
+    """Begins a log and names its incarnation (L3, L4)."""
 
     incarnation: Bytes16
     partitions: Partitions
@@ -130,7 +139,7 @@ class Genesis(Struct, array_like=True, frozen=True, tag=0):
 
 
 class Join(Struct, array_like=True, frozen=True, tag=1):
-    """Begins a session (rule 1)."""
+    """Begins a session of a client in a group (rule 1)."""
 
     client_id: Id
     instance_id: Bytes16
@@ -155,7 +164,7 @@ class Join(Struct, array_like=True, frozen=True, tag=1):
 
 
 class Heartbeat(Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """Extends a session and carries what changed (rule 2)."""
+    """Extends a session, and reports what has changed in its claims (rule 2)."""
 
     session: Offset
     sequence: Offset
@@ -177,7 +186,7 @@ class Leave(Struct, array_like=True, frozen=True, tag=3):
 
 
 class Evict(Struct, array_like=True, frozen=True, tag=4):
-    """Ends a session that the sender has waited out (F3.2)."""
+    """Ends a silent session on which the sender has waited for long enough (F3.2)."""
 
     session: Offset
     observed: Offset
@@ -189,7 +198,7 @@ class Evict(Struct, array_like=True, frozen=True, tag=4):
 
 
 class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
-    """Asks for a partition, a topic (partition -1) or the pin (rule 4)."""
+    """Claims a partition, a whole topic (partition -1), or the pin (no topic and partition -1) (rule 4)."""
 
     session: Offset
     topic: Text
@@ -204,7 +213,10 @@ class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
 
 
 class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
-    """Releases a claim at a position; may give grants back or park the partition (rule 6)."""
+    """Ends a claim and says at which position the next owner starts (rule 6).
+
+    It may give grants back (`give`), and it may park the partition: nobody may claim it then, for the reason `parked`.
+    """
 
     session: Offset
     epoch: Offset
@@ -223,7 +235,7 @@ class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
 
 
 class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7):
-    """Asks for grants, which are given once: one range in each of some partitions (rule 5)."""
+    """Asks for grants in at-most-once mode: for one range of offsets in each of some partitions (rule 5)."""
 
     session: Offset
     ranges: Annotated[tuple[MessageRange, ...], Meta(min_length=1, max_length=HEARTBEAT_ENTRIES_MAX)]
@@ -231,7 +243,7 @@ class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7):
 
 
 class ReleaseGroup(Struct, array_like=True, frozen=True, tag=8):
-    """Pauses and resumes a group (rule 7)."""
+    """Pauses a group for `duration_ms`, or ends its pause if that is 0 (rule 7)."""
 
     observed: OffsetOrNone
     token: OffsetOrNone
@@ -246,7 +258,7 @@ class ReleaseGroup(Struct, array_like=True, frozen=True, tag=8):
 
 
 class SetPosition(Struct, array_like=True, frozen=True, tag=9):
-    """Moves positions of a paused group, all or nothing (rule 8)."""
+    """Moves positions of a paused group: all that it names, or none (rule 8)."""
 
     token: Offset
     moves: Annotated[tuple[Move, ...], Meta(max_length=100_000)]
@@ -258,7 +270,7 @@ class SetPosition(Struct, array_like=True, frozen=True, tag=9):
 
 
 class Topology(Struct, array_like=True, frozen=True, tag=10):
-    """The partition count of a topic, and its id in the cluster, "" if not known (F9.1-F9.3, F9.10)."""
+    """Reports a topic's partition count, and its id in the cluster, "" if not known (F9.1-F9.3, F9.10)."""
 
     topic: Id
     partitions: Partitions
@@ -272,7 +284,7 @@ class Topology(Struct, array_like=True, frozen=True, tag=10):
 
 
 class GroupConfig(Struct, array_like=True, frozen=True, tag=11):
-    """Settings of a group (F9.4-F9.7)."""
+    """Replaces the settings of a group, or deletes the group (F9.4-F9.7)."""
 
     observed: OffsetOrNone
     token: OffsetOrNone = -1
@@ -300,7 +312,7 @@ class GroupConfig(Struct, array_like=True, frozen=True, tag=11):
 
 
 class StepDown(Struct, array_like=True, frozen=True, tag=12):
-    """Marks a session as the last candidate (F9.8, F9.9)."""
+    """Marks a session, so that it comes last among the candidates for partitions (F9.8, F9.9)."""
 
     session: Offset
     observed: OffsetOrNone
@@ -312,7 +324,10 @@ class StepDown(Struct, array_like=True, frozen=True, tag=12):
 
 
 class Note(Struct, array_like=True, frozen=True, tag=13):
-    """Changes nothing: records an event, or probes the log's end (T2, T10). `from_` is `from` on the wire."""
+    """Records an event, and changes no state. `from_` is `from` on the wire.
+
+    A Note of kind `probe` records nothing: its sender reads it back to prove that it reaches the log (T2, T10).
+    """
 
     session: OffsetOrNone
     kind: Id
@@ -327,7 +342,7 @@ class Note(Struct, array_like=True, frozen=True, tag=13):
 
 
 class Snapshot(Struct, array_like=True, frozen=True, tag=14):
-    """A chunk of the state at a checkpoint; changes no state (F10.1)."""
+    """Carries a chunk of a log's state at checkpoint `at`, and changes no state itself (F10.1)."""
 
     genesis: Genesis
     instance: Bytes16
@@ -340,7 +355,7 @@ class Snapshot(Struct, array_like=True, frozen=True, tag=14):
 
 
 class SeekingPartition(Struct, array_like=True, frozen=True, tag=15, gc=False):
-    """The owner moves the position of its claim; the claim continues with this record's offset as epoch (F6.6)."""
+    """Moves the position of the sender's claim, which continues with this record's offset as its epoch (F6.6)."""
 
     session: Offset
     epoch: Offset

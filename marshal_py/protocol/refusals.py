@@ -1,7 +1,8 @@
-"""Partitions that Kafka does not serve to their owner (PROTOCOL.md D13): another member tries, else they are parked.
+"""Handles partitions that Kafka does not serve to their owner, for example for lack of a permission (PROTOCOL.md D13).
 
-A member that gives a partition up writes a Note. All members remember these Notes while the session lives and the
-position is the same.
+The owner gives such a partition up: it releases it, so that another member tries, and writes a Note. All members
+remember the Note while its sender's session lives and the position is the same. If all members have tried in vain, the
+owner parks the partition: nobody may claim it until its position is set.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from marshal_py.protocol.records import Note, SetPosition
 from marshal_py.protocol.world import Group
 
 UNREADABLE: Final = "unreadable"  # kind of the Note, and reason of the Release
-LEFT_INTERVALS: Final = 5  # for so long a member leaves a partition that it could not read to others
+LEFT_INTERVALS: Final = 5  # for so long a member does not claim a partition again that it could not read
 
 
 class Refusals:
@@ -24,21 +25,21 @@ class Refusals:
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
-        self._noted: dict[TopicPartition, dict[int, int]] = {}  # by session: the position at which it gave up
+        self._noted: dict[TopicPartition, dict[int, int]] = {}  # partition -> session -> position at which it gave up
 
     def read(self, record: Note) -> None:
-        """A member gave a partition up."""
+        """Takes the Note of a member that has given a partition up."""
         self._noted.setdefault(TopicPartition(record.topic, record.partition), {})[record.session] = record.from_
 
     def forget(self, record: SetPosition) -> None:
-        """An admin has moved these positions: all members may try again."""
+        """Forgets the Notes on partitions whose positions an admin has moved, so that all members try again."""
         for move in record.moves:
             self._noted.pop(TopicPartition(move.topic, move.partition), None)
 
     def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
-        """Releases an own partition, parked if all members have tried in vain. `detail`: the cluster's words.
+        """Releases a partition of this member, and parks it if all members have tried in vain.
 
-        True if this member has nothing left to deliver.
+        `detail`: the cluster's error text. Returns True if no claim is left that this member delivers.
         """
         member, group = self.member, self.member.group
         for claim in member.claims.values():
@@ -54,10 +55,11 @@ class Refusals:
         return not any(claim.phase is ClaimPhase.OPEN for claim in member.claims.values())
 
     def _all_tried(self, group: Group, tp: TopicPartition, position: int) -> bool:
-        """Whether every live member with this topic, this one included, gave it up at this position before.
+        """Returns whether every live member of this topic, also this one, has given it up at this position before.
 
-        A trouble that passes needs no admin, for example a permission that is granted a little later. Nor does a single
-        client without the permission: it ends before it would try a second time.
+        So a partition is parked only when its owner fails a second time. A trouble that passes then needs no admin, for
+        example a permission that is granted a little later; nor does a single client without the permission, because it
+        ends before it would try a second time.
         """
         noted = self._noted.get(tp, {})
         for session in [session for session in noted if session not in group.sessions]:

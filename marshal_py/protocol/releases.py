@@ -1,7 +1,7 @@
-"""Why a member releases its claims, and until when handlers may finish (PROTOCOL.md T12, T16, D4, D6, D10).
+"""Decides when a member releases its claims, and until when handlers may finish (PROTOCOL.md T12, T16, D4, D6, D10).
 
-A claim is stopped first, so that nothing more of it is handed over; its Release follows when its handlers are done, or
-when their time is over. Sends Releases, and Notes about stuck handlers.
+A claim is stopped first, so that no more messages of it are handed over. Its Release follows when its handlers are
+done, or when their time is over. This file sends Releases, and Notes about stuck handlers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Releases:
         self.candidacy = candidacy
         self.topics = topics
         self.rebalancer = rebalancer
-        self._more = False  # whether the last round left releases for the next one, which follows at once
+        self._more = False  # whether the last `act` left releases for the next one, which follows at once
 
     def act(self, group: Group, now: Instant) -> None:
-        """Stops the claims that must be released, and releases those that are drained."""
+        """Stops the claims that must be released, and sends the Releases of stopped claims whose handlers are done."""
         member, claims = self.member, self.member.claims.values()
         if group.paused:
             for claim in claims:
@@ -43,7 +43,7 @@ class Releases:
         self._release_drained(group, now)
 
     def _stop_stuck(self, claim: Claim, now: Instant) -> None:
-        """D4: a process whose handler hangs must not keep the partition, although it heartbeats."""
+        """Stops a claim whose handler hangs: heartbeats alone must not keep its partition in this process (D4)."""
         if claim.phase in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
@@ -72,7 +72,7 @@ class Releases:
                 member.out.send.append(release(member.session, group.partitions[claim.tp], claim))
 
     def report_revoking(self) -> None:
-        """Advises once per claim that it will be released: handlers may end early, and ack what they have done."""
+        """Tells the user, once per claim, that it will be released, so that handlers can end early and ack."""
         for claim in self.member.claims.values():
             if claim.phase is not ClaimPhase.OPEN and not claim.revoking_reported:
                 claim.revoking_reported = True
@@ -80,13 +80,13 @@ class Releases:
                 self.member.advise("revoking", claim.tp, epoch=claim.epoch, text=claim.reason)
 
     def next_ms(self, now: Instant) -> int | None:
-        """Monotonic ms at which a draining claim must be checked again; None if none drains."""
+        """Returns the monotonic ms at which `act` is due again, None if no claim waits for a known moment."""
         if self._more and self.member.claims:
             return now.mono_ms + 1
         nearest: int | None = None
         for claim in self.member.claims.values():
             if claim.phase is ClaimPhase.DRAINING:
-                # it was drained after this round's releases
+                # its handlers were done after this tick had sent its Releases
                 at_ms = now.mono_ms + 1 if claim.drained(now.mono_ms) else claim.drain_until_ms
                 if at_ms is not None:
                     nearest = at_ms if nearest is None else min(nearest, at_ms)

@@ -1,7 +1,8 @@
-"""Snapshots of a log: a world as canonical bytes, those bytes as Snapshot records, and back (PROTOCOL.md 15).
+"""Snapshots of a log: turns a world into canonical bytes and these into Snapshot records, and back (PROTOCOL.md 15).
 
-It judges bytes and joins records. snapshotter.py decides who writes a snapshot and who vouches for it;
-client/replay_start.py finds one to start from.
+A client that came to the same digests vouches for a snapshot: it writes a witness, a Snapshot record without data. The
+snapshot is confirmed then. snapshotter.py decides who writes a snapshot and who vouches for it; client/replay_start.py
+finds one to start from.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Stored(Struct):
     key: Key
     genesis: Genesis
     data: bytes
-    witnesses: set[bytes]  # instances of those who vouch for it (N5)
+    witnesses: set[bytes]  # instance ids of the clients that vouch for it (N5)
 
     @property
     def at(self) -> int:
@@ -140,7 +141,7 @@ class Stored(Struct):
 
     @property
     def confirmed(self) -> bool:
-        """N5: whether a client vouches for it; the writer itself if it was alone (`self_audit`)."""
+        """Whether any client vouches for it (N5); if the writer was alone, it does so itself (`self_audit`)."""
         return bool(self.witnesses)
 
     @property
@@ -152,17 +153,17 @@ class Stored(Struct):
 
 
 def part_of(group: Group) -> int:
-    """What one group adds to the digest of a log's state (N3)."""
+    """Returns what one group adds to the digest of a log's state (N3)."""
     return hash64(_PART(5, group.name_hash, group.digest()))
 
 
 def digest_of(world: World) -> int:
-    """N3: the digest of a log's whole state."""
+    """Returns the digest of a log's whole state (N3)."""
     return sum(part_of(group) for group in world.groups.values()) & U64
 
 
 def state_of(world: World) -> bytes | None:
-    """N2: the canonical state, None while a group is opaque (N7), as this version cannot read its records."""
+    """Returns the world as canonical bytes (N2); None if this version cannot read a group's records (N7)."""
     groups = sorted(world.groups.values(), key=lambda group: group.name)
     if any(group.opaque_at != NONE for group in groups):
         return None
@@ -212,7 +213,7 @@ def _packed(group: Group) -> _Group:
 
 
 def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes | None = None) -> World | None:
-    """The world as it was at the snapshot's checkpoint, None if the snapshot is not sound (N4).
+    """Returns the world as it was at the snapshot's checkpoint, None if the snapshot's bytes are not valid (N4).
 
     Raises TopicRecreated if it names another incarnation than the reader knows, ProtocolOutdated or ProtocolUnknown if
     it is of a log of another protocol (L6).
@@ -242,7 +243,7 @@ def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes 
 
 
 def _group(packed: _Group, at: int) -> Group | None:
-    """A group of the snapshot; None if no fold could result in it (W1 to W8 of world.py)."""
+    """Returns a group of the snapshot; None if it breaks an invariant of world.py, so that no fold results in it."""
     group = Group(packed.name)
     group.mode, group.pause_change, group.pause_duration_ms = packed.mode, packed.pause_change, packed.pause_duration_ms
     group.deleted_at = packed.deleted_at
@@ -308,7 +309,7 @@ def _coherent(group: Group, at: int) -> bool:
 
 
 def split(genesis: Genesis, instance: bytes, at: int, state: int, chain: int, data: bytes) -> list[Snapshot]:
-    """The chunks of a snapshot (N1)."""
+    """Cuts a snapshot's bytes into Snapshot records (N1). `state`, `chain`: the digests at checkpoint `at`."""
     count = max(1, -(-len(data) // CHUNK_BYTES))
     return [
         Snapshot(
@@ -319,12 +320,12 @@ def split(genesis: Genesis, instance: bytes, at: int, state: int, chain: int, da
 
 
 def witness(genesis: Genesis, instance: bytes, at: int, state: int, chain: int) -> Snapshot:
-    """The record by which `instance` vouches for the snapshots of this state at this checkpoint (N5)."""
+    """Returns the record by which `instance` vouches for the snapshots with these digests at `at` (N5)."""
     return Snapshot(genesis, instance, at, 0, 1, state, chain, b"")
 
 
 def founding(genesis: Genesis, log: int, instance: bytes, at: int) -> list[Snapshot]:
-    """N13: the records that restart a log's history at a checkpoint with an empty state."""
+    """Returns the records that restart a log's history at checkpoint `at` with an empty state (N13)."""
     world = World(log)
     data = state_of(world)
     assert data is not None
@@ -332,17 +333,17 @@ def founding(genesis: Genesis, log: int, instance: bytes, at: int) -> list[Snaps
 
 
 class SnapshotStore:
-    """Joins the chunks and witnesses that are read, in any order; copies change nothing (N1)."""
+    """Joins the chunks and witnesses that are read, in any order. A copy of a record changes nothing (N1)."""
 
     def __init__(self, incarnation: bytes | None = None) -> None:
-        """`incarnation`: of the log, if it is known; snapshots that name another one are garbage (E2)."""
+        """`incarnation`: of the log, if it is known; snapshots that name another one are then ignored (E2)."""
         self.incarnation = incarnation
         self.whole: dict[Key, Stored] = {}
         self._open: dict[Key, dict[int, bytes]] = {}
         self._vouched: dict[tuple[int, int, int], set[bytes]] = {}
 
     def take(self, record: Snapshot, offset: int) -> Stored | None:
-        """Takes the record at this offset; returns the snapshot that it completed or vouched for, if any."""
+        """Takes the record at this offset; returns the snapshot that it completes or vouches for, None without one."""
         if self.incarnation is not None and record.genesis.incarnation != self.incarnation:
             return None
         if record.at > offset:
@@ -376,15 +377,15 @@ class SnapshotStore:
         return found
 
     def forget_below(self, at: int) -> None:
-        """Drops snapshots below a checkpoint."""
+        """Drops the snapshots and witnesses of checkpoints below `at`."""
         self.whole = {key: stored for key, stored in self.whole.items() if key.at >= at}
         self._open = {key: pieces for key, pieces in self._open.items() if key.at >= at}
         self._vouched = {named: by for named, by in self._vouched.items() if named[0] >= at}
 
     def confirmed(self, first: int = 0) -> list[Stored]:
-        """Confirmed snapshots from which a log that begins at `first` can be read on, the newest first.
+        """Returns confirmed snapshots from which a log that begins at offset `first` can be read on, newest first.
 
-        One per checkpoint and state.
+        Of several with the same checkpoint and digests it returns one.
         """
         found: dict[tuple[int, int, int], Stored] = {}
         for stored in self.whole.values():
@@ -395,6 +396,6 @@ class SnapshotStore:
 
 
 def _bound(kept: dict[K, V], at_of: Callable[[K], int]) -> None:
-    """Keeps the newest STORED_MAX checkpoints, whatever the order of reading."""
+    """Keeps the STORED_MAX entries of the highest checkpoints. `at_of` returns the checkpoint of a key."""
     while len(kept) > STORED_MAX:
         del kept[min(kept, key=at_of)]

@@ -1,8 +1,9 @@
-"""Keeps a log short: when a snapshot is due, who writes it, who vouches for it, what may be deleted.
+"""Keeps a log short: decides when a snapshot is due, who writes it, who vouches for it, and what may be deleted.
 
 There is one Snapshotter per log and process (PROTOCOL.md N5-N8, N12). The driver calls `folded` after every record and
-`tick` when it has time, and carries out the SnapshotTasks. A silent session would block all of it, so such sessions are
-evicted (N14, orphans.py). A process without a session in the log writes nothing: it might end at any moment.
+`tick` when it has time, and carries out the SnapshotTasks. A process that came to the same digests vouches for a
+snapshot by a witness record; the snapshot is confirmed then. A silent session would block all of this, so such sessions
+are evicted (N14, orphans.py). A process without a session in the log writes nothing: it might end at any moment.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ CHECKPOINTS_HELD: Final = 1_024  # own digests kept: a snapshot is read seconds 
 
 
 class SnapshotTasks(Struct):
-    """Tasks for the driver."""
+    """What the driver must do after a tick."""
 
     send: list[Snapshot] = field(default_factory=list)  # to the log, under no group
     evict: list[tuple[str, Evict]] = field(default_factory=list)  # to the log, under the group that is named
     audit: Stored | None = None  # read and fold the log again, then call `audited` (N6)
-    mismatched: Stored | None = None  # a foreign snapshot that differs from what this process folded
+    mismatched: Stored | None = None  # a snapshot of another process that differs from what this one folded
 
 
 class Snapshotter:
-    """Snapshots of one log, by one process."""
+    """The part of a process that handles the snapshots of one log."""
 
     def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
         self.world = world
@@ -60,7 +61,7 @@ class Snapshotter:
     # --- reading
 
     def folded(self, verdict: Verdict, now_ms: int) -> None:
-        """A record was folded into the world just now."""
+        """Takes a record that the driver has just folded into the world."""
         if verdict.group:
             self._touched.add(verdict.group)
         record = verdict.record
@@ -90,7 +91,7 @@ class Snapshotter:
             self._written += self.write() or ()
 
     def write(self) -> list[Snapshot] | None:
-        """The snapshot of the world, which must be at a checkpoint; None while a group is opaque (N7)."""
+        """Returns the world, which must be at a checkpoint, as Snapshot records; None while a group is opaque (N7)."""
         world, data = self.world, snapshot.state_of(self.world)
         if data is None or world.genesis is None:
             return None
@@ -117,7 +118,7 @@ class Snapshotter:
     # --- acting
 
     def tick(self, now: Instant, me: Presence) -> SnapshotTasks:
-        """The tasks that are due at `now`."""
+        """Returns the tasks that are due at `now`. `me`: the sessions of this process in the log."""
         tasks, sessions = SnapshotTasks(), me.sessions
         if not sessions:
             self._write_next = False
@@ -141,14 +142,18 @@ class Snapshotter:
         return uncovered >= self.every_records + self._rank(sessions) * STAGGER_RECORDS
 
     def _rank(self, sessions: set[int]) -> int:
-        """How many live sessions of the log are older than this process's oldest (N8)."""
+        """Returns how many live sessions of the log are older than the oldest one of this process (N8)."""
         first = min(sessions)
         return sum(sid < first for group in self.world.groups.values() for sid in group.sessions)
 
     def _judge_one(
         self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int], tasks: SnapshotTasks
     ) -> None:
-        """N6: vouches for a snapshot equal to the own fold; for its own one only if no other client lives."""
+        """Adds the task that a snapshot which nobody has confirmed yet gives to this process (N6).
+
+        It vouches for a snapshot of another process that equals its own fold. A snapshot that it wrote itself is
+        audited, and only if no other client has a live session.
+        """
         key, own = stored.key, self._digests.get(at)
         if own is None:
             del self._to_judge[at]
@@ -172,7 +177,10 @@ class Snapshotter:
                 tasks.send.append(snapshot.witness(stored.genesis, self.instance, at, key.state, key.chain))
 
     def audited(self, stored: Stored, again: World | None) -> list[Snapshot]:
-        """Answers `audit` (N6): `again` is the log folded again, None if that failed. Returns the witness to send."""
+        """Answers `SnapshotTasks.audit`: `again` is the log folded again, None if that failed (N6).
+
+        Returns the witness to send; nothing if the snapshot differs from `again`.
+        """
         self._audits.discard(stored.at)
         self._to_judge.pop(stored.at, None)
         key = stored.key
@@ -186,14 +194,15 @@ class Snapshotter:
 
     @property
     def confirmed_at(self) -> int:
-        """Checkpoint of the newest confirmed snapshot that was read, -1 if there is none."""
+        """The checkpoint of the newest confirmed snapshot that was read, -1 if there is none."""
         confirmed = self.store.confirmed()
         return confirmed[0].at if confirmed else NONE
 
     def deletable(self) -> int:
-        """N12: the offset below which records may be deleted; 0 for none.
+        """Returns the offset below which records may be deleted; 0 if none may (N12).
 
-        That is the older of the two newest confirmed snapshots, and at most the newest digest of every live session.
+        That is the checkpoint of the older one of the two newest confirmed snapshots, or a lower one that is the newest
+        which some live session has reported in a heartbeat.
         """
         confirmed = self.store.confirmed()
         if len(confirmed) < 2:
@@ -204,5 +213,5 @@ class Snapshotter:
         return min([confirmed[1].at, *live])
 
     def leads(self, sessions: set[int]) -> bool:
-        """Whether this process is the first in rank, because one client deletes."""
+        """Returns whether this process has the log's oldest live session, so that it is the one that deletes (N12)."""
         return bool(sessions) and self._rank(sessions) == 0

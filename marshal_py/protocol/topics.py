@@ -1,7 +1,8 @@
-"""What the cluster says about a member's topics: partition counts and ids (PROTOCOL.md F9.1, F9.10, D10).
+"""Compares partition counts and ids of a member's topics in the cluster and in the log (PROTOCOL.md F9.1, F9.10, D10).
 
-Compares them with what the log says: writes Topology records and parks the partitions of recreated topics. It asks
-nobody; the driver reports the cluster's metadata.
+Where they differ, it writes a Topology record. A topic with another id was recreated, that is deleted and created
+again; the owners park its partitions, so that nobody may claim them until their positions are set. The driver reports
+the cluster's metadata; this file does not ask for it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ REPLACED_IDS_KEPT: Final = 100  # no broker lags so far behind that it still rep
 
 
 class Topics:
-    """The part of a member that knows Kafka's metadata."""
+    """The part of a member that knows the cluster's metadata of its topics."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
@@ -31,9 +32,9 @@ class Topics:
         self._sent: dict[str, tuple[int, str, int]] = {}  # topic -> (count, id, sent ms) of the newest Topology
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """Learns what the cluster's metadata says of a topic. True if that is new.
+        """Takes what the cluster's metadata says of a topic; returns whether its count or id is new.
 
-        A broker that lags behind the others may report a topic that is gone already; that is ignored.
+        A broker that lags behind the others may still report an id that the log has replaced; such a report is ignored.
         """
         if topic_id in self._replaced_ids:
             return False
@@ -50,16 +51,16 @@ class Topics:
         return changed
 
     def recreated(self, group: Group, topic: str) -> bool:
-        """Whether the topic is not the one whose positions the log holds (D10)."""
+        """Returns whether the topic was recreated, so that the log's positions belong to another topic (D10)."""
         known, found = group.topics.get(topic), self.ids.get(topic, "")
         return known is not None and "" not in (known.id, found) and known.id != found
 
     def unfit(self, group: Group, tp: TopicPartition) -> str:
-        """Why the owner of this partition must park it; "" if it can be consumed."""
+        """Returns why the owner of this partition must park it; "" if it can be consumed."""
         return parking.RECREATED if self.recreated(group, tp.topic) else ""
 
     def park(self, group: Group, now: Instant) -> None:
-        """D10: stops the claims of recreated topics; they are released parked."""
+        """Stops the claims on recreated topics, so that their Releases park the partitions (D10)."""
         if not any(self.recreated(group, topic) for topic in self.ids):
             return
         for claim in self.member.claims.values():
@@ -68,7 +69,7 @@ class Topics:
                 claim.park(reason, parking.PARKED_REASON, now.mono_ms + self.member.options.interval_ms)
 
     def read(self, record: Topology) -> None:
-        """A Topology was accepted: forgets what this member knew of the topic if it has another id now."""
+        """Takes an accepted Topology: if it names another id, forgets what this member knew of the old topic."""
         before = self._log_ids.get(record.topic, "")
         if record.topic_id:
             self._log_ids[record.topic] = record.topic_id
@@ -81,7 +82,7 @@ class Topics:
             self.counts.pop(record.topic, None)
 
     def write(self, group: Group, candidacy: Candidacy, now: Instant, out: Ready) -> None:
-        """Writes to the log what Kafka says; the first in rank does, the others only if it does not."""
+        """Writes to the log what the cluster says. Each rank waits longer, so that usually one member writes."""
         member = self.member
         for topic, count in self.counts.items():
             known, found = group.topics.get(topic), self.ids.get(topic, "")
@@ -103,6 +104,9 @@ class Topics:
                 out.send.append(Topology(topic, count, observed, NONE, by, found))
 
     def _may_accept(self, group: Group, topic: str) -> bool:
-        """D10: whether the group continues with the new topic by itself, and no partition of the old one is owned."""
+        """Returns whether this member may write the new id of a recreated topic to the log (D10).
+
+        It may if the group continues with such topics without an admin, and nobody owns a partition of the old one.
+        """
         held = any(part.owner != NONE for tp, part in group.partitions.items() if tp.topic == topic)
         return self.member.continues_recreated_topics and not held

@@ -10,14 +10,14 @@ from marshal_py.protocol.world import Change, Group, Partition, Session, hash64
 
 
 def reshape(group: Group, entry: Change) -> None:
-    """Records that more than a position changed: policies compute again, and digests hash this entry again."""
+    """Marks an entry as changed in more than its position: assignments and digests are then computed again."""
     group.shape += 1
     group.changes.append(entry)
     group.dirty.add(entry)
 
 
 def partition_of(group: Group, tp: TopicPartition) -> Partition:
-    """The state of a partition; created when a record first names it."""
+    """Returns the state of a partition, which is created when a record first names the partition."""
     found = group.partitions.get(tp)
     if found is None:
         found = group.partitions[tp] = Partition(tp, hash64(tp.topic.encode()), generation=group.deleted_at + 1)
@@ -38,7 +38,7 @@ def free(group: Group, partition: Partition, successor: int) -> None:
 
 
 def end_session(group: Group, session: Session) -> None:
-    """F3.3: frees all claims of a session and removes it."""
+    """Frees all claims of a session and removes the session (F3.3)."""
     for epoch in tuple(session.epochs):
         free(group, group.claims[epoch], NONE)
     del group.sessions[session.id]
@@ -47,7 +47,7 @@ def end_session(group: Group, session: Session) -> None:
 
 
 def begin_generation(group: Group, partition: Partition) -> None:
-    """Begins a new generation (PROTOCOL.md 5): what was reported of the old one no longer counts."""
+    """Begins a new generation (PROTOCOL.md 5): figures, progress and parking of the old one are dropped."""
     partition.generation += 1
     partition.lag = partition.in_flight = partition.attempts = 0
     partition.progress, partition.parked = b"", ""
@@ -55,7 +55,7 @@ def begin_generation(group: Group, partition: Partition) -> None:
 
 
 def forget_position(group: Group, partition: Partition, offset: int) -> None:
-    """F9.2: removes the position; records that name the old version become stale."""
+    """Removes a partition's position (F9.2). The fold then refuses records that name the old version."""
     partition.position = NONE
     partition.version = offset
     begin_generation(group, partition)

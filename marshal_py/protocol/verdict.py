@@ -10,7 +10,7 @@ from marshal_py.protocol.records import Record
 
 
 class Outcome(IntEnum):
-    """Whether a record changed the world (F10.2): rejected ones break a rule, ignored ones are not judged by any."""
+    """What the fold did with a record (F10.2): a rejected one breaks a rule, an ignored one is judged by no rule."""
 
     ACCEPTED = 0
     REJECTED = 1
@@ -18,9 +18,10 @@ class Outcome(IntEnum):
 
 
 class Verdict(Struct, frozen=True, gc=False):
-    """What the fold decided about one record (F10.2). `reason` is "" if accepted; `group` is "" if there is none.
+    """What the fold decided about one record (F10.2). `reason` is "" if accepted.
 
-    `granted`: of an accepted ClaimingMessages, the indexes of the ranges that were granted (F5.2).
+    `group`: "" if the record belongs to none. `granted`: for an accepted ClaimingMessages, the indexes of
+    the ranges that were granted (F5.2).
     """
 
     offset: int

@@ -1,4 +1,4 @@
-"""The world: the state that one log folds to, as plain values, with its digest. Only the fold changes it.
+"""The world is the state that one log folds to: plain values, with their digest. Only the fold changes it.
 
 Invariants (checked by `Group.check`):
   W1  a claim's owner is a live session, and `claims` holds exactly the owned partitions, by epoch
@@ -27,7 +27,7 @@ from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
 
 FOLD_VERSION: Final = 2  # digests of other fold versions are not compared (G4)
 CHECKPOINT_OFFSETS: Final = 16  # G1: cheap enough, and all readers have the same checkpoints
-CHANGES_KEPT: Final = 1_024  # of a group's shape: a reader further behind compares everything
+CHANGES_KEPT: Final = 1_024  # changes of a group's shape; a reader that has missed more compares everything
 CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that lags more than 65,536 records is not compared; 32 KB per group
 U64: Final = 2**64 - 1
 NULL_LENGTH: Final = 2**32 - 1  # G2: no value has it
@@ -41,17 +41,22 @@ _CHAIN = Pack("<Qq16I").pack
 
 
 def hash64(data: bytes) -> int:
-    """H of PROTOCOL.md 6: the first word of MurmurHash3 x64-128, seed 0."""
+    """Returns the first word of MurmurHash3 x64-128 with seed 0, the hash H of PROTOCOL.md 6."""
     return _hash128(data, 0) & U64
 
 
 def text_hash(text: str) -> int:
-    """H of a text that may be missing: 0 for "" (G3)."""
+    """Returns `hash64` of a text, but 0 for "", which stands for a missing text (G3)."""
     return _hash128(text.encode(), 0) & U64 if text else 0
 
 
 class Topic(Struct, gc=False, eq=False):
-    """Folded topology of a topic (F9.1-F9.3, F9.10). `id`: in the cluster, "" if it is not known."""
+    """What the log says about one topic of a group (F9.1-F9.3, F9.10).
+
+    `offset`: of the newest accepted Topology. `first_count`: the first accepted partition count, 0 once
+    the topic was deleted and created again.
+    `id`: the topic's id in the cluster, "" if it is not known.
+    """
 
     name_hash: int
     count: int
@@ -65,7 +70,10 @@ class Topic(Struct, gc=False, eq=False):
 
 
 class Session(Struct, eq=False):
-    """A live session. `join` and `join_body` are its record and the bytes of it; they never change."""
+    """A live session. `join` is the record that began it, `join_body` the bytes of that record; they never change.
+
+    `extended`: offset of the newest record that extended it. `mark`: offset of its last StepDown, NONE without one.
+    """
 
     id: int
     join: Join
@@ -85,7 +93,7 @@ class Session(Struct, eq=False):
 
 
 class Partition(Struct, gc=False, eq=False):
-    """State of one (topic, partition) of a group."""
+    """The state of one partition of a group, of a topic that is claimed whole, or of the pin."""
 
     tp: TopicPartition
     name_hash: int
@@ -134,7 +142,7 @@ class Partition(Struct, gc=False, eq=False):
 
 
 class Group:
-    """Everything the log says about one group (PROTOCOL.md 5)."""
+    """Everything that the log says about one group (PROTOCOL.md 5)."""
 
     __slots__ = (
         "changes",
@@ -190,28 +198,34 @@ class Group:
         return self.config is not None and self.config.deleted
 
     def changed_since(self, shape: int) -> list[Change] | None:
-        """What changed since the group had this shape; None if not known, so that anything may have changed."""
+        """Returns what changed since `Group.shape` had this value; None if not known: anything may have changed."""
         missed = self.shape - shape
         if shape < 0 or missed > len(self.changes):
             return None
         return list(self.changes)[-missed:] if missed else []
 
     def topology_offset(self, topic: str) -> int:
-        """The `observed` that a Topology of this topic must name (F9.1)."""
+        """Returns what a Topology of this topic must name as `observed` (F9.1).
+
+        That is the offset of the topic's last Topology; without one, that of the group's deletion; without that, NONE.
+        """
         known = self.topics.get(topic)
         return self.deleted_at if known is None else known.offset
 
     def writes_version(self, own: int) -> int:
-        """E8: the record version that a writer uses which reads versions up to `own`."""
+        """Returns the newest record version that the writer, which reads up to `own`, and all members read (E8)."""
         return min([own, *(session.join.reads_version for session in self.sessions.values())])
 
     def parked(self, tp: TopicPartition) -> str:
-        """Why nobody may claim it; "" if it is not parked (F6.4)."""
+        """Returns why nobody may claim the partition, that is, why it is parked; "" if it is not (F6.4)."""
         known = self.partitions.get(tp)
         return known.parked if known is not None else ""
 
     def partition_exists(self, tp: TopicPartition) -> bool:
-        """Whether the folded topology has it (F4.1): the pin always, a whole topic if the topic is known."""
+        """Returns whether the log knows this partition (F4.1).
+
+        A topic as a whole (partition -1) exists if the topic is known; the pin (no topic, partition -1) always does.
+        """
         topic = self.topics.get(tp.topic)
         if topic is None:
             return tp.partition < 0 and not tp.topic
@@ -233,7 +247,7 @@ class Group:
         )
 
     def digest(self) -> int:
-        """State digest of the group (G3). Hashes only what changed since the last call."""
+        """Returns the digest of the group's state (G3). Hashes only what has changed since the last call."""
         total = self.digest_sum
         for entry in self.dirty:
             fresh = entry.entry_hash()  # nearly all of the cost of digests
@@ -244,12 +258,12 @@ class Group:
         return self.digest_sum
 
     def forget_entry(self, entry: Topic | Session | Partition) -> None:
-        """Removes an entry from the digest that was removed from the state."""
+        """Takes an entry out of the digest, because it was removed from the state."""
         self.dirty.discard(entry)
         self.digest_sum = (self.digest_sum - entry.part) & U64
 
     def check(self, next_offset: int) -> None:
-        """Asserts W1-W8; for tests and the simulator."""
+        """Asserts the invariants W1 to W8, for tests and the simulator."""
         owned = {p.epoch: p for p in self.partitions.values() if p.owner != NONE}
         assert owned == self.claims, "W1: claims are exactly the owned partitions"
         instances = [s.join.instance_id for s in self.sessions.values()]
@@ -302,9 +316,9 @@ class World:
     )
 
     def __init__(self, log: int = 0, root: Genesis | None = None, expected: bytes | None = None) -> None:
-        """`log`: number of the coordination partition. `root`: the root Genesis, needed for log > 0 (L4).
+        """`log`: the number of the coordination partition. `root`: the Genesis of log 0, needed if `log` > 0 (L4).
 
-        `expected`: the incarnation that the reader already knows, if any (L6).
+        `expected`: the incarnation that the reader already knows; None if it knows none (L6).
         """
         self.log = log
         self.root = root
@@ -318,18 +332,18 @@ class World:
         self.chain_at = 0
         self.pending: list[bytes | None] = []  # values since the last checkpoint
         self.counters: dict[str, int] = {}
-        self.watched: set[str] = set()  # groups whose digest is taken at every checkpoint
+        self.watched: set[str] = set()  # groups whose digest is computed at every checkpoint
         self.checkpoints: dict[str, Checkpoint] = {}  # the newest of each watched group (G4)
         self.chains = array("Q", bytes(8 * CHECKPOINTS_KEPT))  # of the newest checkpoints, by number modulo the length
         self.states: dict[str, array[int]] = {}  # the same for the digest of each watched group; 0: not known
 
     def writes_version(self, group: str, own: int = RECORD_VERSION) -> int:
-        """E8: the record version to write to `group` for a writer that reads versions up to `own`."""
+        """Returns the record version to write to `group`, for a writer that reads versions up to `own` (E8)."""
         known = self.groups.get(group)
         return own if known is None else known.writes_version(own)
 
     def digests_at(self, group: str, at: int) -> tuple[int, int] | None:
-        """State digest of a watched group and chain digest at a checkpoint; None if not known (any more, or yet).
+        """Returns the digests of a watched group's state and of the log's chain at checkpoint `at`; None if not known.
 
         A digest that is 0 by chance counts as unknown.
         """
