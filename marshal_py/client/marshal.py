@@ -41,7 +41,7 @@ from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
 VERSION: Final = "marshal_py 0.1.0"
 CONNECT_TIMEOUT_S: Final = 30.0
-STATISTICS_MS_MAX: Final = 86_400_000  # librdkafka's own
+STATISTICS_MS_MAX: Final = 86_400_000  # librdkafka's own maximum
 EXIT_TIMEOUT_S: Final = 3.0  # how long an interpreter that ends without close() waits for its claims' releases
 
 _NO_DATA: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
@@ -67,7 +67,7 @@ def connect(
 
     `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...).
     `client_id`: unique per live process; by default the host name, the pid and random digits.
-    `coordination_partitions`: used only when the topic is created here.
+    `coordination_partitions`: used only if this call creates the topic.
     `snapshot_every_records`: consumers write a snapshot of their log about that often.
     `history_kept_s`: where Kafka lets them, consumers delete records that are older than this and older than the two
     newest confirmed snapshots.
@@ -229,7 +229,7 @@ class Marshal:
     def _new(
         self, verb: str, group: str, topics: Sequence[str], options: Mapping[str, Any], deadline: float, *, plans: bool
     ) -> tuple[ConsumerDriver, Mapping[str, Any], Ending]:
-        """Returns a driver that has not joined yet, the settings of its librdkafka consumer, and what will end it."""
+        """Returns a driver that has not joined yet, its data consumer's librdkafka settings, and its Ending."""
         context, loop = self._context, self._loop
         context.check_call("Marshal", verb, waits=True)
         if self._closed:
@@ -341,7 +341,7 @@ class Marshal:
         if self._done:
             return
         self._closed = True
-        deadline = time.monotonic() + timeout_s  # one for all, else each would wait that long without the cluster
+        deadline = time.monotonic() + timeout_s  # of all together: without the cluster each takes all its time
         failed: list[Exception] = []
         for consumer in list(self._consumers.values()):
             try:

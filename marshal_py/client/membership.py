@@ -133,7 +133,7 @@ class Membership:
         call = Call("flush")
         try:
             self._enter(call)
-        finally:  # as in fetch
+        finally:  # as in Consumer.fetch
             if self._inside is call:
                 self._inside = None
                 self._user = self._user if self._iterating else None

@@ -15,7 +15,7 @@ from marshal_py.transport.ports import RawMessage
 
 
 class SerializationContext:
-    """As confluent_kafka.serialization.SerializationContext, which this package may not import."""
+    """Has the attributes of confluent_kafka.serialization.SerializationContext, which this package may not import."""
 
     __slots__ = ("field", "headers", "topic")
 

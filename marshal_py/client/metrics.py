@@ -64,7 +64,7 @@ class ConsumerMetrics(Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """Messages behind the ends of all partitions whose end is known."""
+        """How many messages the claims are behind the ends of their partitions, counting those whose end is known."""
         return sum(partition.lag for partition in self.partitions if partition.lag > 0)
 
 

@@ -11,14 +11,15 @@ only the plan and the log. Two cases:
 - **Committed**: the query begins after a batch of session S. The position and the claim of each range decide. The range
   is done if this member has the claim directly after S (or after claims of its own that follow S), in the same
   generation, and the position lies in the range: S has delivered all of it, and no other member can have begun there.
-  (One may have had the claim between two claims of S, as the log's state keeps only the last claim. What that one left
-  unfinished the query has done too.) In every other case the log's position counts, and what lies above it is planned
-  again: at worst it is delivered twice.
+  (Another member may have had the claim between two claims of S, as the log's state keeps only the last claim. The
+  query has also done what that member left unfinished.) In every other case the log's position counts, and what lies
+  above it is planned again: at worst it is delivered twice.
 - **Replayed**: the batch of session S was planned and not committed. A range that this member claims is delivered from
   the position on. A range that the position or the generation has passed is done, or an admin moved it. A range that
-  another session has owned since belongs to that session. All these may be left out permanently, because the rule above
-  will never count them as done. While none of this is known yet (a dead session is still being waited for, the group
-  is paused), the replay waits: a range that was left out now could be counted as done later.
+  another session has owned since belongs to that session. Ranges of the last two kinds may be left out permanently,
+  because the rule for committed batches will never count them as done. While it is not known which of these a range
+  is (a dead session is still being waited for, the group is paused), the replay waits: if the range was left out now,
+  that rule could count it as done later.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class MicroBatches:
         return part.generation != planned.generation or part.position >= planned.to or part.parked != ""
 
     def _of_others(self, part: Partition, tp: TopicPartition, session: int) -> bool:
-        """Whether the partition's owner is neither `session` nor of this process. If it has none: its last owner."""
+        """Whether the partition's owner, or its last one if it has none, is neither `session` nor of this process."""
         ours = {session, self.member.session, *(begun.session for begun in self.ranges.begun.get(tp, ()))}
         return part.owner not in ours if part.owner != NONE else part.last_owner not in ours
 

@@ -186,9 +186,9 @@ class Planner(Membership):
         """Returns the next range of each claim that may deliver and has no range in flight. May be empty.
 
         All ranges together have at most `rows_max` offsets. `up_to`: the offset before which each partition's range
-        ends. A partition whose position lies beyond its end is parked: no member may consume it until an admin has
-        moved the position (PROTOCOL.md D6). The method delivers nothing. Raises ClusterUnreachable, and the error that
-        ended the consumer.
+        ends; partitions that it does not name get no range. A partition whose position lies beyond its end is parked:
+        no member may consume it until an admin has moved the position (PROTOCOL.md D6). The method delivers nothing.
+        Raises ClusterUnreachable, and the error that ended the consumer.
         """
         self.alive()
         with self._context.lock:
@@ -210,10 +210,10 @@ class Planner(Membership):
             return [self._ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
 
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
-        """Parks those of `tps` whose position lies beyond the partition's last record (D6).
+        """Parks those of `tps` whose position lies beyond the partition's end, open transactions included (D6).
 
-        `plan` compares with the end before open transactions. A position that began at the last record may lie above
-        that end until the transactions have ended.
+        `plan` compares positions with the end before open transactions. A group that began at the real end may be
+        beyond that until the transactions have ended.
         """
         bounds = self._context.admin.bounds(tps)
         with self._context.outbox, self._context.lock:

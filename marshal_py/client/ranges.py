@@ -251,9 +251,9 @@ class Ranges:
     def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
         """Delivers a range and returns it, or returns None if it may not be delivered now.
 
-        That is so if its claim has changed or has a range in flight, and if the gate or the user's pause stops it. In
+        It may not if its claim has changed or has a range in flight, or if the gate or the user's pause stops it. In
         at-least-once mode the range must begin at the claim's next offset. In at-most-once mode the oldest grant that
-        is left is delivered in its place, and without a grant nothing.
+        is left is delivered instead of the range, and without a grant nothing.
         """
         planned = self.claims.get(wanted.tp)
         if planned is None or planned.taken is not None or planned.claim.epoch != wanted.token.epoch:

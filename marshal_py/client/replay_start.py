@@ -1,9 +1,10 @@
 """Finds where a reader of a log begins: at its first record, or at a confirmed snapshot (PROTOCOL.md N9, N10).
 
 It looks for snapshots backwards from the log's end, in windows that grow. So a start costs as much as has happened
-since the newest snapshot, not as much as has ever happened. It only reads. Parameters of all functions: `number` is the
-log's, `bounds` its first and end offset, and `root` the Genesis that counts for all logs, None for log 0, which holds
-it.
+since the newest snapshot, not as much as has ever happened. It only reads.
+
+In all functions `number` is the log's number, `bounds` its first and end offset, and `root` the Genesis that counts for
+all logs; None for log 0, which holds it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ class SignalHandlers:
     def restore(self) -> None:
         """Puts the former handlers back, from the main thread. A second call does nothing.
 
-        If another handler has been installed since, it stays; if it calls this one, this one calls the former handler.
+        If the program has installed another handler since, that one stays. When it calls this object's handler, the
+        call is passed on to the former handler.
         """
         _check_thread()
         self._active = False
