@@ -64,7 +64,7 @@ def bench_races(
 
 
 def _progress(done: int, passed_s: float, runs: int | None, limit_s: float | None) -> None:
-    """A bar on a terminal, with the time that is left."""
+    """Draws a bar with the time that is left, if stderr is a terminal."""
     if not sys.stderr.isatty():
         return
     part = done / runs if runs else min(1.0, passed_s / (limit_s or SECONDS))

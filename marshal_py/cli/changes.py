@@ -59,13 +59,16 @@ WORDS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunOptions(CommonOptions):
-    """Of a command that changes a group and takes nothing away, so that it need not ask."""
+    """The options of a command that changes a group but takes nothing away, so that it need not ask first."""
 
     reason: Reason = ""
     dry_run: DryRun = False
 
     def showed_dry_run(self, name: str, look: Callable[[], Impact]) -> bool:
-        """Prints what the command would do, if only that was asked for; False if the command is to do it."""
+        """With --dry-run, prints what the command would do and returns True. Without it, returns False.
+
+        `look` returns what the command would do to the group `name`.
+        """
         if not self.dry_run:
             return False
         impact = look()
@@ -76,7 +79,7 @@ class DryRunOptions(CommonOptions):
         return True
 
     def watcher(self) -> Callable[[Progress], None]:
-        """Prints on stderr what happens while a command waits; nothing with --json."""
+        """Returns a function that prints the events of a waiting operation on stderr; with --json it prints nothing."""
 
         def watch(event: Progress) -> None:
             words = WORDS.get(event.kind)
@@ -88,12 +91,16 @@ class DryRunOptions(CommonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeOptions(DryRunOptions):
-    """Of a command that takes something away from somebody, and therefore asks first."""
+    """The options of a command that takes something away from somebody, and therefore asks first."""
 
     yes: Yes = False
 
     def confirmed(self, name: str, look: Callable[[], Impact], question: str) -> bool:
-        """Shows what the command would do and asks; False after a dry run. A no ends the command with exit code 1."""
+        """Shows what the command would do, asks `question`, and returns True if the answer is yes.
+
+        Any other answer ends the command with exit code 1. With --yes it neither shows nor asks. With --dry-run it only
+        shows, and returns False. `look` returns what the command would do to the group `name`.
+        """
         if self.showed_dry_run(name, look):
             return False
         if not self.yes:
@@ -103,7 +110,10 @@ class ChangeOptions(DryRunOptions):
         return True
 
     def ask_about_take_over(self, group: str, take_over: bool) -> None:
-        """Asks twice: taking a pause over makes another admin's operation fail, so one hasty yes is not enough."""
+        """Asks twice before a command with --take-over continues; any answer but yes ends it with exit code 1.
+
+        Taking a pause over makes another admin's operation fail, so one hasty yes is not enough.
+        """
         if take_over:
             ask(f"Take the pause of {group!r} over from whoever holds it, if anybody does?", self.yes)
             ask("Their operation will fail. Do they know?", self.yes)
@@ -111,14 +121,14 @@ class ChangeOptions(DryRunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PauseOptions(ChangeOptions):
-    """Of a command that pauses the group for its change, or works in a pause that is running."""
+    """The options of a command that pauses the group for its change, or works in a pause that is running."""
 
     token: Token = None
     adopt: Adopt = False
     take_over: TakeOver = False
 
     def pause(self) -> dict[str, Any]:
-        """The arguments that choose the pause, as the methods of Group take them."""
+        """Returns the arguments that say in which pause to work, as the methods of Group take them."""
         return {"token": self.token, "adopt": self.adopt, "take_over": self.take_over}
 
 
@@ -129,7 +139,7 @@ def _sentences(impact: Impact) -> list[str]:
 
 
 def seconds(text: str) -> float:
-    """`90s`, `10m`, `1.5h`, `500ms`. Wrong usage for anything else."""
+    """Returns a duration like `90s`, `10m`, `1.5h` or `500ms` in seconds. Any other text ends in exit code 2."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise typer.BadParameter(f"{text!r} is no duration: 90s, 10m, 1.5h")
@@ -147,7 +157,10 @@ def now() -> Instant:
 
 
 def find_session(group: Group, given: str) -> int:
-    """A live session, from its number or its client id. Raises CommandFailed with the sessions that there are."""
+    """Returns the live session that `given` names by its number, client id or member name.
+
+    Raises CommandFailed, with a list of the live sessions, unless exactly one fits.
+    """
     members = group.members()
     found = [m["session"] for m in members if given in (str(m["session"]), m["client_id"], m["member"])]
     if len(found) != 1:

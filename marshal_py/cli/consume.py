@@ -114,7 +114,7 @@ def consume(
 
 @contextmanager
 def _serving(marshal: Marshal, port: int, host: str) -> Iterator[None]:
-    """Serves metrics from before the consumer joins, so that a port that is taken is noticed first."""
+    """Serves metrics. Enter it before the consumer joins, so that a port that is taken is noticed first."""
     with serve(marshal, port, host) as exporter:
         output.say(f"metrics at http://{host}:{exporter.port}/metrics")
         yield

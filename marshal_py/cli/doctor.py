@@ -49,9 +49,9 @@ def doctor(
 ) -> None:
     """Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.
 
-    One line of advice for each problem. Exit code 1 if a check fails. A group that nobody has ever used fails,
-    and so does a topic that is not there, unless --as asks about a client that has not started yet. Of a dump there
-    are only its clocks, versions, groups and growth, as of its newest record.
+    Prints one line of advice for each problem. Exit code 1 if a check fails. A group that nobody has ever used fails,
+    and so does a topic that does not exist, unless --as asks about a client that has not started yet. In a dump it
+    checks only clocks, versions, groups and growth, as of the newest record.
     """
     if options.dump is not None and (group or topics or role):
         raise typer.BadParameter("a dump says nothing about rights: --dump goes without GROUP, --topic and --as")
@@ -105,7 +105,7 @@ class Examination:
             admin.close()
 
     def _topic(self, transport: KafkaTransport, admin: KafkaAdmin, brokers: int) -> Iterator[Check]:
-        """The coordination topic. Checks that this client may not run become a line each."""
+        """Checks the coordination topic and what is in it. If this client may not make a check, one line says so."""
         try:
             count = admin.partition_count(self.topic)
             if count is None:
@@ -130,7 +130,7 @@ class Examination:
             yield Check("coordination topic", "warn", "this client may not look into it", str(error))
 
     def of_dump(self) -> Iterator[Check]:
-        """The content alone; "now" is the time of the newest record."""
+        """Checks the content of a dump, as of the time of its newest record."""
         with self.options.observer() as observer:
             times_ms = (record.timestamp_ms for record in observer.records(observer.logs_of(None)))
             newest_ms = max(times_ms, default=0)
@@ -140,7 +140,11 @@ class Examination:
     def _content(
         self, observer: Observer, now_ms: int, admin: KafkaAdmin | None = None, count: int = 0
     ) -> Iterator[Check]:
-        """`admin` knows the groups' topics; `count` is of the coordination topic's partitions. A dump has neither."""
+        """Checks the records of all logs, and the groups.
+
+        `admin`: looks the groups' topics up in the cluster. `count`: how many partitions the coordination topic has.
+        Both are left out for a dump.
+        """
         if observer.root is None:
             yield Check("root", "warn", NOBODY)
             yield from self._unused([])
@@ -176,7 +180,7 @@ class Examination:
                 self.topics |= set(group.topics)
 
     def _unused(self, groups: list[Group]) -> Iterator[Check]:
-        """The group that was named, if nobody ever used it: mistyped, or yet to come."""
+        """Yields a line if nobody ever used the group that the caller named: it may be mistyped, or yet to come."""
         names = [group.name for group in groups]
         if self.group is not None and self.group not in names:
             yield Check(
@@ -187,7 +191,10 @@ class Examination:
             )
 
     def _absent(self, admin: KafkaAdmin, known: set[str]) -> Iterator[Check]:
-        """The topics that were named and are not there. `known`: those of all groups."""
+        """Yields a line for each topic that the caller named and that does not exist.
+
+        `known`: the topics of all groups, for a suggestion.
+        """
         for topic in self.asked:
             with suppress(AccessDenied):  # the rights tell
                 if admin.partition_count(topic) is None:
@@ -227,7 +234,10 @@ class Examination:
 
 
 def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None]:
-    """What Kafka says of the groups' topics; those that this client may not see are left out."""
+    """Returns what Kafka says of the groups' topics, None for one that is gone.
+
+    A topic that this client may not describe is left out.
+    """
     found: dict[str, TopicInfo | None] = {}
     for topic in sorted({topic for group in groups for topic in group.topics}):
         try:
@@ -254,7 +264,10 @@ def _brokers(transport: KafkaTransport, brokers: dict[int, str]) -> Iterator[Che
 
 
 def _partitions(transport: KafkaTransport, admin: KafkaAdmin, topic: str, count: int) -> Check:
-    """How many logs the groups share; the number is for good once the first client has connected (L3)."""
+    """Checks how many partitions the coordination topic has, which is how many logs the groups share.
+
+    The number cannot change once the first client has connected (L3).
+    """
     says = f"{topic} has {count} partition{'s' if count != 1 else ''}"
     wanted = admin.can_grow(topic, COORDINATION_PARTITIONS)
     if wanted:
@@ -300,7 +313,7 @@ def _settings(admin: KafkaAdmin, topic: str, brokers: int) -> Iterator[Check]:
 
 
 def _odd_records(observer: Observer) -> Iterator[Check]:
-    """Records that this library does not write."""
+    """Yields a line for each kind of record that this library does not write."""
     for reason in ("garbage", "misrouted", "malformed", "opaque"):
         number = sum(world.counters.get(reason, 0) for world in observer.worlds.values())
         if number:

@@ -153,7 +153,7 @@ def diff(
 
 
 def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:
-    """Compares the state that a broken process held with what the log folds to at the same offset."""
+    """Prints how the state that a diverged client saved differs from what the log folds to at the same offset."""
     group, at_offset, found = kept["group"], kept["at_offset"], states.compare_with_log(kept, world, records)
     if found is None:
         raise output.CommandFailed(
@@ -187,7 +187,7 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
 
 @contextmanager
 def _history(group: str, options: ReadOptions) -> Iterator[tuple[World, Iterator[LogRecord]]]:
-    """The group's log as far back as it exists: the world there, and the records up to now."""
+    """Yields the group's log as far back as it exists: the world at its beginning, and all records from there on."""
     with options.observer() as observer:
         if observer.root is None:
             raise output.CommandFailed(f"no consumer has ever run with {options.coordination_topic}")
@@ -196,7 +196,10 @@ def _history(group: str, options: ReadOptions) -> Iterator[tuple[World, Iterator
 
 
 def _known(group: str, options: ReadOptions) -> dict[str, int]:
-    """The group's topics, by its whole log, with their partitions. Raises CommandFailed if there is no such group."""
+    """Returns the partition count of each topic of the group, from its whole log.
+
+    Raises CommandFailed if there is no such group.
+    """
     with options.observer() as observer:
         observer.fold(group)
         require_group(observer, group)
@@ -205,7 +208,7 @@ def _known(group: str, options: ReadOptions) -> dict[str, int]:
 
 
 def _reaching(world: World, records: Iterator[LogRecord], cut: Cut) -> Iterator[LogRecord]:
-    """The records. Raises CommandFailed if the log was deleted up to after the cut."""
+    """Returns the records unchanged. Raises CommandFailed if all records up to the cut were deleted from the log."""
     first = next(records, None)
     if world.began_at and first is not None and cut.excludes(first):
         raise output.CommandFailed(

@@ -171,7 +171,7 @@ def _readable(content: bytes) -> str:
 
 
 def _offsets(given: list[str] | None) -> Mapping[int, int] | None:
-    """`3:120` per partition. Wrong usage for anything else."""
+    """Returns the offset of each partition, from texts like `3:120`. Any other text ends in exit code 2."""
     found = {}
     for text in given or ():
         number, colon, at = text.partition(":")

@@ -86,7 +86,7 @@ def ls(
 
 
 def _condition(group: dict[str, Any]) -> str:
-    """Whether anybody consumes, and what is in the way."""
+    """Returns the state of a group in words: whether it is paused, whether anybody consumes, how much is parked."""
     if group["deleted"]:
         return "deleted"
     sessions, stale = group["sessions"], group["stale"]
@@ -153,7 +153,8 @@ def create(
 ) -> None:
     """Create a group before its first consumer, or revive one that was deleted.
 
-    The coordination topic must be there; any consumer creates it. A group needs no creation: its first consumer does.
+    A group that nobody created begins with its first consumer. The coordination topic must exist already; any consumer
+    creates it.
     """
     target = options.group(group)
     wanted = _wanted(delivery, policy, on_topic_recreated)
@@ -213,7 +214,9 @@ def shrink(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that has become smaller.")],
     partitions: Annotated[int, typer.Option("--partitions", metavar="N", min=1, help="How many it has now.")],
 ) -> None:
-    """Make a topic smaller for a group, after it was created again with fewer partitions. Forgets positions beyond it.
+    """Make a topic smaller for a group, after it was created again with fewer partitions.
+
+    The group forgets the positions of the partitions that no longer exist.
 
     Pauses the group during the change. A topic that grows needs no command: consumers see it.
     """
@@ -231,7 +234,7 @@ def shrink(
 
 
 def _wanted(delivery: str | None, policy: str | None, on_topic_recreated: str | None) -> dict[str, str]:
-    """The settings that are named. Wrong usage for a value that no setting has."""
+    """Returns the settings that are not None, by name. A value that its setting cannot have ends in exit code 2."""
     given = {"delivery": delivery, "policy": policy, "on_topic_recreated": on_topic_recreated}
     wanted = {name: value for name, value in given.items() if value is not None}
     try:
@@ -249,7 +252,7 @@ def rm(
         bool, typer.Option("--force", help="End live consumers first, by a pause and a change of the delivery.")
     ] = False,
 ) -> None:
-    """Delete a group and its positions. Refused while consumers live; silent ones are evicted first."""
+    """Delete a group and its positions. Refused while a consumer lives; silent consumers are evicted first."""
     target = options.group(group)
     if not options.confirmed(
         group,

@@ -23,9 +23,9 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
     """Show the messages between each position and the end of its partition, and the total.
 
     Positions are those of the coordination log; kafka-consumer-groups shows copies that are some seconds older.
-    The time is how long the lag takes at the speed of the last minute, without new messages; - if nothing moves.
-    A lag of - is unknown: the topic is gone or was created again, the partition has no position yet, the position
-    lies beyond the end, or records were lost.
+    The time is how long it takes to read these messages, without new ones, at the speed of the last minute; it is - if
+    the position does not move. A lag of - is unknown: the topic is gone or was created again, the partition has no
+    position yet, the position lies beyond the end, or records were lost.
     """
     with options.observer() as observer:
         rate = ConsumptionRate()

@@ -1,7 +1,8 @@
 """Messages as lines: what `marshal consume` prints and `marshal produce` reads. Nothing is lost between the two.
 
 A line of text is the bytes of the value as they are. A line of JSON has everything: a value that is utf-8 is in
-`value`, any other in `value_base64`, and both are null if there is no value; the same for the key and for each header.
+`value`, any other is in `value_base64`, and both are null if there is no value. The key and each header are written in
+the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Headers = list[tuple[str, bytes | None]]
 
 
 class HeaderLine(msgspec.Struct):
-    """One header; names may repeat, so they cannot be fields of an object."""
+    """One header. Headers are a list of these and not an object, because a name may occur more than once."""
 
     name: str
     value: str | None = None
@@ -44,18 +45,18 @@ _decoder = msgspec.json.Decoder(MessageLine)
 
 
 def as_text(message: Message, separator: str | None) -> bytes:
-    """The value and a newline, with the key and the separator before them if one is given."""
+    """Returns the value and a newline; if `separator` is given, the key and the separator come before them."""
     key = b"" if separator is None else (message.key or b"") + separator.encode()
     return bytes(key + (message.value or b"") + b"\n")
 
 
 def as_json(message: Message) -> bytes:
-    """One line of JSON with everything that the message has."""
+    """Returns one line of JSON with everything that the message has."""
     return json.dumps({**content(message), "token": str(message.token)}, ensure_ascii=False).encode() + b"\n"
 
 
 def content(message: Message | StoredMessage) -> dict[str, Any]:
-    """Where the message is, and its key, value and headers, as JSON's types."""
+    """Returns where the message is, and its key, value and headers, as JSON's types."""
     key, key_base64 = _split(message.key)
     value, value_base64 = _split(message.value)
     headers = [
@@ -76,7 +77,10 @@ def content(message: Message | StoredMessage) -> dict[str, Any]:
 
 
 def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Headers]:
-    """Key, value and headers of a line that `as_json` wrote. `number` is the line's, for the error."""
+    """Returns key, value and headers of a line that `as_json` wrote. Raises CommandFailed for any other line.
+
+    `number`: of the line, for the error.
+    """
     try:
         read = _decoder.decode(line)
         headers = [(one.name, _join("value", one.value, one.value_base64)) for one in read.headers]
@@ -89,7 +93,10 @@ def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Hea
 
 
 def write_out(line: bytes, message: Message) -> None:
-    """Writes to stdout and flushes. Raises BrokenPipeError, CommandFailed."""
+    """Writes to stdout and flushes. Raises BrokenPipeError if the reader has gone, CommandFailed if writing fails.
+
+    `message`: the message that the line shows, for the error.
+    """
     try:
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()

@@ -149,5 +149,5 @@ def _print(judged: Judged, form: str) -> None:
 
 
 def _base64(content: bytes | None) -> str:
-    """`-`, which is no base64, means null."""
+    """Returns the content as base64, or `-`, which is no base64, if there is none."""
     return "-" if content is None else base64.b64encode(content).decode()

@@ -71,7 +71,7 @@ DumpFile = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
-    """Which cluster, which coordination topic, and how to print. Every command takes these."""
+    """The options of every command: which cluster, which coordination topic, and how to print."""
 
     bootstrap_servers: Servers = None
     command_config: CommandConfig = None
@@ -79,23 +79,26 @@ class CommonOptions:
     as_json: Json = False
 
     def settings(self) -> dict[str, Any]:
-        """librdkafka's settings. --bootstrap-servers overrides the file. Wrong usage if nothing names a cluster."""
+        """Returns librdkafka's settings, from --bootstrap-servers and the file of --command-config.
+
+        --bootstrap-servers overrides the file. If nothing names a cluster, the command ends with exit code 2.
+        """
         return settings_of(self.bootstrap_servers, self.command_config)
 
     def transport(self) -> KafkaTransport:
-        """A connection to the cluster. Raises ClusterUnreachable if it does not answer."""
+        """Connects to the cluster. Raises ClusterUnreachable if it does not answer."""
         return KafkaTransport(self.settings(), CONNECT_TIMEOUT_S)
 
     def observer(self) -> Observer:
-        """A reader of the cluster's coordination topic."""
+        """Returns a reader of the cluster's coordination topic."""
         return Observer(self.transport(), self.coordination_topic)
 
     def group(self, name: str) -> Group:
-        """A group, to look at or to change."""
+        """Returns the operations on a group."""
         return Group(self.transport(), name, self.coordination_topic)
 
     def print_result(self, result: Any, text: str) -> None:
-        """Prints the result as JSON if that was asked for, else the text."""
+        """Prints `result` as JSON if --json was given, else `text`."""
         if self.as_json:
             output.print_json(result)
         else:
@@ -104,12 +107,12 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(CommonOptions):
-    """Of a command that only reads logs, so that a dump can stand in for a cluster."""
+    """The options of a command that only reads logs, and can therefore read a dump instead of a cluster."""
 
     dump: DumpFile = None
 
     def observer(self) -> Observer:
-        """A reader of the coordination topic, or of the dump, which names its topic itself."""
+        """Returns a reader of the coordination topic or, with --dump, of the topic that the dump contains."""
         if self.dump is None:
             return super().observer()
         header, transport = memory_transport(self.dump)
@@ -119,7 +122,8 @@ class ReadOptions(CommonOptions):
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Makes a function a command: expands its parameter `options` into single options, and reports its errors.
 
-    Fields of a subclass come before those of the class above it. Parameters of the function come first.
+    In the help text the function's own parameters come first, then the fields of the options' class, then those of its
+    base class.
     """
     parameters = []
     hints = get_type_hints(function, include_extras=True)
@@ -149,7 +153,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _names(shared: type[Any]) -> list[str]:
-    """The fields of a class, those that it adds itself first."""
+    """Returns the names of the fields of a class: first those that it adds itself, then those of its base class."""
     found: dict[str, None] = {}
     for each in shared.__mro__:
         found |= dict.fromkeys(name for name in inspect.get_annotations(each) if name in shared.__dataclass_fields__)
@@ -157,7 +161,10 @@ def _names(shared: type[Any]) -> list[str]:
 
 
 def settings_of(servers: str | None, config: Path | None) -> dict[str, Any]:
-    """librdkafka's settings from the two options; `servers` overrides the file. Wrong usage if none names a cluster."""
+    """Returns librdkafka's settings. `servers` overrides the file `config`.
+
+    If neither names a cluster, the command ends with exit code 2.
+    """
     settings: dict[str, Any] = {"log_level": 0}  # our errors say what librdkafka would print
     if config is not None:
         settings.update(read_properties(config))
@@ -172,7 +179,10 @@ def settings_of(servers: str | None, config: Path | None) -> dict[str, Any]:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """`key=value` per line; lines that begin with # or ! are comments. Wrong usage for anything else."""
+    """Reads a file with `key=value` on each line. Empty lines, and lines that begin with # or !, are left out.
+
+    For any other line the command ends with exit code 2.
+    """
     found = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         text = line.strip()
@@ -186,9 +196,10 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def require_group(observer: Observer, group: str | None, wait: bool = False) -> None:
-    """Raises CommandFailed, with the nearest name, if the log does not contain the group. Call it after reading it.
+    """Raises CommandFailed, which suggests the nearest name, if the log that was read does not contain the group.
 
-    `wait`: the caller follows the log and may wait for a group that does not exist yet; then a line on stderr says so.
+    `wait`: the caller follows the log and can wait for a group that does not exist yet, so the function prints a line
+    on stderr instead of raising.
     """
     if group is None or any(found.name == group for _, found in observer.groups()):
         return
@@ -201,5 +212,5 @@ def require_group(observer: Observer, group: str | None, wait: bool = False) -> 
 
 
 def number_or_none(value: int) -> int | None:
-    """For JSON: null instead of -1."""
+    """Returns None, which JSON shows as null, for -1 (NONE), and any other number as it is."""
     return None if value == NONE else value

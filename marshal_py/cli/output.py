@@ -26,7 +26,7 @@ class CommandFailed(MarshalError):
 
 
 def example(line: str) -> str:
-    """The end of every help text. Each is run by a test (tests/cli/test_examples.py)."""
+    """Returns the end of a command's help text: an example. A test runs each of them (tests/cli/test_examples.py)."""
     return f"\b\nExample:\n  {line}"  # \b: not wrapped, so that it can be copied
 
 
@@ -55,7 +55,7 @@ def error_reporting() -> Iterator[None]:
 
 
 def ago(seconds: float) -> str:
-    """For people: one number, rounded down."""
+    """Returns how long ago something was, for people: one number and its unit, rounded down."""
     for unit, size_s in SIZES_S:
         if seconds >= 2 * size_s:
             return f"{seconds // size_s:.0f} {unit} ago"

@@ -78,7 +78,7 @@ def _target(to: str | None, shift_by: int | None, group: str) -> Target:
 
 
 def _move(where: Group, topics: list[str], target: Target, stay_paused: bool, options: changes.PauseOptions) -> Moved:
-    """An outcome that is not `moved` is an error, and with --json a document too."""
+    """Moves the positions. If that fails, raises the error and, with --json, first prints the outcome as a document."""
     try:
         return where.set_position(
             topics, target, stay_paused=stay_paused, reason=options.reason, watcher=options.watcher(), **options.pause()

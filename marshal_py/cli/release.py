@@ -21,7 +21,7 @@ PauseToken = Annotated[int | None, typer.Option("--token", min=0, help="Of the p
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions(changes.PauseOptions):
-    """The same options with another meaning: a running pause that is named is replaced."""
+    """The options of PauseOptions, but --token and --adopt name a running pause to replace, not one to work in."""
 
     token: PauseToken = None
     adopt: Annotated[bool, typer.Option("--adopt", help="Replace a running pause of your own.")] = False

@@ -113,7 +113,7 @@ def report(
 
 @contextmanager
 def _session(name: str, master: str) -> Iterator[SparkSession]:
-    """A session of the command's own. Errors inside Spark become one sentence."""
+    """Opens a Spark session for this command and stops it at the end. An error of Spark becomes one sentence."""
     require_spark()
     from pyspark.errors import PySparkException
 
@@ -129,14 +129,14 @@ def _session(name: str, master: str) -> Iterator[SparkSession]:
 
 
 def _reason(text: str) -> str:
-    """Our own error at the end of a worker's traceback, else the first line of Spark's."""
+    """Returns the text of this library's own error if Spark's text contains one, else Spark's first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("marshal_py.errors.")]
     return ours[-1].partition(": ")[2] if ours else lines[0] if lines else "Spark failed and does not say why"
 
 
 def _located(path: str, master: str) -> str:
-    """An absolute path on this machine; on a cluster the address as it is."""
+    """Returns an absolute path if Spark runs on this machine; on a cluster, and for a URL, the text as it is."""
     return str(Path(path).absolute()) if master.startswith("local") and "://" not in path else path
 
 
@@ -151,7 +151,7 @@ def _time(text: str) -> datetime:
 
 
 def _plain(value: Any) -> Any:
-    """With JSON's types; times in UTC."""
+    """Returns a value as one of JSON's types; a time becomes a text in UTC."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="milliseconds")
     return value.isoformat() if isinstance(value, date) else value

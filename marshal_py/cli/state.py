@@ -94,7 +94,7 @@ def _print(console: Console, found: dict[str, Any]) -> None:
 
 
 def paused(pause: dict[str, Any]) -> str:
-    """The pause in words: its author, reason, time left, and the token that ends it."""
+    """Returns the pause in words: its author, its reason, the time left, and the token that ends it."""
     by = f" by {pause['by']}" if pause["by"] else ""
     why = f", {pause['reason']}" if pause["reason"] else ""
     left = f", about {pause['left_s']:.0f} s left" if pause["left_s"] is not None else ""

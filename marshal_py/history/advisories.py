@@ -1,7 +1,7 @@
 """The advisories of a log, in the order of its records: the same for every reader, whenever it replays the log.
 
 The caller folds the log and passes each verdict in. An accepted record may make the world forget who was alive and who
-owned what, so that is remembered here from before the record. Pure. protocol/advisory.py lists the kinds.
+owned what, so this module remembers that from before the record. Pure. protocol/advisory.py lists the kinds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ NAMES_MAX: Final = 10_000  # ended sessions per group whose client ids are kept 
 
 
 class _KnownGroup(Struct):
-    """A group before the record that is being read. `names`: client id by session, including the newest ended ones."""
+    """What is remembered of a group from before the record that is being read.
+
+    `names`: client id by session, including the newest ended ones.
+    """
 
     events: GroupEvents
     names: dict[int, str] = {}
@@ -61,7 +64,10 @@ class Advisories:
             known.claims |= {epoch: (partition.tp, partition.owner) for epoch, partition in group.claims.items()}
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
-        """The advisories of one record. `group`: the verdict's group after the record."""
+        """Returns the advisories that a folded record causes. `time_ms`: the record's timestamp.
+
+        `group`: the record's group as it is after the record, None if it does not exist.
+        """
         record = verdict.record
         if isinstance(record, Heartbeat) or not verdict.group:
             return []
@@ -78,7 +84,10 @@ class Advisories:
         return [self._advisory(known, verdict, time_ms, *event) for event in events]
 
     def _opaque(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
-        """A record that only a newer library can read ends the group (E5). Other unaccepted records mean nothing."""
+        """Returns an advisory if only a newer library can read the record, because it ends the group for this one (E5).
+
+        Other records that were not accepted cause no advisory.
+        """
         if group is None or group.opaque_at != verdict.offset:
             return []
         return [Advisory("opaque", verdict.group, log=self._log, log_offset=verdict.offset, time_ms=time_ms)]
@@ -157,7 +166,10 @@ class Advisories:
         return kind, session, tp, epoch, position, NONE, why
 
     def _sessions(self, known: _KnownGroup, group: Group, at: int, record: Record) -> Iterator[_Event]:
-        """Sessions that began or ended. The end of a session comes before the ends of its claims."""
+        """Yields the sessions and claims that the record ended, and the session that it began.
+
+        The end of a session comes before the ends of its claims.
+        """
         ending, why = _ending(at, record)
         for session in sorted(known.sessions - group.sessions.keys()):
             yield ending, session, None, NONE, NONE, NONE, why
@@ -174,7 +186,7 @@ _VERBS: Final = {"left": "left", "evicted": "was evicted", "replaced": "was repl
 
 
 def _ending(at: int, record: Record | None) -> tuple[str, str]:
-    """How the sessions end that this record ends, and why."""
+    """Returns how the sessions end that this record ends, as the kind of the advisory, and why they end."""
     match record:
         case Leave():
             return "left", record.reason
@@ -186,7 +198,7 @@ def _ending(at: int, record: Record | None) -> tuple[str, str]:
 
 
 def to_lines(advisories: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], str]]:
-    """Text lines for advisories that came together, each line with its advisories, ordered by the first of them.
+    """Yields text lines for advisories that came together, each with its advisories, ordered by the first of them.
 
     Advisories of a kind in TOGETHER that differ in the partition alone share a line.
     """
@@ -200,7 +212,10 @@ def to_lines(advisories: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], s
 
 
 def _many(alike: list[Advisory]) -> str:
-    """`claimed 12 partitions of orders: 0-11 (billing-1): why`."""
+    """Returns one line for advisories that differ in the partition alone.
+
+    For example: `claimed 12 partitions of orders: 0-11 (billing-1): why`.
+    """
     one = alike[0]
     who = f" ({one.client_id})" if one.client_id else ""
     numbers = ranges_text(advisory.partition for advisory in alike)
@@ -208,7 +223,7 @@ def _many(alike: list[Advisory]) -> str:
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
-    """`0-3, 7, 9-11`."""
+    """Returns numbers as ranges, for example `0-3, 7, 9-11`."""
     found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if found and found[-1][1] == number - 1:
@@ -219,7 +234,7 @@ def ranges_text(numbers: Iterable[int]) -> str:
 
 
 def to_text(advisory: Advisory) -> str:
-    """`claimed orders:3 from 120 (billing-1): why`, for people."""
+    """Returns an advisory as one line for people, for example `claimed orders:3 from 120 (billing-1): why`."""
     where = f" {advisory.topic}" if advisory.topic else ""
     where += f":{advisory.partition}" if advisory.topic and advisory.partition != NONE else ""
     word = "from" if advisory.to != NONE or advisory.kind == "claimed" else "at"

@@ -31,7 +31,10 @@ class ConsumptionRate:
         self._samples: dict[tuple[str, TopicPartition], deque[_Sample]] = {}
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
-        """Reads one verdict. `group`: the verdict's group after the record, None if it does not exist."""
+        """Notes the positions that a folded record names. `time_ms`: the record's timestamp.
+
+        `group`: the record's group as it is after the record, None if it does not exist.
+        """
         if group is None or not verdict.accepted:
             return
         match verdict.record:
@@ -59,7 +62,7 @@ class ConsumptionRate:
             kept.popleft()
 
     def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
-        """Messages per second over the last WINDOW_MS; 0 if the position did not move. `now_ms`: since 1970."""
+        """Returns messages per second over the last WINDOW_MS; 0 if the position did not move. `now_ms`: since 1970."""
         kept = [one for one in self._samples.get((group, tp), ()) if one.time_ms >= now_ms - WINDOW_MS]
         if len(kept) < 2:
             return 0.0

@@ -60,7 +60,7 @@ REASONS: Final = {
 
 
 def describe(verdict: Verdict) -> str:
-    """One line: what the record asked for and, unless it was accepted, why that did not happen."""
+    """Returns one line: what the record asked for and, unless it was accepted, why that did not happen."""
     what = "something unreadable" if verdict.record is None else _request(verdict.record)
     if verdict.outcome is Outcome.ACCEPTED:
         return what
@@ -71,7 +71,7 @@ def describe(verdict: Verdict) -> str:
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:
-    """Everything the verdict says, in JSON's types. Byte strings are hex."""
+    """Returns everything that the verdict says, in JSON's types. Byte strings are hex."""
     record = verdict.record
     return {
         "offset": verdict.offset,
@@ -99,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 
 def _request(record: Record) -> str:
-    """What the sender of a record asked for, as a sentence."""
+    """Returns what the sender of a record asked for, as a sentence."""
     match record:
         case Join() | Heartbeat() | Leave() | Evict() | StepDown():
             return _session_request(record)

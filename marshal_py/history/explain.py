@@ -82,7 +82,7 @@ class Standing(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The answer of `explain`. `at_offset`, `at_ms`: of the last record that was read, of any group.
+    """The answer of `explain`. `at_offset`, `at_ms`: offset and time of the last record that was read, of any group.
 
     `left_out`: how many older lines the story does not show. `known`: whether the group had the partition by then.
     """
@@ -196,7 +196,7 @@ class _Story:
         self._heartbeat -= 1
 
     def _concerns(self, verdict: Verdict) -> bool:
-        """Whether a record that changed nothing still belongs to the partition's story."""
+        """Returns whether a record that did not change the partition belongs to its story all the same."""
         match verdict.record:
             case ClaimingPartition() as record:
                 return (record.topic, record.partition) == self.tp
@@ -216,7 +216,7 @@ class _Story:
 
 
 def _change(before: Standing, after: Standing) -> str:
-    """What a record did to the partition, as the end of a sentence."""
+    """Returns what a record did to the partition, as the end of a sentence; "" if it did nothing."""
     changes = []
     if before.owner != after.owner:
         changes.append("nobody owns it now" if after.owner == NONE else f"{after.client_id} owns it now")
@@ -254,7 +254,7 @@ class _Snapshot(NamedTuple):
 
 
 def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) -> Difference:
-    """What changed in group `name` between the cuts. `world`: a fresh one; `records`: the group's whole log.
+    """Returns what changed in group `name` between the cuts. `world`: a fresh one. `records`: the group's whole log.
 
     Raises InvalidOption if `b` is before `a`.
     """

@@ -17,8 +17,8 @@ from marshal_py.protocol.world import Group, World
 class SessionSpan(Struct):
     """A session, live or ended. An ended one stays because late records may still name it.
 
-    `until_ms`: it counts as alive until then unless another record of it comes. `sign_time_ms`: its last sign of life.
-    `sign_lived_ms`: the group's `Presence.lived_ms` at that time.
+    `until_ms`: it counts as alive until this time, or longer if it writes another record. `sign_time_ms`: time of its
+    last sign of life. `sign_lived_ms`: the group's `Presence.lived_ms` at that time.
     """
 
     client: str
@@ -32,7 +32,7 @@ class SessionSpan(Struct):
 
 
 class Claim(Struct):
-    """A live claim."""
+    """A live claim. `after`: how the claim before it ended, in the words of tables.IntervalRow."""
 
     topic: str
     partition: int
@@ -44,10 +44,11 @@ class Claim(Struct):
 
 
 class FreeSpan(Struct):
-    """A span in which nobody owns a partition. `position` is the partition's; only SetPosition moves it.
+    """A span in which nobody owns a partition. `position`: of the partition; only a SetPosition moves it meanwhile.
 
-    `cause`, `client`, `sign_time_ms`: how the claim before it ended, who held it, and that session's last sign of life.
-    `lived_ms`: the group's `Presence.lived_ms` when the span began; `sign_lived_ms`: the same at the last sign of life.
+    `cause`, `client`, `sign_time_ms`: how the claim before the span ended, who held it, and when that session gave its
+    last sign of life. `lived_ms`: the group's `Presence.lived_ms` when the span began. `sign_lived_ms`: its value at
+    that last sign of life. `members`: how many sessions were alive when the span began.
     """
 
     from_offset: int | None
@@ -78,7 +79,8 @@ class Presence(Struct):
     """For how long at least one member of a group was alive while the group was not paused.
 
     A member counts as alive until its session ends, but no longer than two of its heartbeat intervals after its newest
-    record: that is how long others wait before they evict it. Time never runs backwards here, whatever the records say.
+    record, because that is how long others wait before they evict it. A record with an older timestamp than one before
+    it counts as if it had the newer one.
     """
 
     lived_ms: int = 0
@@ -86,7 +88,7 @@ class Presence(Struct):
     until_ms: int = 0  # some member counts as alive until then unless another record comes
 
     def lived_by(self, time_ms: int, paused: bool) -> int:
-        """`lived_ms` at a later time. `paused`: whether the group was paused in between."""
+        """Returns what `lived_ms` is at a later time. `paused`: whether the group was paused in between."""
         if self.at_ms is None or paused:
             return self.lived_ms
         return self.lived_ms + max(0, min(time_ms, self.until_ms) - self.at_ms)
@@ -96,7 +98,7 @@ class Presence(Struct):
         self.at_ms = time_ms if self.at_ms is None else max(time_ms, self.at_ms)
 
     def extend(self, lease_ms: int) -> int:
-        """Counts a sign of life at the current time. Returns the time until which that member is alive."""
+        """Counts a sign of life at `at_ms`. Returns until when the member counts as alive: `lease_ms` later."""
         assert self.at_ms is not None  # its record has advanced the time
         until_ms = self.at_ms + lease_ms
         self.until_ms = max(self.until_ms, until_ms)
@@ -104,7 +106,9 @@ class Presence(Struct):
 
 
 class OpenGroup(Struct, rename={"sessions": "stays"}):
-    """What is open in one group. `claims` is by epoch, `spans` by topic and partition."""
+    """What is open in one group: sessions by number, claims by epoch, spans without an owner by topic and partition,
+    and the pause. Ended sessions are kept, too.
+    """
 
     sessions: dict[int, SessionSpan] = {}
     claims: dict[int, Claim] = {}
@@ -137,14 +141,14 @@ def offset_or_none(value: int) -> int | None:
 def new_span(
     group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None, lived_ms: int | None
 ) -> FreeSpan:
-    """The span of a partition that has just appeared and is free."""
+    """Returns the span without an owner of a partition that has just appeared."""
     part = group.partitions.get(TopicPartition(topic, partition))
     position = None if part is None else offset_or_none(part.position)
     return FreeSpan(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position, lived_ms)
 
 
 def open_state_of(world: World) -> OpenState:
-    """What is open in a world that came without its history: all times are unknown."""
+    """Returns what is open in a world that was not folded from the log's beginning: all times are unknown (None)."""
     found: dict[str, OpenGroup] = {}
     for name, group in world.groups.items():
         opened = found[name] = OpenGroup(deleted=group.deleted)

@@ -30,7 +30,10 @@ PARTITION_FIELDS: Final = (
 
 
 class Differing(NamedTuple):
-    """A field whose value differs. None: that state does not have it."""
+    """A field that differs between the state that a client held and the one that the log gives.
+
+    `held`, `log`: its value in each of them, None if that state does not have the field.
+    """
 
     entry: str  # group, topic orders, session 41, partition orders:0
     field: str
@@ -39,7 +42,10 @@ class Differing(NamedTuple):
 
 
 def plain_state(group: Group | None, entries_max: int) -> dict[str, dict[str, Any]]:
-    """The fields of each entry, by entry. At most the first `entries_max` sessions and as many partitions."""
+    """Returns the fields of the group, of each topic, session and partition, by the names that `Differing.entry` has.
+
+    It contains at most the first `entries_max` sessions and as many partitions.
+    """
     if group is None:
         return {}
     found: dict[str, dict[str, Any]] = {
@@ -72,7 +78,7 @@ def _partition(partition: Partition) -> dict[str, int]:
 
 
 def left_out(group: Group | None, entries_max: int) -> int:
-    """How many entries `plain_state` would leave out."""
+    """Returns how many sessions and partitions `plain_state` would leave out."""
     if group is None:
         return 0
     return sum(max(0, len(entries) - entries_max) for entries in (group.sessions, group.partitions))
@@ -81,7 +87,10 @@ def left_out(group: Group | None, entries_max: int) -> int:
 def differences(
     held: dict[str, dict[str, Any]], log: dict[str, dict[str, Any]], whole: bool = True
 ) -> Iterator[Differing]:
-    """What differs between two states. `whole`: nothing was left out of `held`; otherwise only its entries count."""
+    """Yields what differs between two results of `plain_state`.
+
+    `whole`: nothing was left out of `held`. If something was, only the entries that `held` has are compared.
+    """
     entries = held.keys() | log.keys() if whole else held.keys()
     for entry in sorted(entries):
         mine, other = held.get(entry, {}), log.get(entry, {})
@@ -91,10 +100,11 @@ def differences(
 
 
 def compare_with_log(kept: Mapping[str, Any], world: World, records: Iterable[RawRecord]) -> list[Differing] | None:
-    """What a diverged client saved (client/divergence_report.py) against what the log folds to at that offset.
+    """Returns how the state that a diverged client saved differs from what the log folds to at the same offset.
 
-    `world`, `records`: the start of the group's log, and its records from there. None if the log does not reach that
-    offset or is of another incarnation. Raises CoordinationError if the log cannot be folded.
+    `kept`: the client's file (client/divergence_report.py). `world`, `records`: the start of the group's log, and its
+    records from there. None if the log does not reach that offset or is of another incarnation. Raises
+    CoordinationError if the log cannot be folded.
     """
     for _ in fold(world, records, Cut(kept["at_offset"])):
         pass

@@ -11,7 +11,10 @@ from typing import Final, NamedTuple
 
 
 class RecordRow(NamedTuple):
-    """A record of the log and the fold's verdict on it (F10.2). None: the record does not name it."""
+    """A record of the log and the fold's verdict on it (F10.2). A field that the record does not name is None.
+
+    `verdict`: accepted, rejected or ignored. `reason`: why it was not accepted.
+    """
 
     log: int
     offset: int
@@ -30,8 +33,8 @@ class RecordRow(NamedTuple):
 class SessionRow(NamedTuple):
     """A session of a group. `session` is the offset of its Join; `to_offset` is None while it is alive.
 
-    `delivery`: at_least_once, at_most_once.
-    `ended`: leave, evict, replaced (by a Join that names it), mode (the group's mode changed). `by`: who evicted it.
+    `delivery`: at_least_once or at_most_once. `ended`: how it ended, that is leave (it left), evict (it was silent),
+    replaced (its client joined again), mode (the group's delivery changed). `by`: who evicted it.
     `last_sign_time_ms`: time of the last record that extended it.
     """
 
@@ -50,10 +53,12 @@ class SessionRow(NamedTuple):
 
 
 class IntervalRow(NamedTuple):
-    """An interval in which one session owned a partition: from the claim at `epoch` to before `to_offset` (None: open).
+    """An interval in which one session owned a partition: from the claim at `epoch` to before `to_offset`.
 
-    `ended`: release, seek, or as the session's end. `after`: how the partition had become free: new, or as `ended`.
-    `in_flight`: messages begun and not finished by the owner's last record; in at-least-once mode they come again.
+    `to_offset` is None while the interval lasts. `ended`: how it ended, that is release, seek (the owner moved its
+    position and continues with a new epoch), or the way in which the session ended. `after`: how the interval before it
+    ended, in the same words, or new if there was none. `in_flight`: messages that the owner had begun and not finished
+    when it last wrote a record; in at-least-once mode they come again.
     Partition -1 is a claim on the whole topic, or on the group where the topic is "" (the pin).
     """
 
@@ -78,7 +83,8 @@ class IntervalRow(NamedTuple):
 class PositionRow(NamedTuple):
     """A position and its lag after a record that named it.
 
-    `cause`: claim, seek, heartbeat, grant (at-most-once mode), release, move.
+    `cause`: what the record was, that is claim, seek, heartbeat, grant (of messages, in at-most-once mode), release, or
+    move (by an admin).
     """
 
     log: int
@@ -99,7 +105,10 @@ class PositionRow(NamedTuple):
 
 
 class RaceRow(NamedTuple):
-    """A claim that lost to another session's claim, the one at `winner_epoch`. `reason`: held, observed."""
+    """A claim that lost to another session's claim, the one at `winner_epoch`.
+
+    `reason`: held (somebody owned the partition), or observed (the loser did not know the winner's claim yet).
+    """
 
     log: int
     offset: int
@@ -120,11 +129,11 @@ class GapRow(NamedTuple):
     """A span in which nobody owned a partition (0 or above). `to_offset` is None while it lasts.
 
     `cause`: new (the partition appeared), or how its owner's claim ended. `client`: that owner. `last_sign_time_ms`:
-    last sign of life of that owner's session; a take-over took from then to `to_time_ms`. `next_session`,
-    `next_client`: the next owner, None if no claim ended the span. `members`: live sessions when it began; `paused`:
-    whether the group was paused then. `lived_ms`: how long during the span some member was alive while the group was
-    not paused. A member counts as alive until its session ends, but no longer than two heartbeat intervals after its
-    newest record. `take_over_ms`: the same, counted from `last_sign_time_ms`.
+    last sign of life of that owner's session; if the session ended, the take-over lasted from then to `to_time_ms`.
+    `next_session`, `next_client`: the next owner, None if no claim ended the span. `members`: how many sessions were
+    alive when the span began; `paused`: whether the group was paused then. `lived_ms`: how long during the span some
+    member was alive while the group was not paused. A member counts as alive until its session ends, but no longer than
+    two heartbeat intervals after its newest record. `take_over_ms`: like `lived_ms`, but from `last_sign_time_ms` on.
     """
 
     log: int
@@ -169,7 +178,11 @@ class LostRow(NamedTuple):
 
 
 class PauseRow(NamedTuple):
-    """A pause of a group. `duration_ms`: as last requested. `ended`: resume, waited, set_position, deleted."""
+    """A pause of a group. `duration_ms`: as its newest record asks for. `renewals`: how often it was renewed.
+
+    `ended`: how it ended, that is resume (an admin ended it), waited (members ended it after `duration_ms`),
+    set_position (a move of positions ended it), or deleted (the group was deleted).
+    """
 
     log: int
     group: str
@@ -203,8 +216,9 @@ class MoveRow(NamedTuple):
 
 
 class StandingRow(NamedTuple):
-    """The state of a partition at the end of what was read, that is before `offset`. `time_ms`: of the last record.
+    """The state of a partition at the end of what was read, that is before `offset`.
 
+    `time_ms`: timestamp of the last record that was read.
     `parked`: why nobody may claim the partition, None if it may be claimed.
     """
 

@@ -78,7 +78,7 @@ class Timeline(TimelineRows):
         }
 
     def read(self, offset: int, time_ms: int, value: bytes | None) -> Verdict:
-        """Folds one record. Raises the fold's CoordinationError; nothing has changed then."""
+        """Folds one record and makes its rows. If the fold raises a CoordinationError, nothing has changed."""
         verdict = rationalizer.apply(self.world, offset, value)
         self.open.time_ms = time_ms
         name, record = verdict.group, verdict.record
@@ -107,7 +107,10 @@ class Timeline(TimelineRows):
         return verdict
 
     def finish(self) -> dict[str, list[Row]]:
-        """Like `take`, plus a row without an end for everything that is still open. The Timeline may read on."""
+        """Returns what `take` returns, plus a row without an end for everything that is still open.
+
+        The Timeline may read on afterwards.
+        """
         log, end = self.world.log, self.world.next_offset
         for name, group in sorted(self.world.groups.items()):
             opened = self.open.groups.get(name) or OpenGroup()
@@ -131,16 +134,17 @@ class Timeline(TimelineRows):
         return self.take()
 
     def _sign_of_life(self, group: Group, opened: OpenGroup, offset: int, record: Record) -> None:
-        """The session that wrote the record is alive. An Evict is no sign of the session that it names."""
+        """Notes that the session which wrote the record is alive. An Evict does not count: another one wrote it."""
         session = offset if isinstance(record, Join) else getattr(record, "session", NONE)
         if session in group.sessions and not isinstance(record, Evict):
             lease_ms = EVICT_INTERVALS * group.sessions[session].join.interval_ms
             opened.sessions[session].until_ms = opened.presence.extend(lease_ms)
 
     def _race(self, opened: OpenGroup, offset: int, time_ms: int, record: ClaimingPartition, verdict: Verdict) -> None:
-        """A rejected claim that lost to another session's.
+        """Makes a row for a rejected claim if it lost to another session's claim.
 
-        One that lost to its own session is a copy (F4.2), and one that lost to a move of positions lost to nobody.
+        A claim that lost to one of its own session is a copy (F4.2), and one that lost to a move of positions lost to
+        nobody: these make no row.
         """
         epoch, winner, winner_time_ms = opened.winners.get(record.topic, {}).get(record.partition, (NONE, NONE, None))
         if epoch != NONE and winner != record.session and record.observed < epoch:
@@ -189,7 +193,7 @@ class Timeline(TimelineRows):
         self._end(group, opened, record.session, Moment(offset, time_ms), "evict", record.by)
 
     def _end(self, group: Group, opened: OpenGroup, session: int, end: Moment, ended: str, by: str = "") -> None:
-        """A session ends, and its claims with it (F3.3)."""
+        """Closes a session, and its claims, which end with it (F3.3)."""
         span = opened.sessions[session]
         for epoch in [epoch for epoch, claim in opened.claims.items() if claim.session == session]:
             self._free(group, opened, epoch, end, ended)
@@ -200,7 +204,7 @@ class Timeline(TimelineRows):
             del opened.sessions[next(known for known, kept in opened.sessions.items() if not kept.alive)]
 
     def _free(self, group: Group, opened: OpenGroup, epoch: int, end: Moment, ended: str) -> None:
-        """A claim ends, and a span without an owner begins."""
+        """Closes a claim, and opens the span without an owner that begins when the claim ends."""
         claim = opened.claims.pop(epoch)
         self._emit_interval(group, epoch, claim, end, ended)
         owner = opened.sessions[claim.session]
@@ -251,7 +255,7 @@ class Timeline(TimelineRows):
             self._emit_position(group, opened, part, offset, time_ms, "grant", session, epoch)
 
     def _seek(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: SeekingPartition) -> None:
-        """F6.6: the owner stays, and its claim gets another epoch."""
+        """Closes the claim that sought, and opens one of the same owner with the new epoch (F6.6)."""
         claim, part = opened.claims.pop(record.epoch), group.claims[offset]
         self._emit_interval(group, record.epoch, claim, Moment(offset, time_ms), "seek")
         opened.claims[offset] = Claim(
@@ -300,7 +304,9 @@ class Timeline(TimelineRows):
             self._end_pause(group, opened, Moment(offset, time_ms), "set_position")
 
     def _topology(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: Topology) -> None:
-        """Partitions that appear are free; those that a smaller count cuts off belong to nobody (F9.2)."""
+        """Opens a span without an owner for each partition that appears. Closes the spans of partitions that a smaller
+        count cuts off (F9.2).
+        """
         spans, lived_ms = opened.spans.setdefault(record.topic, {}), opened.presence.lived_ms
         for partition in [p for p in spans if p >= record.partitions]:
             span, end = spans.pop(partition), Moment(offset, time_ms)

@@ -70,13 +70,13 @@ class TimelineRows:
         self._digested: set[str] = set()  # groups that got a digest row at the last checkpoint
 
     def take(self) -> dict[str, list[Row]]:
-        """The rows since the last call, by table, each in the order of the log."""
+        """Returns the rows that were made since the last call, by table. Within a table they follow the log's order."""
         taken, self._rows = self._rows, {name: [] for name in self._rows}
         return taken
 
     @property
     def pending(self) -> int:
-        """How many rows wait for `take`."""
+        """How many rows the next call of `take` returns."""
         return sum(map(len, self._rows.values()))
 
     def _emit(self, row: Row) -> None:
@@ -85,7 +85,10 @@ class TimelineRows:
             rows.append(row)
 
     def _emit_checkpoint(self) -> None:
-        """The world has just closed a block (G1): a digest row for each group that changed in it."""
+        """Makes a digest row for each group that had records since the last checkpoint.
+
+        Call it when the world has reached a checkpoint, that is the end of a block of offsets (G1).
+        """
         if "digests" in self._wanted:
             at, chain = self.world.next_offset, f"{self.world.chain:016x}"
             for name in sorted(self.open.touched):

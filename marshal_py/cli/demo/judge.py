@@ -41,7 +41,10 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 def judge(totals: Totals, ends: dict[int, int], milestones: Milestones, delivery: str, seconds: float) -> Judgement:
-    """`ends`: end offset by partition after the producer has stopped. The topic was empty before the run."""
+    """Returns the judgement on a run. `ends`: end offset of each partition after the producer has stopped.
+
+    The topic was empty before the run, so every offset below an end is a message of the run.
+    """
     produced = {(partition, offset) for partition, end in ends.items() for offset in range(end)} | totals.acknowledged
     handled = produced & totals.handled.keys()
     missing = len(produced) - len(handled)
@@ -66,7 +69,10 @@ def judge(totals: Totals, ends: dict[int, int], milestones: Milestones, delivery
 
 
 def _failover_s(totals: Totals, milestones: Milestones) -> float | None:
-    """The longest silence of a partition between the killed consumer's last delivery and its successor's first."""
+    """Returns the longest time that a partition was without deliveries because its consumer was killed.
+
+    It lasts from the killed consumer's last delivery to its successor's first. None if there was no such partition.
+    """
     silences = []
     for handlings in totals.handlings.values():
         before = [h for h in handlings if h.at <= milestones.killed_at]
@@ -80,15 +86,18 @@ def _failover_s(totals: Totals, milestones: Milestones) -> float | None:
 
 
 def _join_gap_s(totals: Totals, milestones: Milestones) -> float | None:
-    """From the start of the joining process to its first delivery. Includes the start of its interpreter."""
+    """Returns the time from the start of the joining process, interpreter included, to its first delivery.
+
+    None if it got no message.
+    """
     mine = [h.at for handlings in totals.handlings.values() for h in handlings if h.worker == milestones.joiner]
     return round(min(mine) - milestones.joiner_started_at, 2) if mine else None
 
 
 def _moved_on_join(totals: Totals, milestones: Milestones) -> int:
-    """How many partitions moved away from live consumers between the join and the end of production.
+    """Returns how many partitions moved away from live consumers between the join and the end of production.
 
-    Those of the killed consumer do not count: they had to move.
+    Partitions of the killed consumer do not count, because they had to move.
     """
     moved = 0
     for partition in range(totals.partitions):
@@ -99,7 +108,7 @@ def _moved_on_join(totals: Totals, milestones: Milestones) -> int:
 
 
 def sentence(result: Judgement, unsound: int) -> str:
-    """The last line of the demo, for people."""
+    """Returns the last line of the demo, for people."""
     promise = "no message delivered twice" if result.delivery == AT_MOST_ONCE else "no message lost"
     parts = [f"{result.produced} produced", f"{result.handled} handled"]
     if result.delivery == AT_MOST_ONCE:

@@ -10,14 +10,14 @@ KEYS: Final = 500  # many keys per partition, many messages per key
 
 
 def order(number: int) -> tuple[bytes, bytes]:
-    """Key and value of the order with this number."""
+    """Returns key and value of the order with this number."""
     key = f"customer-{number * 7919 % KEYS}"  # a prime step, so that neighbours go to different partitions
     body = f"{key}/{number}"
     return key.encode(), json.dumps({"order": number, "checksum": zlib.crc32(body.encode())}).encode()
 
 
 def checksum_fits(key: bytes | None, value: bytes | None) -> bool:
-    """Whether key, number and checksum of a message belong together, as its producer wrote them."""
+    """Returns whether key, number and checksum of a message belong together, as its producer wrote them."""
     try:
         content = json.loads(value or b"")
         body = f"{(key or b'').decode()}/{content['order']}"

@@ -36,7 +36,7 @@ STALL_TIMEOUT_S: Final = 30.0  # after this long without a delivery at the end, 
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """Where the demo runs and for how long. The schedule scales with `seconds`."""
+    """Where the demo runs and for how long. The times of the kill, the join and the end are shares of `seconds`."""
 
     settings: dict[str, Any]
     topic: str
@@ -115,7 +115,7 @@ class DemoScenario:
         return judge(self.totals, ends, milestones, plan.delivery, time.monotonic() - self._began)
 
     def _finish(self, ends: dict[int, int]) -> None:
-        """Waits until every message is handled, or until none has been for STALL_TIMEOUT_S."""
+        """Waits until every message is handled, or until no further one has been handled for STALL_TIMEOUT_S."""
         handled, since = -1, time.monotonic()
         while not self._all_handled(ends) and time.monotonic() - since < STALL_TIMEOUT_S:
             if len(self.totals.handled) != handled:
@@ -123,7 +123,10 @@ class DemoScenario:
             self._wait_and_poll()
 
     def _all_handled(self, ends: dict[int, int]) -> bool:
-        """In at-most-once mode dropped messages never come, so reaching the end of every partition is enough."""
+        """Returns whether every message is handled.
+
+        In at-most-once mode dropped messages never come, so it is enough that every partition was read to its end.
+        """
         if self.plan.delivery == AT_MOST_ONCE:
             return all(self.totals.next_offset[partition] >= end for partition, end in ends.items())
         return len(self.totals.handled) >= sum(ends.values())

@@ -60,7 +60,7 @@ class Totals:
                 pass
 
     def owner_at(self, partition: int, at: float) -> str:
-        """The worker with the newest claim at that time; "" if nobody had claimed the partition."""
+        """Returns the worker with the newest claim at that time; "" if nobody had claimed the partition."""
         claims = [claim for claim in self.claims[partition] if claim.at <= at]
         return max(claims, key=lambda claim: claim.epoch).worker if claims else ""
 

@@ -41,7 +41,7 @@ def summary(totals: Totals) -> str:
 
 
 class LinesView:
-    """For pipes and log files."""
+    """Shows the demo as plain lines, for pipes and log files."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -65,7 +65,7 @@ class LinesView:
 
 
 class LiveView:
-    """For terminals."""
+    """Shows the demo as a live table, for terminals."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -108,6 +108,9 @@ class LiveView:
 
 
 def make_view(json_wanted: bool) -> View:
-    """The view for this terminal. With --json, stdout is for the result alone and the view goes to stderr."""
+    """Returns a live table if the output is a terminal, else plain lines.
+
+    With --json the view goes to stderr, because stdout is for the result alone.
+    """
     stream = sys.stderr if json_wanted else sys.stdout
     return LiveView(Console(file=stream)) if stream.isatty() else LinesView(stream)

@@ -21,9 +21,10 @@ FLAGS: Final = frozenset({"--mutants"})
 
 
 def with_subcommand(arguments: list[str]) -> list[str]:
-    """The arguments with the subcommand that they mean in front, if they name none: `run`, unless an option says more.
+    """Returns the arguments with a subcommand in front.
 
-    Options that do not go together stay in place: the subcommand does not know the second one and refuses it.
+    If they name none, it follows from an option of CHOOSING, and is `run` if they have none of these. Only one such
+    option is translated; a second one stays in place, and the subcommand refuses it as unknown.
     """
     if arguments and (not arguments[0].startswith("-") or arguments[0] == HELP_OPTION):
         return arguments
@@ -38,7 +39,7 @@ def with_subcommand(arguments: list[str]) -> list[str]:
 
 
 class SimulateGroup(TyperGroup):
-    """A group whose default subcommand follows from the options."""
+    """The command `simulate`, whose subcommand follows from the options if the user names none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         parsed: list[str] = super().parse_args(ctx, with_subcommand(args))

@@ -32,7 +32,7 @@ Html = Annotated[
 
 
 class Asked(NamedTuple):
-    """What is wanted of one run."""
+    """What the user wants to see or keep of one run."""
 
     trace: bool  # everything that happened
     keep: Path | None  # the shrunk schedule, in this file
@@ -51,7 +51,10 @@ def show_seed(seed: int, trace: bool, as_json: bool) -> None:
 
 
 def run_seed(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Result:
-    """One seed. Prints its trace at once; the story of a violation is printed even without one."""
+    """Runs one seed and returns its result. With `trace`, prints everything that happened in the run.
+
+    Without `trace` it prints, if the run violates a promise, only the story that led to the violation.
+    """
     if not trace:
         result = sweep.run_one(seed, mutant)
         if result.violations and not as_json:
@@ -66,9 +69,9 @@ def run_seed(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Resul
 def show(
     file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool, queries: int = 0
 ) -> None:
-    """Runs the schedule of `file`, or of a seed with this number of streaming queries.
+    """Runs the schedule in `file`, or the one of `seed`, and shows what `asked` wants of it.
 
-    Exit code 1 if it violates a promise.
+    `queries`: how many streaming queries take part. Exit code 1 if the run violates a promise.
     """
     schedule, again = _wanted(file, seed, mutant)
     if queries:
@@ -108,7 +111,7 @@ def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Sc
 
 
 def _page(schedule: Schedule, watched: sweep.TracedRun, again: str) -> str:
-    """The page; its histogram also counts the take-overs of the seeds that follow."""
+    """Returns a run as an HTML page. Its histogram also counts the take-overs in the runs of the seeds that follow."""
     world = Options(dump=schedule.options.dump, group=schedule.options.group)
     times = takeover_times(watched.logs, watched.result.scenario.interval_ms)
     for number in range(1, NEIGHBOURS):
@@ -148,7 +151,7 @@ def _print_events(events: Iterable[sweep.TraceEvent], as_json: bool) -> None:
 
 
 def as_plain(result: Result) -> dict[str, Any]:
-    """With JSON's types."""
+    """Returns a result as JSON's types."""
     scenario = result.scenario._asdict()
     scenario["groups"] = [group._asdict() for group in result.scenario.groups]
     scenario["kinds"], scenario["skip"] = sorted(result.scenario.kinds), sorted(result.scenario.skip)

@@ -78,7 +78,7 @@ def run(
 
 
 def _on_spark(chosen: range, master: str | None) -> Iterable[Counted]:
-    """The rows of the same runs, made by a Spark session that ends with them."""
+    """Runs the seeds on Spark and returns the result of each, as `sweep` would. The Spark session ends afterwards."""
     require_spark()
     from marshal_py.spark import sweeps
     from marshal_py.spark.session import local_session

@@ -22,7 +22,7 @@ Processes = Annotated[int | None, typer.Option("--processes", min=1, show_defaul
 
 
 def seed_range(text: str) -> range:
-    """`A:B`, B exclusive. Wrong usage for anything else."""
+    """Returns the seeds A to B-1 of a text `A:B`. Any other text ends in exit code 2."""
     found = re.fullmatch(r"([0-9]+):([0-9]+)", text)
     seeds = range(0) if found is None else range(int(found[1]), int(found[2]))
     if not seeds:
@@ -31,7 +31,8 @@ def seed_range(text: str) -> range:
 
 
 def print_many(results: Iterable[Counted], count: int, as_json: bool, words: str = "") -> None:
-    """Sums the results up. Exit code 1 if one violates a promise, or if nothing happened in them.
+    """Prints the sum of the results. Ends in exit code 1 if a run violates a promise, or if nobody took over or nothing
+    was delivered in any of them.
 
     `words`: the options, besides the seed, that repeat a run.
     """
@@ -49,7 +50,7 @@ def print_many(results: Iterable[Counted], count: int, as_json: bool, words: str
 
 
 def _watched(results: Iterable[Counted], count: int) -> Iterator[Counted]:
-    """Reports violations on stderr at once, and on a terminal the progress."""
+    """Yields the results as they come. Prints violations on stderr at once and, on a terminal, the progress."""
     terminal = sys.stderr.isatty()
     for number, result in enumerate(results, 1):
         if terminal and result.violations:
@@ -86,5 +87,8 @@ def sentence(violation: Violation) -> str:
 
 
 def again(seed: int, mutant: str | None = None, words: str = "") -> str:
-    """The command that repeats a run. It is kept in files, so its spelling stays: options without a subcommand."""
+    """Returns the command that repeats a run.
+
+    It has options and no subcommand, because files contain it in this spelling.
+    """
     return f"marshal simulate {words}{'' if mutant is None else f'--mutant {mutant} '}--seed {seed} --trace"
