@@ -141,7 +141,7 @@ class Member(MemberState):
         return True
 
     def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
-        """Releases `tp`, which Kafka does not serve to this client (D13). `detail`: the cluster's words.
+        """Releases `tp`, which Kafka does not serve to this client (D13). `detail`: the cluster's error text.
 
         The Release parks the partition if every member has tried in vain. Returns True if this member has nothing left
         to deliver.
@@ -202,7 +202,7 @@ class Member(MemberState):
     def detach(self) -> Ready:
         """Fences and loses all claims, because the log now begins above what this client has read (N11).
 
-        The old session is left if `attach` finds it live. Returns the driver's duties.
+        If the world that `attach` gets still has the old session, the member leaves it. Returns the driver's duties.
         """
         for claim in list(self.claims.values()):
             self.lose(claim, "history truncated")
@@ -232,7 +232,7 @@ class Member(MemberState):
     # --- acting
 
     def leave(self, now: Instant, reason: str, wait_ms: int) -> None:
-        """Begins to leave the group: delivery stops now, handlers may finish for `wait_ms`, then all is released."""
+        """Begins to leave the group: delivery stops now, handlers finish within `wait_ms`, all claims are released."""
         if not self.leaving:
             self.leaving = reason or "stopped"
         for claim in self.claims.values():
@@ -254,7 +254,7 @@ class Member(MemberState):
         return not self.claims or not self.candidacy.can_hand_over(group)
 
     def ask_grants(self, now: Instant) -> Ready:
-        """Does only that part of a tick that asks for grants, because a user waits in at-most-once mode (D2)."""
+        """Does only that part of a tick that asks for grants, because a user waits for messages (D2)."""
         out, group = Ready(), self.group
         able = self.session != NONE and not self.ended and not self.leaving and not self.divergence.active
         able = able and self.liveness.healthy(now)
@@ -263,7 +263,7 @@ class Member(MemberState):
         return out
 
     def tick(self, now: Instant) -> Ready:
-        """Does all that is due at `now`. Call it again at `deadline_ms` (monotonic) at the latest."""
+        """Does all that is due at `now`; returns the driver's duties. Call it again at `deadline_ms` at the latest."""
         out = self.out
         group = self.group
         self.tick_requested = False
@@ -348,7 +348,7 @@ class Member(MemberState):
         )
 
     def _tick_session(self, group: Group, now: Instant) -> None:
-        """Does what is due in a live session. Releases go before heartbeats: other members wait for them."""
+        """Does what is due in a live session. Releases go before heartbeats, because others wait for them."""
         valid = self.liveness.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
@@ -384,8 +384,8 @@ class Member(MemberState):
     def _leave(self, group: Group, now: Instant) -> None:
         """Sends the Leave after the Releases, because the fold rejects Releases of a session that has ended.
 
-        A Release that gives back grants may be rejected, and a claim that was sent may still win. So the Leave waits
-        until both are known, for an interval at most (T16).
+        A Release that gives back grants may be rejected, and a claim that was sent may still be accepted. So the Leave
+        waits until this client has read what became of both, for an interval at most (T16).
         """
         if self.rebalancer.awaits_claims(group, now):
             return

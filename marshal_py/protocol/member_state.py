@@ -78,7 +78,7 @@ class MemberState:
     # --- methods that change the state
 
     def request_tick(self) -> None:
-        """Asks for a tick soon, and for one that skips nothing: a record was read, or the user wants something."""
+        """Asks for a tick soon, and for a whole one: a short one (quiescence.py) would not handle what has changed."""
         self.tick_requested = True
         self.quiescent_until_ms = 0
 
@@ -91,7 +91,7 @@ class MemberState:
 
     @property
     def continues_recreated_topics(self) -> bool:
-        """Whether the group continues with a recreated topic by itself, without an admin (D10)."""
+        """Whether the group continues without an admin when a topic was deleted and created again (D10)."""
         group = self.group
         configured = group.config.on_topic_recreated if group is not None and group.config is not None else ""
         return (configured or self.options.on_topic_recreated) == "earliest"
@@ -118,7 +118,7 @@ class MemberState:
         self.liveness.lease.end()
 
     def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
-        """Ends a claim and advises the user. `kind`: "released" if its Release was read accepted, else "lost".
+        """Ends a claim and advises the user. `kind`: "released" if its Release was accepted, else "lost".
 
         `at`: offset of the record that ended it, if one did.
         """
@@ -163,7 +163,7 @@ class MemberState:
         at: int = NONE,
         session: int | None = None,
     ) -> None:
-        """Queues an advisory for the user; the driver adds the time. `at`: offset of the record behind it, if any.
+        """Queues an advisory for the user; the driver adds the time. `at`: offset of the record that caused it.
 
         `offset`, `to`, `text`: what advisory.KINDS says for this kind.
         """

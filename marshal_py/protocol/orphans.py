@@ -28,7 +28,7 @@ class Presence(NamedTuple):
 
 
 class _Silent(NamedTuple):
-    """A session that has been silent for long enough to be evicted: for `waited_ms`, with `need_ms` as the least."""
+    """A session that may be evicted: it has been silent for `waited_ms`, which is at least `need_ms`."""
 
     group: Group
     session: Session

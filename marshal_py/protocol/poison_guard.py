@@ -27,7 +27,7 @@ class PoisonGuard:
         self._reported: dict[int, int] = {}  # by epoch: the newest position for which a heartbeat was requested
 
     def begin(self, claim: Claim, partition: Partition, now: Instant) -> None:
-        """Lets a claim that was just accepted hand over one by one if earlier owners may have died of a message.
+        """Makes a claim that was just accepted hand over one by one if earlier owners may have died of a message.
 
         `partition.attempts` counts the delivery by this owner already (F4.5).
         """
@@ -51,7 +51,10 @@ class PoisonGuard:
         self._reported.pop(claim.epoch, None)
 
     def report_due(self, claims: Mapping[int, Claim], group: Group) -> bool:
-        """Returns whether a claim's next message waits for a heartbeat that no earlier call has asked for."""
+        """Returns whether to send a heartbeat at once, because a next message waits until the log has its position.
+
+        Returns True only once for each position.
+        """
         for epoch in self._until_ms:
             claim = claims[epoch]
             position = claim.position()

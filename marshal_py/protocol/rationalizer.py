@@ -1,7 +1,7 @@
 """The fold applies one record to the world by the rules of PROTOCOL.md 5. Nothing else changes a world.
 
 `apply(world, offset, value)` folds one record and returns its verdict. A rejected or ignored record changes nothing but
-counters and the chain digest. What must stop the whole log raises a CoordinationError before anything has changed.
+counters and the chain digest. A record that must stop the whole log raises a CoordinationError, and changes nothing.
 Rules 7 to 9 are in admin_rules.py, what rules share in transitions.py. The fold reads no clock and no timestamp.
 """
 
@@ -150,7 +150,7 @@ def _judge_unowned(
 
 
 def check_protocol(log: int, genesis: Genesis) -> None:
-    """L6: raises ProtocolOutdated or ProtocolUnknown if the log has another protocol version than this library."""
+    """Raises ProtocolOutdated or ProtocolUnknown if the log has another protocol version than this library (L6)."""
     if genesis.protocol < PROTOCOL_VERSION:
         raise ProtocolOutdated(log, genesis.protocol, PROTOCOL_VERSION)
     if genesis.protocol > PROTOCOL_VERSION:

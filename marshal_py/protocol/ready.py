@@ -45,7 +45,10 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
 
 
 class Wanted(NamedTuple):
-    """A partition whose start the driver must look up (D5). `earliest`: it was added later, so at its beginning."""
+    """A partition for which the driver must look up where reading starts (D5).
+
+    `earliest`: the partition was added to its topic later, so reading starts at its beginning.
+    """
 
     tp: TopicPartition
     earliest: bool

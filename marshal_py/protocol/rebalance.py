@@ -52,7 +52,7 @@ class Rebalancer:
         self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
         self._resolving: dict[TopicPartition, int] = {}  # starts asked for -> when, in ms
         self._prefetching: dict[TopicPartition, bool] = {}  # what is fetched ahead -> whether data or the end came
-        self._backed_off: dict[TopicPartition, int] = {}  # not tried before this ms
+        self._backed_off: dict[TopicPartition, int] = {}  # not claimed before this ms (monotonic)
         self._now_ms = 0
 
     # --- what the member and its driver report
@@ -74,7 +74,10 @@ class Rebalancer:
             self.member.urgent = True
 
     def claim_read(self, tp: TopicPartition, observed: int) -> bool:
-        """Learns that a ClaimingPartition of the own session was read; False if this client never sent it (T18)."""
+        """Takes a ClaimingPartition of the own session that was read.
+
+        Returns False if this client never sent it: a clone of its process did (T18).
+        """
         pending = self._claiming.get(tp)
         if pending is not None and pending[0] == observed:
             del self._claiming[tp]
@@ -82,9 +85,10 @@ class Rebalancer:
         return observed <= self._claimed_observed.get(tp, NONE - 1)
 
     def grants_read(self, record: ClaimingMessages, accepted: bool) -> bool:
-        """Learns that a ClaimingMessages of the own session was read; False if this client never sent it (T18).
+        """Takes a ClaimingMessages of the own session that was read.
 
-        The nonce shows who sent it: what was granted to a clone of this process must not be delivered twice (D2).
+        Returns False if this client never sent it: a clone of its process did (T18). The nonce shows that, and what is
+        granted to the clone must not be delivered by this process, too (D2).
         """
         if self._asking is not None and self._asking[0] == record.nonce:
             self._asking = None
@@ -130,7 +134,7 @@ class Rebalancer:
         self._prefetching.clear()
 
     def act(self, group: Group, now: Instant, out: Ready) -> None:
-        """Makes all attempts that are due. While a digest of another member differs, it claims nothing (G6)."""
+        """Makes all attempts that are due. While another member's digest differs, it evicts but claims nothing (G6)."""
         self._now_ms, self._more = now.mono_ms, False
         self.candidacy.refresh(group)
         self.topics.write(group, self.candidacy, now, out)
@@ -243,9 +247,10 @@ class Rebalancer:
         out.send.append(ClaimingPartition(self.member.session, tp.topic, tp.partition, observed, start))
 
     def _hand_over(self, group: Group, now: Instant) -> None:
-        """As the owner: hands over partitions that the target gives to a live member that has fetched them ahead (A3).
+        """As the owner: stops claims whose partitions the target gives to a member that has fetched them ahead (A3).
 
-        Handlers may finish for hand_over_timeout_ms. If the successor is gone before the Release, delivery continues.
+        Handlers may finish for hand_over_timeout_ms, then releases.py releases the claim. If the successor is gone
+        before, delivery continues.
         """
         me, seen = self.member.session, self.candidacy
         ready: dict[int, frozenset[int]] = {me: frozenset()}  # session -> epochs that it has fetched ahead

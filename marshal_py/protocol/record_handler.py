@@ -71,7 +71,7 @@ class RecordHandler:
         self._evicted: dict[int, None] = {}  # the newest evicted sessions, to count take-overs
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
-        """Takes a record of the group that was just folded into the world."""
+        """Takes a record of the group that the driver has just folded into the world."""
         member = self.member
         record = verdict.record
         if not isinstance(record, FREQUENT) or verdict.outcome is not ACCEPTED:

@@ -58,7 +58,7 @@ def check_lengths(*texts: str) -> None:
 
 
 def clipped(text: str) -> str:
-    """The text, cut to the bytes that a record holds."""
+    """Returns the text, cut to the TEXT_BYTES_MAX bytes that a record holds."""
     return text.encode()[:TEXT_BYTES_MAX].decode(errors="ignore")
 
 
@@ -117,7 +117,7 @@ class Move(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Mapping(Struct, array_like=True, frozen=True):
-    """Partitions that an admin gives to one member name."""
+    """The partitions that an admin gives to the members with one name."""
 
     member: Id
     partitions: Annotated[tuple[Partition, ...], Meta(max_length=100_000)]
@@ -198,7 +198,10 @@ class Evict(Struct, array_like=True, frozen=True, tag=4):
 
 
 class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
-    """Claims a partition, a whole topic (partition -1), or the pin (no topic and partition -1) (rule 4)."""
+    """Claims a partition, a whole topic or the whole group (rule 4).
+
+    `partition` is -1 for a topic and for the group; `topic` is "" for the group, and this claim is called the pin.
+    """
 
     session: Offset
     topic: Text
@@ -326,7 +329,8 @@ class StepDown(Struct, array_like=True, frozen=True, tag=12):
 class Note(Struct, array_like=True, frozen=True, tag=13):
     """Records an event, and changes no state. `from_` is `from` on the wire.
 
-    A Note of kind `probe` records nothing: its sender reads it back to prove that it reaches the log (T2, T10).
+    A Note of kind `probe` tells only its sender something: when it reads the Note, it has read up to what was the log's
+    end when it sent the Note (T2, T10).
     """
 
     session: OffsetOrNone

@@ -396,6 +396,6 @@ class SnapshotStore:
 
 
 def _bound(kept: dict[K, V], at_of: Callable[[K], int]) -> None:
-    """Keeps the STORED_MAX entries of the highest checkpoints. `at_of` returns the checkpoint of a key."""
+    """Deletes all but the STORED_MAX entries of the highest checkpoints. `at_of` returns the checkpoint of a key."""
     while len(kept) > STORED_MAX:
         del kept[min(kept, key=at_of)]

@@ -91,7 +91,7 @@ class Snapshotter:
             self._written += self.write() or ()
 
     def write(self) -> list[Snapshot] | None:
-        """Returns the world, which must be at a checkpoint, as Snapshot records; None while a group is opaque (N7)."""
+        """Returns the world, which must be at a checkpoint, as Snapshot records; None if `state_of` gives None (N7)."""
         world, data = self.world, snapshot.state_of(self.world)
         if data is None or world.genesis is None:
             return None
@@ -151,8 +151,8 @@ class Snapshotter:
     ) -> None:
         """Adds the task that a snapshot which nobody has confirmed yet gives to this process (N6).
 
-        It vouches for a snapshot of another process that equals its own fold. A snapshot that it wrote itself is
-        audited, and only if no other client has a live session.
+        It vouches for a snapshot of another process that equals its own fold. For a snapshot that it
+        wrote itself it asks for an audit (`SnapshotTasks.audit`), and only if no other client has a live session.
         """
         key, own = stored.key, self._digests.get(at)
         if own is None:
@@ -201,8 +201,8 @@ class Snapshotter:
     def deletable(self) -> int:
         """Returns the offset below which records may be deleted; 0 if none may (N12).
 
-        That is the checkpoint of the older one of the two newest confirmed snapshots, or a lower one that is the newest
-        which some live session has reported in a heartbeat.
+        That is the checkpoint of the older one of the two newest confirmed snapshots. If a live session has reported
+        only a lower checkpoint in its heartbeats, it is that lower one.
         """
         confirmed = self.store.confirmed()
         if len(confirmed) < 2:

@@ -53,9 +53,8 @@ def text_hash(text: str) -> int:
 class Topic(Struct, gc=False, eq=False):
     """What the log says about one topic of a group (F9.1-F9.3, F9.10).
 
-    `offset`: of the newest accepted Topology. `first_count`: the first accepted partition count, 0 once
-    the topic was deleted and created again.
-    `id`: the topic's id in the cluster, "" if it is not known.
+    `offset`: of the newest accepted Topology. `first_count`: the first accepted partition count, 0 once the topic was
+    deleted and created again. `id`: the topic's id in the cluster, "" if it is not known.
     """
 
     name_hash: int
