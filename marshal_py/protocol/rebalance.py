@@ -2,7 +2,8 @@
 
 Whether an attempt succeeds, the fold decides. A mistake in this file costs progress and never safety, because every
 attempt names what it saw (`observed`), so that the fold refuses a stale one. The target is the assignment that
-candidacy.py computes. `act` must be called only while the lease is valid and the group is not paused.
+candidacy.py computes. `act` must be called only while the member is healthy (T9), its lease is valid and
+the group is not paused.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class RecordHandler:
             member.request_tick()
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
-        """Adopts the session that the newest own Join begins; one that an older Join begins will be left (T14)."""
+        """Adopts the session that the newest own Join begins. A session that an older one begins is left (T14)."""
         member = self.member
         sent = member.liveness.read_join(record.instance_id, False)
         if sent is None:

@@ -149,7 +149,7 @@ class Snapshotter:
     def _judge_one(
         self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int], tasks: SnapshotTasks
     ) -> None:
-        """Adds the task that a snapshot which nobody has confirmed yet gives to this process (N6).
+        """Adds to `tasks` what this process must do about a snapshot that is not confirmed yet (N6).
 
         It vouches for a snapshot of another process that equals its own fold. For a snapshot that it
         wrote itself it asks for an audit (`SnapshotTasks.audit`), and only if no other client has a live session.

@@ -82,7 +82,7 @@ class Topics:
             self.counts.pop(record.topic, None)
 
     def write(self, group: Group, candidacy: Candidacy, now: Instant, out: Ready) -> None:
-        """Writes to the log what the cluster says. Each rank waits longer, so that usually one member writes."""
+        """Writes a Topology where cluster and log differ. Each rank waits longer, so that usually one member does."""
         member = self.member
         for topic, count in self.counts.items():
             known, found = group.topics.get(topic), self.ids.get(topic, "")

@@ -197,7 +197,7 @@ class Group:
         return self.config is not None and self.config.deleted
 
     def changed_since(self, shape: int) -> list[Change] | None:
-        """Returns what changed since `Group.shape` had this value; None if not known: anything may have changed."""
+        """Returns what changed since `Group.shape` had this value; None if that is not known any more."""
         missed = self.shape - shape
         if shape < 0 or missed > len(self.changes):
             return None
