@@ -20,12 +20,12 @@ from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 DAY_MS: Final = 86_400_000
 ORPHANED_MS: Final = 7 * DAY_MS  # as long as Kafka itself keeps the offsets of an empty group
-SILENT_INTERVALS: Final = 2  # T4, N14: then any consumer of the log evicts the session, so perhaps none is left
-SKEW_MS: Final = 2_000  # below that it may be a record's latency
-SKEW_RECORDS: Final = 3  # of one client: a single late one was retried
+SILENT_INTERVALS: Final = 2  # then any consumer of the log evicts the session (T4, N14); if it stays, perhaps none runs
+SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
+SKEW_RECORDS: Final = 3  # that many records of a client must be late: a single one may have been retried
 RECORDS_MANY: Final = 1_000_000  # folding them takes a joining consumer some seconds
 RECORD_BYTES: Final = 70  # what Kafka adds to a value, about: framing, key, timestamp
-NAMES_MAX: Final = 5  # of whatever a line lists
+NAMES_MAX: Final = 5  # how many names a line lists
 
 Level = Literal["ok", "warn", "fail"]
 

@@ -103,7 +103,7 @@ class Group:
             known = suggestion(self.name, [group.name for _, group in observer.groups()])
         return GroupMissing(self.name, f"has never been used{known}")
 
-    # --- looking
+    # --- reading
 
     def info(self) -> dict[str, Any]:
         """Returns the group's topics, members, positions, pause and settings, as they are now."""

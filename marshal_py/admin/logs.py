@@ -45,9 +45,9 @@ class Kept(NamedTuple):
     first: int
     end: int
     newest: int  # checkpoint of the newest confirmed snapshot
-    older: int  # of the one before it
-    deletable: int  # records below may go, as far as snapshots and sessions are concerned (N12)
-    sessions: tuple[str, ...]  # client ids of the live ones
+    older: int  # checkpoint of the confirmed snapshot before the newest
+    deletable: int  # snapshots and sessions do not need the records below this offset (N12); 0 if they need all
+    sessions: tuple[str, ...]  # client ids of the live sessions
 
 
 class Written(NamedTuple):
@@ -78,7 +78,7 @@ class LogConnection:
         self.bounds = log.bounds(number, timeout_s)
         self.world = replay_start.open_world(log, number, root, self.bounds)
         self.snapshotter = Snapshotter(self.world, SNAPSHOT_EVERY_RECORDS, secrets.token_bytes)
-        self.wanted = self.bounds.end - self.bounds.end % CHECKPOINT_OFFSETS  # the checkpoint of a snapshot now
+        self.wanted = self.bounds.end - self.bounds.end % CHECKPOINT_OFFSETS  # newest checkpoint: `write` saves it
         self.pieces: list[Snapshot] | None = None
         if self.world.next_offset == self.wanted:
             self.pieces = self.snapshotter.write()

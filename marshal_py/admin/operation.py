@@ -24,9 +24,9 @@ from marshal_py.protocol.records import Evict, Note, Record
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, Session, World
 
-INTERVAL_MS: Final = 2_000  # of an admin's own waits (T2): the same as a consumer's default
+INTERVAL_MS: Final = 2_000  # the heartbeat interval by which an operation waits (T2): a consumer's default
 THIRD_MS: Final = INTERVAL_MS // 3  # between two probes, and before a record is sent again
-GRACE_INTERVALS: Final = 10  # after giving up: to read the end of its own pause (M9)
+GRACE_INTERVALS: Final = 10  # how long an operation that gave up may take to read the end of its own pause (M9)
 PATIENCE_MS: Final = 60_000  # plus the time to evict the slowest session
 
 R = TypeVar("R")
@@ -93,7 +93,7 @@ class Operation:
         self._given_up_ms: int | None = None
         self._sent_ms: dict[Record, int] = {}
         self._probe_ms: int | None = None
-        self._silent: set[int] = set()  # reported as silent
+        self._silent: set[int] = set()  # sessions that were reported as silent
 
     # --- for subclasses
 

@@ -1,8 +1,8 @@
 """The pause that an operation works in: acquire it, renew it, release it (PROTOCOL.md M1-M3, M9, M10).
 
 The log says whose pause it is (`by` of the accepted ReleaseGroup). So a late copy, a lost answer and a second run of
-the same person are no special cases. `asked` remembers what a late copy of our records may still do. An adopted pause
-stays its author's: nothing is written for it, and its author renews and ends it.
+the same person are no special cases. "Ours" is what this run wrote. An adopted pause stays its author's: this run
+writes nothing for it, and its author renews and ends it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class PauseLock:
         group again (M9). Call it at each tick until then.
         """
         if group.deleted or group.opaque_at != NONE:
-            return True  # the fold takes no ReleaseGroup there
+            return True  # the fold accepts no ReleaseGroup of such a group
         if not self.is_ours(group) and self.settled(group):
             return True
         token = group.pause_change if group.paused else NONE

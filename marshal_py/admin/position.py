@@ -68,9 +68,9 @@ class PositionPlan(Operation):
         self.pause_lock = PauseLock(self, reason or "set-position", duration_ms, token, adopt, take_over)
         self.by = context.author.signed(reason)
         group = context.group
-        assert group is not None  # check_topology has looked
+        assert group is not None  # check_topology raises an error if it is
         self.drain = Drain(self, set(self.tps) | partitions_of(group, recreated.values()))
-        self.moved: SetPosition | None = None  # as read accepted
+        self.moved: SetPosition | None = None  # our record, once it was read as accepted
         self.moved_at = NONE
         self.before: dict[TopicPartition, int] = {}  # positions as they were when the move was sent
         self.token = NONE  # of the pause that remains, if one does
@@ -84,7 +84,7 @@ class PositionPlan(Operation):
         self.drain.read(verdict)
         record = verdict.record
         if isinstance(record, SetPosition) and verdict.accepted and self.context.author.wrote(record.by):
-            self.moved, self.moved_at = record, verdict.offset  # M6: any of our attempts
+            self.moved, self.moved_at = record, verdict.offset  # any of our attempts counts (M6)
             self.report("moved", offset=verdict.offset)
         elif isinstance(record, Topology) and verdict.accepted and self.context.author.wrote(record.by):
             self.accepted.add(record.topic)
@@ -149,7 +149,7 @@ class PositionPlan(Operation):
         for one in self.recreated.values():
             known = group.topics[one.topic].id
             if known == one.found:
-                continue  # by this run, by one before it, or by a consumer
+                continue  # accepted already, by this run, by one before it, or by a consumer
             if known != one.known:
                 self.give_up(
                     PositionNotMoved(group.name, f"topic {one.topic!r} was created again once more: try again")
@@ -190,7 +190,7 @@ class PositionPlan(Operation):
         There is no error if the positions moved while the operation gave up.
         """
         if self.outcome == MOVED:
-            error = None  # it was accepted while it was given up
+            error = None  # the move was accepted while the operation gave up
         elif self.outcome == UNKNOWN:
             error = PositionUnknown(self.context.name, str(error), self.command())
         elif error is not None:
@@ -210,7 +210,7 @@ class PositionPlan(Operation):
             return error
         reason = error.reason if isinstance(error, PositionNotMoved) else str(error)
         if notes and isinstance(error, AdminGaveUp) and not error.waited_s:
-            reason = "it was interrupted"  # its own words say that nothing of it will happen
+            reason = "it was interrupted"  # the error's own text says that nothing will happen, which may be wrong here
         return PositionNotMoved(self.context.name, "; ".join([reason, *notes]))
 
     def _acceptable(self) -> set[str]:

@@ -66,7 +66,7 @@ def preview(
     """
     world = clone(context.world, context.name)
     group = context.group
-    assert group is not None  # position.check_topology has looked
+    assert group is not None  # recreated_topics.check_topology raises an error if it is
     there = drained(context, world)
     for one in (recreated or {}).values():
         verdict = rehearse(world, context.name, one.accepting(there, there.pause_change, context.author.by))

@@ -45,7 +45,8 @@ class PositionResolver:
                     f"{info.partitions}",
                 )
         if target.kind in (SHIFT, COMMITTED):
-            for one in self.recreated.values():  # both are positions of the topic that is gone
+            # A shift starts from a position of the topic that is gone, and committed offsets are such positions.
+            for one in self.recreated.values():
                 raise DataTopicRecreated(group.name, one.topic, self._first_of(one.topic), one.known, one.found)
         # Offsets that the group commits while it releases its partitions must not change the target.
         committed = target.kind == COMMITTED
@@ -53,7 +54,7 @@ class PositionResolver:
 
     def _group(self) -> Group:
         group = self._runner.context.group
-        assert group is not None  # Group.runner has looked
+        assert group is not None  # Group.runner raises an error if it is
         return group
 
     def _look(self, topic: str) -> TopicInfo:

@@ -36,9 +36,9 @@ from marshal_py.protocol.world import World
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
 
-POLL_S_MAX: Final = 0.1  # a waiting runner looks up so often, for ctrl-C
+POLL_S_MAX: Final = 0.1  # a waiting runner checks for ctrl-C this often
 BEGIN_S: Final = 2.0  # before a Genesis that was not read is written again
-ABANDON_S: Final = 1.0  # a runner that is left alone looks up every POLL_S_MAX
+ABANDON_S: Final = 1.0  # how long a second ctrl-C waits for the runner's thread, which checks every POLL_S_MAX
 FLUSH_S: Final = 5.0  # what a runner that closes may wait for its last records
 
 Watcher = Callable[[Progress], None]
@@ -86,7 +86,7 @@ class OperationRunner:
         try:
             root = self._find_root(count)
             self._number = route(group, root.partitions)
-            if self._number:  # log 0 comes along from here on and is left out
+            if self._number:  # from here on the records of log 0 are skipped
                 self._begin(root)
             self._fold_to_end()
         except BaseException:

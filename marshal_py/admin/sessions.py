@@ -18,7 +18,7 @@ def find_session(context: GroupContext, session: int) -> None:
 
 
 class StepDownPlan(Operation):
-    """Marks a session as the last candidate for everything (F9.8). It stays in the group."""
+    """Makes a session the last candidate for every partition (F9.8). The session stays in the group."""
 
     def __init__(self, context: GroupContext, session: int, reason: str = "", patience_ms: int | None = None) -> None:
         super().__init__(context, patience_ms, reason)

@@ -46,7 +46,7 @@ def status(options: CommonOptions, topic: TopicName, file: File) -> None:
 @app.command("follow", epilog=FOLLOW_EXAMPLE)
 @command
 def follow(options: CommonOptions, topic: TopicName, file: File) -> None:
-    """Keep an index up to date until Ctrl-C. Questions of other processes are answered meanwhile."""
+    """Keep an index up to date until Ctrl-C. Other processes can use the index meanwhile."""
     with _opened(options, topic, file) as source:
         known: Status | None = None
         while True:

@@ -42,7 +42,7 @@ def tail(
         ),
     ] = False,
 ) -> None:
-    """Show the newest records, each with the verdict of the fold. All logs are ordered by their timestamps."""
+    """Show the newest records, each with the verdict of the fold. Those of several logs are ordered by timestamp."""
     if raw and options.as_json:
         raise typer.BadParameter("give --raw or --json, not both")
     form = "raw" if raw else "json" if options.as_json else "human"
@@ -75,10 +75,10 @@ def dump(
     ] = None,
     human: Annotated[bool, typer.Option("--human", help="Sentences for people, which cannot be loaded again.")] = False,
 ) -> None:
-    """Write every record as a line of JSON with a checksum; with --json each has the verdict of the fold.
+    """Write every record as a line of JSON with a checksum; with --json each line has the verdict of the fold, too.
 
-    Every command that takes --dump can read such a file, and `log load` loads it. A dump of one group has its
-    whole log, and log 0, which holds the root: only whole logs can be folded.
+    Every command that takes --dump can read such a file, and `log load` loads it. A dump of one group holds the
+    group's whole log, because only whole logs can be folded, and log 0, which holds the root.
     """
     if human and (options.as_json or path is not None):
         raise typer.BadParameter("--human goes to stdout, and not together with --json")
@@ -113,7 +113,9 @@ def load(
         ),
     ],
 ) -> None:
-    """Write a dump into a fresh coordination topic, every record at its offset. Refused if the topic holds anything.
+    """Write a dump into a fresh coordination topic, every record at the offset that it had.
+
+    Refused if the topic holds anything.
 
     Consumers that use that topic continue where the dump ends. To look only, give --dump to the other commands instead.
     """

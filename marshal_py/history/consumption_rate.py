@@ -15,7 +15,7 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, Partition
 
 WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to be current
-SAMPLE_MS: Final = 250  # at least this far apart: in at-most-once mode there are thousands of grants
+SAMPLE_MS: Final = 250  # samples are this far apart, because in at-most-once mode there are thousands of grants
 
 
 class _Sample(NamedTuple):

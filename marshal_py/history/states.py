@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from marshal_py.history.explain import Cut, RawRecord, fold
 from marshal_py.protocol.world import Group, Partition, World
 
-NO_LIMIT: Final = 10**9  # entries: the log's own state is never cut
+NO_LIMIT: Final = 10**9  # sessions or partitions: nothing is left out of the log's own state
 PARTITION_FIELDS: Final = (
     "owner",
     "epoch",

@@ -240,7 +240,7 @@ class StandingRow(NamedTuple):
 
 
 class DigestRow(NamedTuple):
-    """The digest of a group after all offsets below `offset` (section 6), 16 hex digits.
+    """The digest of a group after all offsets below `offset` (PROTOCOL.md, section 6), as 16 hex digits.
 
     Each checkpoint has one row per group with records since the checkpoint before; `chain` is the log's chain digest.
     The end of what was read has one row per group; its `chain` is None unless the end is a checkpoint.

@@ -65,7 +65,7 @@ class TimelineRows:
         self.world = world
         self.open = open_state_of(world) if known is None else known
         self._wanted = frozenset(wanted)
-        self._wants_records = "records" in self._wanted  # checked for every record
+        self._wants_records = "records" in self._wanted  # kept because it is needed for every record
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name in self._wanted}
         self._digested: set[str] = set()  # groups that got a digest row at the last checkpoint
 

@@ -72,7 +72,7 @@ def demo(
 
 @contextmanager
 def _cluster(options: CommonOptions) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Settings, topic and group on the user's cluster, or on a broker that runs as long as the demo."""
+    """Yields settings, topic and group: on the user's cluster, or on a broker that runs as long as the demo."""
     from marshal_py.cli.demo.scenario import PARTITIONS
 
     if options.bootstrap_servers is None and options.command_config is None:

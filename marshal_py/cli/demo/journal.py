@@ -17,7 +17,7 @@ from msgspec import Struct
 
 
 class Started(Struct, frozen=True, tag="started"):
-    """A process runs. A consumer has joined its group only when `Joined` follows."""
+    """A process has started. If it is a consumer, it has joined its group only when `Joined` follows."""
 
     at: float
     pid: int
@@ -66,7 +66,7 @@ class Written(Struct, frozen=True, tag="written"):
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """An error ends the process."""
+    """The process ends because of an error."""
 
     at: float
     reason: str

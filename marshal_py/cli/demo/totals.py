@@ -25,7 +25,7 @@ class Ownership(NamedTuple):
 
 
 class Totals:
-    """All journals added up. `handled` counts exactly the deliveries in `handlings`."""
+    """All journals added up. `handled` counts the deliveries of each message; `handlings` lists the same deliveries."""
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
