@@ -27,7 +27,7 @@ class Checkpoints:
         return max(self._chains)
 
     def put(self, at: int, chain: int, states: Mapping[str, int]) -> None:
-        """Adds a checkpoint. `states`: the digests of the groups that may have changed since the last one."""
+        """Adds a checkpoint. `states` has the digests of the groups that may have changed since the last one."""
         self._chains[at] = chain
         for group, digest in states.items():
             checkpoints, digests = self._states.setdefault(group, ([], []))

@@ -1,7 +1,7 @@
 """The judge of deliveries and their claims: S2, S3, S4 and S11, one function each, over the facts of one log.
 
-Where the journal says how much of the log a client had read, that decides what the client may know. Elsewhere the times
-at which records were sent decide it, with the slack that the judge was given.
+What a client may know is decided by how much of the log it had read, if the journal says that. If it does not, the
+times at which records were sent decide, with the slack that the judge was given.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The judge of readers that must stop, and of readers that must not: S13 and S14.
 
-Where the log cannot be trusted (gap, unknown envelope, another incarnation, truncated history) a reader names the error
-and neither claims nor delivers from then on; a group that became opaque stops alone; garbage stops no reader.
+If the log cannot be trusted (gap, unknown envelope, another incarnation, truncated history), a reader names the error
+and neither claims nor delivers from then on. If one group became opaque, only that group stops. Garbage stops no
+reader.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ Client = int | str  # the number of a simulated process, the client id of a real
 class Slack(NamedTuple):
     """How much a judge allows for clocks and scheduling before it objects. Everything is zero if time is exact."""
 
-    stamp_ms: float = 0  # between two times of one process: stamps are floored, or taken a little too early
-    wait_ms: float = 0  # of what a client measures on its clock and true time says otherwise
-    drift_ppm: int = 0  # the same, in proportion
-    progress_ms: float = 0  # for records to be read and answered, where V1, V2, V5 and V7 name a time
+    stamp_ms: float = 0  # error of one process's times: floored, or a bit too early
+    wait_ms: float = 0  # by which a client's clock and true time may differ
+    drift_ppm: int = 0  # by which they may differ, in proportion to the time
+    progress_ms: float = 0  # time to read and answer records: V1, V2, V5, V7
 
 
 # Two floors and a ceiling between a client's clock and true time; the widest rate of a clock, with room; round trips.
@@ -31,9 +31,9 @@ SIMULATED = Slack(wait_ms=3, drift_ppm=1_000, progress_ms=200)
 
 
 class OffsetList(MutableSequence[Item], Generic[Item]):
-    """A list by offset that begins at `first`; every deleted item before it reads as `below`.
+    """A list by offset that begins at `first`. Offsets before it are deleted and read as `below`, but take no memory.
 
-    A log that is a year old begins at a large offset: its deleted items take no memory.
+    So a log that is a year old, and begins at a large offset, fits into memory.
     """
 
     def __init__(self, first: int, items: Iterable[Item], below: Item) -> None:
@@ -204,7 +204,7 @@ class Evidence:
     gaps: set[int] = field(default_factory=set)
     compacted: set[int] = field(default_factory=set)  # offsets that later readers no longer found
     other_deliveries: list[Delivery] = field(default_factory=list)  # by clients of a topic that is gone
-    stale_clients: list[Client] = field(default_factory=list)  # clients that never noticed it
+    stale_clients: list[Client] = field(default_factory=list)  # clients that never noticed that their topic is gone
     corrupted: set[Client] = field(default_factory=set)  # clients whose memory was falsified
     branched: bool = False  # the log once lost its tail: promises that relied on it cannot be checked
     excused: set[str] = field(default_factory=set)  # errors that readers may end with for a reason outside the log
@@ -220,7 +220,7 @@ class Evidence:
     hand_over_intervals: int = 2**31  # how many of its own intervals an owner that hands over waits for its handlers
     # By client: when it lost its place in the log and started again (N11), and how much it had read by then.
     restarts: dict[Client, list[tuple[float, int]]] = field(default_factory=dict)
-    read_ms: Sequence[float] = field(default_factory=list)  # empty: as `appended_ms`
+    read_ms: Sequence[float] = field(default_factory=list)  # empty if it equals `appended_ms`
     present: list[Presence] = field(default_factory=list)
     crashes: list[Crash] = field(default_factory=list)
     gone_ms: float = -1  # when somebody deleted the topic

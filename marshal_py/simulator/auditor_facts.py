@@ -47,11 +47,11 @@ class ClaimSpan:
         mode: int,
     ) -> None:
         self.key, self.epoch, self.session, self.client_id = key, epoch, session, client_id
-        self.ms, self.sent_ms = ms, sent_ms  # read, and sent for the first time
+        self.ms, self.sent_ms = ms, sent_ms  # when it was read, and when it was first sent
         self.position, self.generation, self.mode = position, generation, mode
         self.end = FOREVER
         self.ended_by = ""
-        self.released_by: tuple[Client, float] = (NOBODY, -1)  # first sender of what ended it, and when
+        self.released_by: tuple[Client, float] = (NOBODY, -1)  # the first sender of the record that ended it, and when
         self.released: dict[Client, float] = {}  # by sender of a Release of it, accepted or not: when first
         self.finished: list[tuple[int, int]] = []  # at-least-once: what was reported to its owner as finished (D1)
         self.in_order = True  # the heartbeats of its one owner came in the order in which they were sent, each once
@@ -103,7 +103,7 @@ class Grant(NamedTuple):
     start: int
     to: int
     sent_ms: float
-    offset: int  # of the record
+    offset: int  # the record's offset
 
 
 class Eviction(NamedTuple):
@@ -117,7 +117,7 @@ class Eviction(NamedTuple):
     observed: int
     waited_ms: float
     by: str
-    held: int  # partitions that it took away
+    held: int  # how many partitions it took from the session
 
 
 class FinalPosition(NamedTuple):

@@ -66,7 +66,7 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
 
 
 class History:
-    """The log, folded once by the oracle, as the facts that the invariants speak of."""
+    """The facts of one log, which it folds once by the oracle."""
 
     def __init__(self, evidence: Evidence, slack: Slack = SIMULATED) -> None:
         self.evidence, self.slack = evidence, slack
@@ -92,7 +92,7 @@ class History:
         self.divergent: list[tuple[int, str, int, Client]] = []  # offset, group, session, sender of a foreign digest
         self.verdicts: dict[str, int] = {}
         self.final_positions: dict[Key, FinalPosition] = {}
-        self.counted = {"S3": 0, "S4": 0, "S5": 0, "X12": 0, "V6": 0}  # what is counted, not failed
+        self.counted = {"S3": 0, "S4": 0, "S5": 0, "X12": 0, "V6": 0}  # cases that are counted and are no violations
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, ClaimSpan]] = {}
         self._models: dict[str, GroupModel] = {}
@@ -188,7 +188,7 @@ class History:
         return {name for name, group in self.oracle.groups.items() if group.opaque_at != NOBODY}
 
     def _begin(self) -> None:
-        """Notes the state at which reading begins as facts, as if everything before it had been read."""
+        """Notes the facts of the state at which reading begins, as if the records before it had been read."""
         evidence = self.evidence
         for name, group in self.oracle.groups.items():
             self._models[name] = GroupModel()

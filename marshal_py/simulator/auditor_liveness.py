@@ -1,12 +1,12 @@
 """The judge of liveness: V1 to V9, one function each, over the facts of one log.
 
-V7: when an admin pauses a group, every member that is reading releases its partitions within one interval (T12).
-V8: an owner that hands over waits for its handlers no longer than its limit (A3). V9: a partition whose position lies
-beyond its end is parked (D6).
+V7: when an admin pauses a group, every member that is reading releases its partitions within one interval (T12). V8: an
+owner that hands over waits for its handlers no longer than its limit (A3). V9: a partition whose position lies beyond
+its end is parked, so nobody may claim it (D6).
 
-What a run must achieve depends on its course, which it describes in `Demands`: the simulator after its heal,
-with exact times; a run of real processes at the point at which all was owned and done, and with excuses for processes
-that were stopped or got no time. Like auditor.py it knows the oracle only.
+What a run must achieve depends on its course, which the run describes in `Demands`. The simulator gives exact times
+after its heal, when all faults are over. A run of real processes gives the time at which all was owned and done, and
+excuses processes that were stopped or got no time. Like auditor.py this file knows the oracle only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from marshal_py.simulator.auditor_facts import ClaimSpan, FinalPosition, Session
 from marshal_py.simulator.auditor_history import History
 
 QUIET_INTERVALS = 4  # a client whose second revival failed stays silent this long (PROTOCOL.md T10)
-CLAIMS_MAX = 3  # per partition and interval (V4)
+CLAIMS_MAX = 3  # claim records per partition and interval (V4)
 GONE, STARVED = "gone", "starved"
 
 
@@ -53,7 +53,7 @@ class Demands(NamedTuple):
     end_ms: float
     departures: tuple[Departure, ...]
     places: tuple[tuple[str, int], ...]
-    topics: dict[str, tuple[str, ...]]  # of each group
+    topics: dict[str, tuple[str, ...]]  # the topics of each group
     no_evictions: bool  # V6: no client may lose a claim before the first departure
     settled_ms: float | None = None  # when the run saw that everything was owned, if it did
     pauses: tuple[tuple[str, float], ...] = ()  # groups that an admin would pause, and since when (V7)
@@ -203,7 +203,7 @@ def v5_noticed(demands: Demands, history: History) -> Iterator[Violation]:
     """
     read_ms = history.evidence.read_ms
     senders: dict[tuple[str, int], Client] = {}
-    begun: dict[tuple[str, int], tuple[float, int]] = {}  # group, session -> since when, first telling record
+    begun: dict[tuple[str, int], tuple[float, int]] = {}  # group, session -> since when, first record that shows it
     for gone in demands.departures:
         checkpoint = (bisect_right(read_ms, gone.ms) // CHECKPOINT_OFFSETS + 1) * CHECKPOINT_OFFSETS
         if gone.how == "divergence" and checkpoint < len(read_ms):

@@ -26,7 +26,7 @@ class Noted(NamedTuple):
     kind: str
     start: int
     to: int
-    sent_ms: float  # for the last time
+    sent_ms: float  # when it was last sent
 
 
 class Suspect(NamedTuple):
@@ -35,7 +35,7 @@ class Suspect(NamedTuple):
     grant: Grant
     client: Client
     offsets: list[int]
-    kinds: tuple[str, ...]  # of Notes that may name them
+    kinds: tuple[str, ...]  # the kinds of Notes that may name them
     fate: str
 
 

@@ -55,7 +55,9 @@ def s5_once(history: History) -> Iterator[Violation]:
 
 
 def s6_granted(history: History) -> Iterator[Violation]:
-    """S6: in at-most-once mode, each delivery lies in one grant of its claim, obtained before it and after a fence."""
+    """S6: in at-most-once mode, each delivery lies in one grant of its claim. The client got that grant before the
+    delivery, and after its last fence.
+    """
     for d, claim in _at_most_once(history):
         what = f"{d.key} {d.offset}"
         inside = [grant for grant in history.grants.get((d.group, d.epoch), ()) if grant.start <= d.offset < grant.to]
@@ -135,14 +137,14 @@ def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | No
 
 
 def s7_never_lost(history: History) -> Iterator[Violation]:
-    """S7: in at-least-once mode, every accepted position has passed finished messages only."""
+    """S7: in at-least-once mode, an accepted position is only moved over messages that handlers have finished."""
     for record, sent_ms, key, offset, end_ms in _passed(history):
         if end_ms is None and not _is_lost(history, key, offset):
             yield Violation("S7", sent_ms, record, f"{key} {offset} is skipped")
 
 
 def s8_heartbeat_honest(history: History) -> Iterator[Violation]:
-    """S8: a message was finished before the record was sent that passed it."""
+    """S8: a record that moves a position over a message was sent after a handler had finished that message."""
     for record, sent_ms, key, offset, end_ms in _passed(history):
         if end_ms is not None and end_ms > sent_ms + history.slack.stamp_ms:
             yield Violation("S8", sent_ms, record, f"{key} {offset} was unfinished when reported")
@@ -151,7 +153,7 @@ def s8_heartbeat_honest(history: History) -> Iterator[Violation]:
 def s9_redelivery(history: History) -> Iterator[Violation]:
     """S9: in at-least-once mode, a message that the old owner reported as finished is not delivered again.
 
-    A hand-over repeats only messages that handlers held for too long.
+    After a hand-over only messages that handlers held for too long may be delivered again.
     """
     by_epoch = _by_epoch(history.deliveries)
     inherited = _by_epoch([d for d in history.evidence.deliveries if d.inherited])

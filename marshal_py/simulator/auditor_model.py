@@ -44,7 +44,7 @@ class GroupModel:
         self.positions: dict[Place, int] = {}
         self.claimed_at: dict[Place, int] = {}  # position with which the claim on a held place began
         self.parked: set[Place] = set()
-        self.ids: dict[str, str] = {}  # of topics, where they are known
+        self.ids: dict[str, str] = {}  # the ids of topics, if they are known
 
     @property
     def paused(self) -> bool:

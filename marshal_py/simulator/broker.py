@@ -1,6 +1,7 @@
 """One simulated cluster of brokers: the coordination logs as raw bytes, the target topics as offsets, its clocks.
 
-Stores values in the order of arrival and wakes the clients that wait. Judges nothing, draws nothing, knows no record.
+It stores values in the order of arrival and wakes the clients that wait. It draws nothing, and does not know what the
+values mean.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ class CoordinationLog:
     """One coordination log, which is one partition of the coordination topic."""
 
     def __init__(self) -> None:
-        self.values: MutableSequence[bytes | None] = []  # as they are served now
-        self.recorded: MutableSequence[bytes | None] = []  # as they came
+        self.values: MutableSequence[bytes | None] = []  # the values that readers get now
+        self.recorded: MutableSequence[bytes | None] = []  # the values as they came
         self.first = 0  # offsets below were deleted
         self.began, self.inherited = 0, 0  # offsets from the one on and below the other came from a dump
-        self.appended_ms: MutableSequence[int] = []  # true time
+        self.appended_ms: MutableSequence[int] = []  # when each value came, in true time
         self.stamps_ms: MutableSequence[int] = []  # what the leader of that time wrote beside it: no shipped code
         # reads it
 
@@ -64,7 +65,7 @@ class Broker:
 
     def __init__(self, logs: int) -> None:
         self.logs = [CoordinationLog() for _ in range(logs)]
-        self.topic_id = 0  # of the coordination topic
+        self.topic_id = 0  # the id of the coordination topic
         self.clocks = [LeaderClock() for _ in range(LEADERS)]
         self.leader = 0
         self.topics: dict[Place, list[int]] = {}  # offsets that exist, ascending: gaps stay gaps

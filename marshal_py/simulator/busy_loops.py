@@ -1,7 +1,8 @@
 """V10, no busy loop: ends a run in which a client asks to be woken again and again, and names the client.
 
-Without it such a run would crawl, one tick per ms of virtual time, and pass. Only the wakes that a member's deadline
-asks for count; reading, fetching and handlers wake it as well, but the work to do bounds those.
+Without this check such a run would go on with one tick per ms of virtual time, slowly, and pass. Only the wakes that a
+member's deadline asks for count. Reading, fetching and handlers wake a client as well, but only as often as there is
+work to do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The second driver of the shipped Member: one simulated consumer process, with its fetches and its handlers.
 
 It carries out what Member.tick returns and decides nothing about the protocol. As in client/loop.py,
-`Member.may_deliver` is the only gate before a handler. It writes all that a handler sees into the journal, which the
-auditor reads.
+`Member.may_deliver` alone decides whether a message may go to a handler. Everything that a handler sees goes into the
+journal, which the auditor reads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from marshal_py.simulator.process import Environment, Process
 from marshal_py.simulator.snapshots import SnapshotMaintenance, fold_again
 from marshal_py.transport.ports import Broken
 
-BUFFERED_MIN = 4  # fetch again when fewer wait
+BUFFERED_MIN = 4  # a fetch begins when fewer fetched messages wait
 
 
 class ClientEnvironment(Environment, Protocol):
@@ -49,7 +49,7 @@ class ClientEnvironment(Environment, Protocol):
 
 
 class Client(Process):
-    """A consumer process: one Member, one group."""
+    """A consumer process, with one Member in one group."""
 
     environment: ClientEnvironment
 
@@ -103,7 +103,7 @@ class Client(Process):
             self._execute((ready, 0))
 
     def acted_to(self) -> int:
-        """The offset up to which this client has read and acted; NONE while it is stopped."""
+        """Returns the offset up to which this client has read and acted, or NONE while it is stopped."""
         if self.frozen:
             return NONE
         return self.world.next_offset if self._ended_at == NONE else self._ended_at
@@ -129,7 +129,9 @@ class Client(Process):
         self.act(None)
 
     def look(self, _: None) -> None:
-        """Ticks only if a record that was read asks for it, as client/loop.py does; otherwise asks for grants."""
+        """Ticks if a record that was read asks for it, as client/loop.py does. Otherwise hands on what waits, or asks
+        for grants.
+        """
         member = self.member
         now = self.clock.read(self.environment.now_ms)
         if member is None or member.tick_due(now):
@@ -236,7 +238,7 @@ class Client(Process):
                 self.act(None)
 
     def start(self, _: None = None) -> None:
-        """Reads the log for the first time."""
+        """Starts to read the log."""
         self.wake_reader()
 
     def prepare_stop(self) -> None:
@@ -283,7 +285,7 @@ class Client(Process):
     # --- fetching and delivering
 
     def _open(self, claim: Claim) -> None:
-        """Starts fetching for a claim that was accepted."""
+        """Starts fetching for an accepted claim."""
         self.feeds[claim.epoch] = feed = Feed(claim)
         self.data.assign(claim.tp, feed.begins_at())
 
@@ -302,7 +304,7 @@ class Client(Process):
         else:
             feed.buffer.extend(offsets)
             claim.offer = (feed.buffer[0], offsets[-1] + 1)
-            feed.blocked = True  # the tick looks again
+            feed.blocked = True  # the next tick tries again
             self.act(None)
 
     def restart(self, tp: TopicPartition, position: int) -> None:
@@ -311,7 +313,7 @@ class Client(Process):
             self.data.assign(tp, position)
 
     def beyond(self, tp: TopicPartition, position: int, end: int) -> None:
-        """Parks the partition: its position lies beyond its end (D6)."""
+        """Parks a partition whose position lies beyond its end, so that nobody may claim it (D6)."""
         for feed in self.feeds.values():
             if feed.claim.tp == tp and self.member is not None:
                 detail = parking.beyond_end(position, end)
@@ -412,7 +414,7 @@ class Client(Process):
         elif not member.ack_is_late(claim):
             call.run.finish(call.place)
         if claim.phase is not ClaimPhase.GONE:
-            self._pump(feed)  # the gate alone decides
+            self._pump(feed)  # `may_deliver` alone decides whether a handler may begin
         if claim.phase is ClaimPhase.DRAINING and not self.frozen:
             self.act(None)
 

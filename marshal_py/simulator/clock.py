@@ -1,7 +1,7 @@
-"""The three clocks of one simulated machine, in whole ms. True time comes in; nothing here draws or schedules.
+"""The three clocks of one simulated machine, in whole ms, computed from the true time that the caller gives.
 
-The monotonic clock runs at its own rate and stops while the machine sleeps; the boot clock does not stop; the
-wall clock jumps when it is set (PROTOCOL.md T7).
+The monotonic clock runs at its own rate and stops while the machine sleeps; the boot clock does not stop; the wall
+clock jumps when it is set (PROTOCOL.md T7).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The environment of a run: virtual time, one broker, the processes on it, and the journal of what happened.
 
-One heap of events, ordered by (time, number); all chance comes from one random.Random(seed), all times are whole ms,
-and no order depends on a set or on hash(). So the same seed gives the same run on every machine. fault_injector.py
-decides what goes wrong and when; this file carries it out.
+There is one heap of events, ordered by (time, number). All random numbers come from one random.Random(seed), all times
+are whole ms, and no order depends on a set or on hash(). So the same seed gives the same run on every machine.
+fault_injector.py decides what goes wrong and when; this file carries it out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HANDLER_TIMEOUT_INTERVALS = 5  # short enough that a run sees it happen
 HAND_OVER_INTERVALS = 2  # another number than the handler timeout, so that the two cannot be confused
 METADATA_MS = 10_000  # METADATA_S of client/loop.py
 TRACE_BYTES_KEPT = 65_536
-LOST_RECORDS_MAX = 40  # by an unclean election: more than two checkpoints
+LOST_RECORDS_MAX = 40  # records that an unclean election loses at most: over two checkpoints
 
 _TRACE = Pack("<qqqq").pack
 
@@ -53,7 +53,7 @@ class Runaway(Exception):
 
 
 class Cluster:
-    """Everything that exists in one run."""
+    """Everything that exists in one run: broker, network, processes, and the evidence for the judges."""
 
     def __init__(self, scenario: Scenario, rng: Random) -> None:
         self.scenario = scenario
@@ -73,8 +73,8 @@ class Cluster:
         self.healed = False  # every fault is over
         self.checkpoints: dict[str, Checkpoint] = {}  # of the clients that are streaming queries, by client id
         self.keeps_snapshots = "snapshots" in scenario.kinds
-        self.closed: list[Evidence] = []  # of coordination topics that are gone
-        self.stops: list[tuple[int, Stop]] = []  # with the log
+        self.closed: list[Evidence] = []  # evidence on coordination topics that are gone
+        self.stops: list[tuple[int, Stop]] = []  # (number of the log, stop)
         self.foreign_records: dict[int, dict[int, str]] = {}  # by log and offset
         self.branched: set[int] = set()  # logs that lost their tail
         self.acted_to: dict[AnyClient, int] = {}  # by client that is gone; see Evidence.acted_to
@@ -154,7 +154,7 @@ class Cluster:
         self.trace(who.number, first, count)
 
     def digest(self, who: Process) -> None:
-        """Notes the digest that a process holds at a checkpoint; the auditor compares it with the oracle's."""
+        """Notes the digest that a process holds at a checkpoint. The auditor compares it with the oracle's."""
         point = who.world.checkpoints.get(who.group)
         if point is not None and point.at == who.world.next_offset:
             self.evidence.digests.setdefault((who.group, point.at, point.state, point.chain), who.number)
@@ -177,7 +177,7 @@ class Cluster:
         self.evidence.restarts.setdefault(client.number, []).append((self.now_ms, read_to))
 
     def falsify(self, client: Client) -> None:
-        """Changes something in the memory of a client that no record changed (V5)."""
+        """Changes the state in a client's memory although no record changed it (V5)."""
         group = client.world.groups[client.group]
         partition = list(group.partitions.values())[int(self.rng.random() * len(group.partitions))]
         partition.generation += 1
@@ -212,7 +212,7 @@ class Cluster:
         self.endings[error] = self.endings.get(error, 0) + 1
         group = client.world.groups.get(client.group)
         if error == "ModeMismatch" and group is not None and group.mode:
-            self.modes[client.group] = group.mode  # the error names it
+            self.modes[client.group] = group.mode  # the operator learns the mode from the error
         if error in ("SessionCloned", "ModeMismatch", "TopicRecreated", "DuplicateClientId"):
             # A clone, or a client displaced by its namesake, is restarted only if the other one is gone as well.
             doubled = client.clone_of >= 0 or error == "DuplicateClientId"
@@ -308,7 +308,7 @@ class Cluster:
         return client
 
     def add_clone(self, client: Client) -> Client:
-        """Clones a machine: both copies continue from here."""
+        """Clones a machine. From now on both copies run."""
         clone = client.clone(len(self.processes), copy(client.clock))
         self.processes.append(clone)
         self.clients.append(clone)

@@ -25,7 +25,7 @@ class Fetch:
 
     def __init__(self, tp: TopicPartition, position: int) -> None:
         self.tp, self.position = tp, position
-        self.refused = False  # and this was reported
+        self.refused = False  # it was refused, and this was reported
 
 
 class FetchReceiver(Protocol):
@@ -38,7 +38,7 @@ class FetchReceiver(Protocol):
 
 
 class DataClient:
-    """The fetches of one consumer process. None of its steps runs while the process is stopped."""
+    """The fetches of one consumer process. They make no progress while the process is stopped."""
 
     def __init__(self, environment: Environment, process: Process, receiver: FetchReceiver) -> None:
         self.environment, self.process, self.receiver = environment, process, receiver
@@ -100,7 +100,7 @@ class DataClient:
             self._refused(fetch)
             return
         late_ms = environment.network_faults.refusal_ms()
-        if late_ms:  # fetches no more, and says so later
+        if late_ms:  # it stops fetching, and reports the refusal later
             environment.network_faults.in_flight.append(
                 lambda: environment.schedule(0, self.process, self._refused, fetch)
             )

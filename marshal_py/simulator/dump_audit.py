@@ -77,7 +77,7 @@ class FirstViolation(Struct, frozen=True):
 
 
 class Audit(Struct, kw_only=True):
-    """The contents of a dump, and what the audit found."""
+    """What a dump contains, and what the audit found in it."""
 
     file: str = ""
     topic: str = ""

@@ -33,13 +33,13 @@ QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler
 LONG_KINDS: Final = frozenset(
     {"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink", "recreate", "beyond", "fetch_error"}
 )
-PATIENCE_INTERVALS: Final = 12  # of people's tools: short enough that most of them are done when all heals
+PATIENCE_INTERVALS: Final = 12  # how long tools wait: most end before the heal
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
 FLAP_MS: Final = 1_000  # invariants.md: leaders change up to once per second
 HAND_OVER_MS: Final = 1_000  # how long the client lets a stop wait for hand-overs (A6)
 FLAPS_MAX: Final = 5
-CHECKPOINT_LOST: Final = 0.2  # of the restarts of a streaming query
+CHECKPOINT_LOST: Final = 0.2  # the share of a query's restarts that lose its checkpoint
 
 
 class FaultInjector:

@@ -1,7 +1,7 @@
-"""The kinds of faults, and those that the network has, drawn from the seed.
+"""The kinds of faults, and the faults of the network, drawn from the seed.
 
-Swarm testing: each seed switches a random subset of the kinds on, so that rare combinations occur without the rest
-drowning them. Nothing here touches a client; fault_injector.py and cluster.py carry out what is drawn here.
+Each seed switches a random subset of the kinds on (swarm testing), so that rare combinations occur and frequent faults
+do not hide rare ones. Nothing here touches a client; fault_injector.py and cluster.py carry out what is drawn here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ LATE_MS_MAX: Final = 600_000  # invariants.md: delays and late copies up to 10 m
 STOP_MS_MAX: Final = 1_800_000  # invariants.md: a client is stopped for up to 30 minutes
 RATE_PPM_MAX: Final = 200
 BROKER_RATE_PPM_MAX: Final = 500
-DAMAGE_CHANCE: Final = 0.06  # of a run in which several things go wrong
+DAMAGE_CHANCE: Final = 0.06  # share of the runs with several faults in which damage is one
 
 
 def draw_kinds(rng: Random) -> frozenset[str]:
@@ -118,7 +118,7 @@ class NetworkFaults:
         self.stormy = bool(self.delay or self.reorder or self.duplicate or self.drop or self.retry)
         self.faults = 0
         self.in_flight: list[Callable[[], None]] = []  # each lands a record that is still on its way
-        self.survival = 0.5  # of records that meet a broker outage; each outage draws its own
+        self.survival = 0.5  # share of records that survive a broker outage; drawn for each
 
     @staticmethod
     def _chance(rng: Random, kinds: frozenset[str], kind: str, most: float) -> float:

@@ -1,6 +1,6 @@
 """The simulated coordination log as client/replay_start.py reads it: its records, its bounds, where a reader starts.
 
-Needs the broker only. Reads values; folds nothing itself and writes nothing.
+It needs only the broker, folds nothing itself and writes nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Planted protocol bugs: each mutant weakens one rule of the shipped code while it is switched on, and must be found.
 
-A mutant is a list of replaced attributes of marshal_py.protocol and a bias that makes its scenario likely. Production
-code knows nothing of them: they reach in from here, and `switched_on` puts everything back. The numbers are those of
-the counter-examples from which the protocol was made; mutants_fold.py holds those that break the fold, and
-mutants_oracle.py the same for the oracle.
+A mutant is a list of replaced attributes of marshal_py.protocol, and a bias: options that make its scenario likely.
+Production code knows nothing of mutants, and `switched_on` puts every attribute back. Their numbers are those of the
+counter-examples from which the protocol was made. mutants_fold.py has the bugs of the fold, and mutants_oracle.py the
+same bugs for the oracle. The docstring of a replaced function says how the mutant behaves.
 """
 
 from __future__ import annotations
@@ -479,6 +479,6 @@ def find(name: str, schedules: int, base: int = SEEDS_BASE) -> Hunt:
         seed = base + number
         with switched_on(mutant):
             violations = [v.invariant for v in simulate(seed, mutant.bias).violations if v.invariant not in VAGUE]
-        if violations and not simulate(seed, mutant.bias).violations:  # the bug it was, not the seed
+        if violations and not simulate(seed, mutant.bias).violations:  # the shipped code passes, so the bug was found
             return Hunt(name, True, violations[0], number + 1, seed)
     return Hunt(name, False, "", schedules, -1)

@@ -1,6 +1,6 @@
-"""Planted bugs of what an owner gives back (PROTOCOL.md F6.3, T16) and of what it reports above its position (D1).
+"""Planted bugs in what an owner gives back (PROTOCOL.md F6.3, T16) and in what it reports above its position (D1).
 
-R stands for grants that a Release gives back, P for progress. Called by mutants.py alone.
+In names, R stands for grants that a Release gives back, and P for progress. mutants.py alone calls this file.
 """
 
 from __future__ import annotations

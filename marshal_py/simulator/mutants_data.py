@@ -1,6 +1,6 @@
-"""Planted bugs of what becomes of fetches that fail and positions that are refused (PROTOCOL.md D12).
+"""Planted bugs in what becomes of fetches that fail and positions that are refused (PROTOCOL.md D12).
 
-They are in the bookkeeping that KafkaSource runs, too (transport/assignments.py). Called by mutants.py alone.
+They are in the bookkeeping that KafkaSource uses, too (transport/assignments.py). mutants.py alone calls this file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Planted bugs of the fold: each replaces one rule of rationalizer.py by a weaker one. Called by mutants.py alone.
+"""Planted bugs of the fold: each replaces one rule of rationalizer.py by a weaker one. mutants.py alone calls this
+file.
 
-A replaced rule has the shape of a rule: (group, offset, record, body) -> reason. `MUTANTS` names for each the number of
-the record type whose rule it wraps.
+A replaced rule has the shape of a rule: (group, offset, record, body) -> reason. `MUTANTS` has for each the number of
+the record type whose rule it wraps. The docstring of a bug says what holds with the bug.
 """
 
 from __future__ import annotations

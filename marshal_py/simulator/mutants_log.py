@@ -1,6 +1,6 @@
 """Planted bugs in how a log is opened and read: gaps, missing history, another number of logs, Genesis, tools.
 
-Called by mutants.py alone.
+mutants.py alone calls this file. The docstring of a bug says what holds with the bug.
 """
 
 from __future__ import annotations

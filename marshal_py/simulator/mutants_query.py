@@ -1,6 +1,6 @@
 """Planted bugs of a streaming query (client/microbatches.py): what its positions may move over.
 
-Called by mutants.py alone.
+mutants.py alone calls this file. The docstring of a bug says what holds with the bug.
 """
 
 from __future__ import annotations

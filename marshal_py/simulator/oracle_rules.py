@@ -1,9 +1,9 @@
 """The oracle's rules 1 to 9 of PROTOCOL.md, one function for each type of record.
 
-Each takes the group, the record's fields, its offset and its body, and returns the reason of the rejection, or "" when
-it accepted and changed the group. No rule changes anything before its last check; `claiming_messages` judges range by
-range (F5.1) and says "" if one was granted. Like the rest of the oracle this was written from PROTOCOL.md alone and
-imports nothing of marshal_py but the oracle's own state and decoder.
+Each takes the group, the record's fields, its offset and its body. It returns the reason of the rejection, or "" if it
+accepted the record and changed the group. No rule changes anything before its last check. `claiming_messages` judges
+range by range (F5.1) and says "" if one was granted. Like the rest of the oracle this was written from PROTOCOL.md
+alone, and imports nothing of marshal_py but the oracle's own state and decoder.
 """
 
 from collections.abc import Callable

@@ -57,7 +57,7 @@ class InFlightRecord:
 
 
 class Process:
-    """A process with one World, one reader and one producer."""
+    """A process with one World, one reader of the log and one producer."""
 
     def __init__(self, environment: Environment, number: int, name: str, group: str, clock: MachineClock) -> None:
         self.environment = environment
@@ -65,14 +65,14 @@ class Process:
         self.name = name
         self.group = group
         self.clock = clock
-        self.topic_id = -1  # of the topic whose root it read
+        self.topic_id = -1  # the id of the topic whose root it has read
         self.log = 0  # number of the log that it reads: 0 until the root says which (L2, L3)
         self.world = World()
         self.dead = False
         self.frozen = False
-        self.lagging = False  # the reader alone is cut off
+        self.lagging = False  # its reader is cut off from the broker, its producer is not
         self.forked = False  # it has read what an unclean election undid; its next fetch says so (KIP-320)
-        self.uplink_ms = 0  # what every record of this process takes longer than others
+        self.uplink_ms = 0  # by how much later this process's records arrive
         self.held_steps: deque[tuple[Step, Any]] = deque()
         self._thaw_number = 0
         self._fetching = False
@@ -148,7 +148,7 @@ class Process:
             self.world.next_offset == 0 and end and environment.begins_late(self)
         ):
             try:
-                at = end if log.first else int(environment.rng.random() * (end + 1))  # perhaps an older one
+                at = end if log.first else int(environment.rng.random() * (end + 1))  # perhaps an older snapshot
                 began = starting_world(environment.broker, self.log, self.world.root, at)
             except CoordinationError as error:
                 self.log_failed(error)

@@ -1,12 +1,13 @@
 """A streaming query as a simulated process: the shipped MicroBatches, called in Spark's order, under every fault.
 
-Spark's order of one trigger: `latestOffset`, write-ahead log, `commit` of the batch before, `partitions`, tasks and
-sink, commit log. The checkpoint outlives the process, which may be killed or frozen between any two of these steps; a
-trigger may come so late that the member has left meanwhile (`BatchOverdue`); then the same query continues with a new
-member. Half of the drivers have a listener, which reports a commit to the process some time later, maybe between the
-calls of a later trigger.
-A message counts as handed over when its batch reaches the tasks, and as finished when the sink has written it and Spark
-has said so: until then it cannot be acked.
+For one trigger, Spark calls `latestOffset`, writes its write-ahead log, calls `commit` for the batch before and
+`partitions`, runs tasks and sink, and writes its commit log. The process may be killed or frozen between any two of
+these steps; the checkpoint outlives it. A trigger may come so late that the member has left the group (`BatchOverdue`);
+then the same query continues with a new member. Half of the drivers have a listener, which reports a commit to the
+process some time later, maybe between the calls of a later trigger.
+
+A message counts as handed over when its batch reaches the tasks. It counts as finished, and can be acked, when the sink
+has written it and Spark has said so.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from marshal_py.simulator.client import Client, ClientEnvironment
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.transport.ports import Bounds
 
-ASKS = 8  # looks per interval at what a call waits for
-CALL_MS = 5  # between two of Spark's calls, at most
-BUSY = 0.1  # how often a driver takes up to an interval for that
-ROWS_MAX = 12  # of a batch: small, so that several batches hold what a claim has
+ASKS = 8  # how often per interval a waiting call is repeated
+CALL_MS = 5  # the longest time between two of Spark's calls
+BUSY = 0.1  # how often that time may be up to an interval instead
+ROWS_MAX = 12  # rows per batch: few, so that a claim takes several batches
 SETTLE_INTERVALS = 4  # as in client/planner.py
 UNCLAIMED_INTERVALS = 4
-LISTENS = 0.5  # of the drivers
-LATE = 0.2  # how often a listener takes up to two intervals
+LISTENS = 0.5  # the share of drivers that have a listener
+LATE = 0.2  # the share of reports for which a listener takes up to two intervals
 TRIGGER_INTERVALS = (0.0, 0.0, 0.5, 2.0, 8.0)  # the last is beyond every handler timeout of a run
 
 
@@ -91,7 +92,7 @@ class Query(Client):
         self._ranges: Ranges | None = None
         self._batches: MicroBatches | None = None
         self._called_ms = clock.read(environment.now_ms).mono_ms
-        self._since_ms = environment.now_ms  # when what is waited for was first asked
+        self._since_ms = environment.now_ms  # when the call that is repeated now was first made
         self._trigger_ms = 0
         # Of the newest plan: when, how much of the log had been read, and as which instance.
         self._gate = (0, 0, b"")

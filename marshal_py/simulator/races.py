@@ -1,8 +1,8 @@
-"""What `marshal bench races` measures: how fast the shipped protocol code races in simulated clusters.
+"""The measurement behind `marshal bench races`: how fast the shipped protocol code races in simulated clusters.
 
-Seeds run in their order, in as many processes as asked for; every so often the same seed runs calm as well. Results
-are taken in that order too, so the hash over them says what was run, whoever ran it and wherever. Rates count the CPU
-time of the runs: what else the machine does changes them little.
+Seeds run in their order, in as many processes as asked for. Every CALM_EVERY-th seed runs a second time without faults.
+Results are taken in that order, too, so the hash over them says what was run, on any machine. Rates are per CPU time of
+the runs, so that other work on the machine changes them little.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Rates(NamedTuple):
 
 
 class Races(NamedTuple):
-    """The measured rates."""
+    """The measured rates over all runs."""
 
     complete: bool  # False: stopped by Ctrl-C; what is here was run all the same
     processes: int

@@ -18,10 +18,10 @@ from marshal_py.simulator.auditor_history import History
 from marshal_py.simulator.run import Result
 from marshal_py.simulator.sweep import TraceEvent
 
-WIDTH: Final = 1_100  # px, of the part that shows time
-LABEL: Final = 170  # px before it
+WIDTH: Final = 1_100  # width in px of the part that shows time
+LABEL: Final = 170  # width in px of the labels left of that part
 ROW: Final = 18
-BARS: Final = 24  # of the histogram
+BARS: Final = 24  # number of bars of the histogram
 SPAN_INTERVALS: Final = 6.0  # take-overs that took longer share the last bar
 STYLE: Final = """body{font:14px system-ui,sans-serif;margin:2em;color:#222;background:#fff}svg{font:11px sans-serif}
 h1{font-size:20px}h2{font-size:16px}pre{background:#f4f4f4;padding:.6em}.fault{stroke:#c00}.bad{stroke:#f00}"""

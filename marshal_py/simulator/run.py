@@ -1,7 +1,8 @@
 """`simulate(seed, options)`: one run from its seed to its verdict.
 
-A safety phase with faults; then everything heals and progress is demanded: all is owned, a killed owner's partitions
-move, a leaver's partitions move, the backlog falls. The judges read only the evidence that the run leaves.
+A run begins with a safety phase, which has faults. Then everything heals, and progress is demanded: all partitions are
+owned, those of an owner that is killed or leaves move to others, and the backlog falls. The judges read only the
+evidence that the run leaves.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STEP_INTERVALS: Final = {
     "left": 4,
     "slow_uplink": 9,
 }
-PAUSE_INTERVALS: Final = 3  # of a drain
+PAUSE_INTERVALS: Final = 3  # how long an admin's pause lasts
 UPLINK_INTERVALS: Final = 1.5  # of a slow uplink: each sign of life is read back too late to deliver by it (T9)
 # How long a client that is as good as dead may still show signs of life. A stuck reader sends the heartbeats of one
 # interval (T9). Over a slow uplink come, a third of an interval later at most, also a probe and the two heartbeats of a
@@ -80,7 +81,7 @@ class Result(NamedTuple):
     simulated_hours: float
     trace_hash: str
     violations: tuple[Violation, ...]
-    counted: dict[str, int]  # what is counted, not failed: S3 (X3), S4 (stale writes), S5 (cloned memory)
+    counted: dict[str, int]  # allowed, only counted: S3 (X3), S4 (stale writes), S5 (clones)
     strikes: dict[str, int]
     endings: dict[str, int]
     advisories: dict[str, int]
@@ -157,7 +158,7 @@ def _run(cluster: Cluster, injector: FaultInjector) -> Demands | None:
     healed_ms = cluster.now_ms
     if scenario.calm:
         return Demands(interval_ms, healed_ms, healed_ms, (), (), {}, True)
-    cluster.run_until(healed_ms + interval_ms)  # by now the last delayed record has landed
+    cluster.run_until(healed_ms + interval_ms)  # by now the last delayed record is in the log
     # A pause from a dump may have to be waited out again: faults restart waits (T3).
     settled = _go_on(cluster, SETTLE_INTERVALS * interval_ms + 5_000 + scenario.pause_ms, cluster.settled)
     settled_ms = cluster.now_ms if settled else None

@@ -22,7 +22,7 @@ FEW_PARTITIONS: Final = 8
 CLIENTS_MAX: Final = 50
 PARTITIONS_MAX: Final = 64
 MANY_PARTITIONS: Final = 0.03  # how often a run has more than a few
-CROWD: Final = 0.006  # of clients less often: each reads all that the others write
+CROWD: Final = 0.006  # how often a run has many clients, who read each other's records
 TOPICS: Final = ("orders", "bills")
 # Faults that take away what a run inherits from a dump, or come before anything can be inherited.
 NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "truncation", "compaction"})
@@ -35,7 +35,7 @@ class Options(NamedTuple):
     partitions: int | None = None
     interval_ms: int | None = None
     mode: int | None = None
-    kinds: frozenset[str] | None = None  # of faults
+    kinds: frozenset[str] | None = None  # the kinds of faults
     intervals: int | None = None  # length of the safety phase
     rate: int | None = None  # productions per interval
     calm: bool = False  # no faults, few messages, no process killed: for measuring
@@ -47,7 +47,7 @@ class Options(NamedTuple):
     until_ms: int | None = None  # the run ends here, and no progress is demanded
     # The dump that the run begins with (dump_state.py):
     dump: str = ""  # a file
-    group: str = ""  # of it, this group alone
+    group: str = ""  # if set, only this group of the dump
 
 
 class GroupPlan(NamedTuple):
@@ -65,7 +65,7 @@ class Scenario(NamedTuple):
     groups: tuple[GroupPlan, ...]
     clients: int
     partitions: int
-    interval_ms: int  # the longest
+    interval_ms: int  # the longest heartbeat interval of a client
     mixed: bool  # clients choose among this interval and half of it
     kinds: frozenset[str]
     safety_ms: int

@@ -21,7 +21,7 @@ from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options, Scenario
 
 VAGUE: Final = frozenset({"S1", "crash"})  # that worlds differ, or that one broke, is seldom the whole story
-# Of Options.
+# The names of the fields of Options, with the type of each.
 NUMBERS: Final = ("clients", "partitions", "interval_ms", "intervals", "rate", "salt", "until_ms", "queries")
 TEXTS: Final = ("dump", "group")
 
@@ -32,7 +32,7 @@ class Schedule(NamedTuple):
     seed: int
     options: Options = Options()
     mutant: str | None = None
-    violates: str = ""  # the invariant; empty: none
+    violates: str = ""  # the invariant that the run violates; empty if it violates none
 
 
 def run(schedule: Schedule, environment: Callable[[Scenario, Random], Cluster] = Cluster) -> Result:

@@ -1,8 +1,8 @@
 """Makes a failing schedule small: fewer clients, partitions, kinds of faults, faults and messages, and a shorter run.
 
-Delta debugging: one change after another is tried, and kept if the run still violates the same invariant. A change
-gives all later chance another course, so each is tried with a few salts. The number of runs is bounded; the result
-depends on the schedule alone.
+This is delta debugging: one change after another is tried, and kept if the run still violates the same invariant. After
+a change all later random numbers mean something else, so each change is tried with a few salts, which give other
+numbers. The number of runs is bounded. The result depends on the schedule alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLACK_MS: Final = 1  # the run ends so long after the violation
 
 
 class Shrunk(NamedTuple):
-    """A schedule that still fails, and how many runs it took to find it."""
+    """A schedule that still fails, its result, and how many runs it took to find it."""
 
     schedule: Schedule
     result: Result

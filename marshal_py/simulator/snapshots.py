@@ -1,7 +1,8 @@
-"""Snapshots in the simulated cluster: when one process takes, audits and confirms them, and deletes what they cover.
+"""Snapshots in the simulated cluster: when a process takes, audits and confirms them, and deletes records that they
+cover.
 
-Does what client/log_maintenance.py does on a real log, in virtual time and without threads. The decisions are the
-snapshotter's (marshal_py.protocol.snapshotter).
+This is client/log_maintenance.py in virtual time and without threads. The decisions are the snapshotter's
+(marshal_py.protocol.snapshotter).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 from marshal_py.simulator.log_reader import bounds_of, log_reader, starting_world
 from marshal_py.simulator.process import Process
 
-TRUNCATE_INTERVALS: Final = 4  # between two deletions; the product keeps a day, here readers should fall behind
-EVERY_RECORDS_LEAST: Final = 32  # between two snapshots
+TRUNCATE_INTERVALS: Final = 4  # between two deletions: short, so that readers fall behind
+EVERY_RECORDS_LEAST: Final = 32  # records between two snapshots, at least
 EVERY_RECORDS_MOST: Final = 256
 
 

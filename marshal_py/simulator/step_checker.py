@@ -1,8 +1,9 @@
 """The judge of one step: the facts of each prefix of a log, and whether a record or a delivery may follow it.
 
 The exhaustive search calls it at every transition. Like auditor.py it knows the oracle alone and shares no code with
-what it judges. `Facts` are values: extending one does not change it, because a search continues from each state in many
-ways. A judgement is "" or a sentence that begins with the invariant.
+what it judges. `Facts` are values: adding a record makes new ones, because a search continues from each state in many
+ways. A judgement is "" if nothing is broken, or a sentence that begins with the invariant. The journal is the set of
+marks that handlers leave: which messages they have begun or finished.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Facts:
 
     def __init__(self) -> None:
         """Makes the facts of the empty log."""
-        self.frozen = pickle.dumps(Oracle(), 5)  # the oracle as of here
+        self.frozen = pickle.dumps(Oracle(), 5)  # the oracle, which has folded this prefix
         self.outcome, self.reason, self.kind, self.by = "", "", "", ""  # of the newest record
         self.digest = 0
         self.mode = 0

@@ -1,6 +1,6 @@
 """The story of a failing run for a person to read: process, time, record and offset, and the promise that broke.
 
-Chooses among the events of a trace and turns them into lines. Judges nothing.
+It chooses among the events of a trace and turns them into lines. It judges nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What `marshal simulate` runs: many seeds in processes, one seed with its trace, a search for each planted bug.
+"""The work behind `marshal simulate`: many seeds in processes, one seed with its trace, a search for each planted bug.
 
-Results come in the order of the seeds, so that sums and hashes do not depend on the number of processes. Nothing is
-judged here: verdicts are run.py's.
+Results come in the order of the seeds, so that sums and hashes do not depend on the number of processes. This file
+judges nothing: run.py gives the verdicts.
 """
 
 from __future__ import annotations
@@ -157,11 +157,11 @@ class Found(NamedTuple):
 
     mutant: str
     found: bool | str  # also "counted", and "pending" where no run can show it yet
-    invariant: str | None  # that is broken; of a bug of the fold, which runs in both folds, never S1
+    invariant: str | None  # the broken invariant; never S1, since both folds have the bug
     schedules: int  # how many were run; over several searches the median
-    seed: int | None  # which one showed it
+    seed: int | None  # the seed that showed the bug
     reason: str | None  # why it is pending
-    events: int | None = None  # of the shortest run that showed it
+    events: int | None = None  # events of the shortest run that showed the bug
 
 
 def all_mutants() -> list[str]:
@@ -223,7 +223,7 @@ class TraceEvent(NamedTuple):
     who: str
     what: str  # process, fault, record, delivery
     offset: int | None  # of the record in the log; of the message in its partition
-    verdict: str | None  # on a record, by the oracle
+    verdict: str | None  # the oracle's verdict on a record
     text: str
 
 
@@ -320,7 +320,9 @@ def _title(process: Process) -> str:
 
 
 def _sender(cluster: _TracingCluster, evidence: Evidence) -> Callable[[int, Verdict | None], str]:
-    """Returns a function that names the sender of the record at an offset; of equal records, the newest sender."""
+    """Returns a function that names the sender of the record at an offset. If equal records have several, it names the
+    newest.
+    """
 
     def sender(offset: int, _: Verdict | None) -> str:
         sent = evidence.sent.get(evidence.log[offset] or b"")

@@ -1,11 +1,11 @@
 """Folds a log twice, by the rationalizer and by the oracle, and compares both with each other and with the log.
 
-Compared are every verdict, the chain digest and the digests of the groups concerned at every checkpoint, all groups at
-the end, and each digest that a heartbeat carries (PROTOCOL.md 6) with the fold's. The two folds share no code: where
-they agree, the log means what PROTOCOL.md says; where a heartbeat disagrees, its sender once read another log or folded
-it otherwise. The same holds for the snapshots in the log (N3). A log whose beginning was deleted is folded from the
-oldest confirmed snapshot that both folds find sound. The first difference ends the comparison of that log,
-because everything after it may follow from it.
+It compares every verdict; at every checkpoint the chain digest and the digests of the groups that records have named;
+at the end all groups; and each digest that a heartbeat or a snapshot carries with the fold's (PROTOCOL.md 6, N3). The
+two folds share no code. If they agree, the log means what PROTOCOL.md says. If a heartbeat disagrees, its sender has
+read another log or folded it otherwise. A log whose beginning was deleted is folded from the oldest confirmed snapshot
+that both folds find sound. The first difference ends the comparison of that log, because everything after it may follow
+from it.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Comparison(Struct):
     records: int = 0
     groups: int = 0
     checkpoints: int = 0
-    digests: int = 0  # of groups, by both folds
-    heartbeat_digests: int = 0  # carried by heartbeats
-    snapshot_digests: int = 0  # carried by snapshots and their witnesses
-    other_fold_versions: int = 0  # carried by heartbeats, not compared (G4)
+    digests: int = 0  # state digests of groups that were compared between the folds
+    heartbeat_digests: int = 0  # digests in heartbeats that were compared
+    snapshot_digests: int = 0  # digests in snapshots and witnesses that were compared
+    other_fold_versions: int = 0  # digests in heartbeats of other fold versions, not compared (G4)
     differences: list[Difference] = []
     begins: dict[int, int] = {}  # by log: the checkpoint of the snapshot that a truncated one was folded from
 

@@ -51,14 +51,15 @@ def claimed_batches(
     From now on the consumer fetches nothing itself. Iteration ends when the consumer stops, or when no messages came
     for `wait_s` seconds (0: takes what is there now and ends; None: waits until the consumer stops).
 
-    `read_timeout_s`: a task fails after so long without progress. `columns`: of the rows. `min_partitions`: tasks of a
-    batch, at least; with None small ranges share tasks, of which at least eight are kept.
+    `read_timeout_s`: a task fails after so many seconds without progress. `columns` selects the columns of the rows.
+    `min_partitions` is the least number of tasks per batch. With None, small ranges share tasks, of which at least
+    eight are kept.
 
-    `until`: where every partition ends: a time, offsets or `latest`, written as a consumer's `start` and looked up now.
-    Iteration then ends when this consumer has nothing below it left; leave `wait_s` out.
+    `until` says where every partition ends: a time, offsets or `latest`, written as a consumer's `start` and looked up
+    now. Iteration then ends when this consumer has nothing left before that end; leave `wait_s` out.
 
     `reader`: "jvm" lets Spark's own Kafka source read, in at-least-once mode only; its package must be on the session's
-    class path. `jvm_options`: options for it, for example how to connect, under the names of Java's client.
+    class path. `jvm_options` are options of that source, for example how to connect, under the names of Java's client.
 
     Raises InvalidOption, PositionOutOfRange, ClusterUnreachable, MissingSpark.
     """
@@ -105,7 +106,7 @@ class Batch:
         return self._claimed.tokens
 
     def check(self) -> None:
-        """Raises ClaimLost unless every claim is still held. Call it just before a write."""
+        """Checks that every claim is still held; call it just before a write. Raises ClaimLost."""
         self._claimed.check()
 
     def in_progress(self) -> None:

@@ -92,7 +92,7 @@ def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterato
 
 
 def raw_batches(records: Iterator[tuple[int, int, int, bytes | None, bytes | None]]) -> Iterator[pa.RecordBatch]:
-    """Yields records (log, offset, time in ms, key, value) as batches of the raw columns."""
+    """Yields records, which are (log, offset, time in ms, key, value), as batches of the raw columns."""
     schema = arrow_schema(_RAW_FIELDS)
     part: list[tuple[Any, ...]] = []
     for record in records:

@@ -56,12 +56,12 @@ class DatabaseEntry(guards.Entry):
 
 
 class Database:
-    """A database that messages change, and its guard table, which says how far each partition is written."""
+    """A database that the effects of messages change. Its guard table says how far each partition is written."""
 
     def __init__(self, connect: Callable[[], Any], guard: str = GUARD) -> None:
         """`connect` makes a DB-API connection that begins transactions by itself, as sqlite3's and psycopg's do.
 
-        `guard`: the name of the guard table, which `create` creates.
+        `guard` is the name of the guard table, which `create` creates.
         """
         self.connect, self.guard = connect, guard
 

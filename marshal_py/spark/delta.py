@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _INCARNATION_BYTES: Final = 16
-_TIME_BYTES: Final = 7  # of an incarnation: its time and one random byte; more does not fit into a version
+_TIME_BYTES: Final = 7  # of an incarnation (time, a random byte): all that fits into a version
 
 
 class DeltaEntry(lakes.LakeEntry):
@@ -136,7 +136,9 @@ class DeltaOutput(lakes.LakeOutput):
         return {} if table is None else _positions_in(table, spans)
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> DeltaEntry:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
+        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
+        them.
+        """
         return DeltaEntry(self, spans)
 
 

@@ -123,7 +123,9 @@ class Entry(ABC):
         return found
 
     def recheck(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Raises WriteFenced or LedgerMoved if another writer has written these partitions since the entry began."""
+        """Checks that no other writer has written these partitions since the entry began. Raises WriteFenced,
+        LedgerMoved.
+        """
         check_fence(self.name, self.spans, positions)
         for tp in self.spans:
             was, now = self.seen.get(tp), positions.get(tp)
@@ -138,7 +140,7 @@ class Entry(ABC):
 
 
 def check_fence(name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]) -> None:
-    """Raises WriteFenced if a later owner has written one of the partitions."""
+    """Checks that no later owner has written one of the partitions. Raises WriteFenced."""
     for tp, span in spans.items():
         found = positions.get(tp)
         if found is not None and found.token > span.token:
@@ -167,11 +169,15 @@ class Table(Protocol[E_co]):
     """A table that keeps positions beside its rows."""
 
     def known(self, spans: Mapping[TopicPartition, Span], /) -> Mapping[TopicPartition, Position]:
-        """Returns how far these partitions are written now. A partition of which nothing is written is missing."""
+        """Returns how far these partitions are written now. Partitions of which nothing is written are not in the
+        answer.
+        """
         ...
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> E_co:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
+        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
+        them.
+        """
         ...
 
 
@@ -217,11 +223,13 @@ def sink_of(
 
 
 def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], E], object]) -> None:
-    """Writes a fetched batch from a Python service. `handle(messages, entry)` gets the messages that are not written
-    yet, and writes them into `entry`. If another writer was faster, it is called again, with fewer messages.
+    """Writes a fetched batch from a Python service.
 
-    Ack the batch afterwards. Raises WriteFenced if a later owner has written the partition: then do not ack, for that
-    owner handles the messages. Raises LedgerMoved if other writers were faster ten times.
+    `handle(messages, entry)` gets the messages that are not written yet, and writes them into `entry`. If another
+    writer was faster, it is called again, with fewer messages. Ack the batch afterwards.
+
+    Raises WriteFenced if a later owner has written the partition: then do not ack, because that owner handles the
+    messages. Raises LedgerMoved if other writers were faster ten times.
     """
     spans: dict[TopicPartition, Span] = {}
     for part in batch.parts:  # a partition may come in several parts, in order
@@ -265,7 +273,7 @@ def _identified(
 def _unfenced(
     name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
 ) -> dict[TopicPartition, Span]:
-    """Returns the spans of partitions that no later owner has written; logs the others."""
+    """Returns the spans of partitions that no later owner has written, and logs the others."""
     mine = {}
     for tp, span in spans.items():
         try:
@@ -290,8 +298,10 @@ def _warn_if_nothing_new(entry: Entry, batch: int) -> None:
 
 
 def spans_of(df: DataFrame) -> dict[TopicPartition, Span]:
-    """Returns what a batch of a Marshal stream holds, from its columns topic, partition, offset, token, and topic_id if
-    there is one. Runs a Spark job."""
+    """Returns the span of each partition in a batch of a Marshal stream. Runs a Spark job.
+
+    The batch needs the columns topic, partition, offset and token; topic_id is used if it is there.
+    """
     from pyspark.sql import functions as F
 
     topic_id = F.max("topic_id") if "topic_id" in df.columns else F.lit("")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark.sql import DataFrame
 
-PREFIX: Final = "marshal."  # of the properties
+PREFIX: Final = "marshal."  # the prefix of the table properties that hold positions
 
 
 class IcebergEntry(lakes.LakeEntry):
@@ -78,7 +78,9 @@ class IcebergOutput(lakes.LakeOutput):
         return _positions_in(self.table(), spans)
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> IcebergEntry:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
+        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
+        them.
+        """
         return IcebergEntry(self, spans)
 
 

@@ -66,7 +66,7 @@ def options_of(connection: Mapping[str, Any], given: Mapping[str, str]) -> dict[
 
 
 def check(spark: SparkSession) -> None:
-    """Raises MissingSpark if the session has no Kafka source."""
+    """Checks that the session has Spark's Kafka source. Raises MissingSpark."""
     from pyspark.errors import AnalysisException
 
     try:

@@ -70,7 +70,7 @@ class LakeEntry(guards.Entry):
 
     @abstractmethod
     def _commit_once(self) -> None:
-        """Tries the commit once. Raises CONFLICT if another commit came first."""
+        """Tries to commit once. Raises CONFLICT if another commit came first."""
 
     @abstractmethod
     def _read_again(self) -> Mapping[TopicPartition, Position]:
@@ -80,7 +80,7 @@ class LakeEntry(guards.Entry):
 class LakeOutput(ABC):
     """A table of a data lake to which batches of Marshal streams are written. Other writers may write to it, too."""
 
-    name: str  # of the table, for errors and logs
+    name: str  # the table's name, for errors and logs
 
     @abstractmethod
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
@@ -88,7 +88,9 @@ class LakeOutput(ABC):
 
     @abstractmethod
     def begin(self, spans: Mapping[TopicPartition, Span]) -> LakeEntry:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
+        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
+        them.
+        """
 
     def sink(
         self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows, topics: TopicIds | None = None

@@ -112,18 +112,23 @@ class Ledger:
         return self._state.positions
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Returns, per partition, the offset below which everything is in the tables, or was left out by its writer."""
+        """Returns, for each partition, the offset below which every message is in the tables, or was left out by its
+        writer.
+        """
         return {tp: position.to for tp, position in self.known().items()}
 
     def folders(self, table: str) -> list[str]:
-        """Returns the folders that count. After a `rewind` older ones also hold rows that do not count: see `read`."""
+        """Returns the folders of a table that count. After a `rewind`, older folders also hold rows that do not: see
+        `read`.
+        """
         self.refresh()
         return [str(self.path / folder) for folder in self._state.folders.get(table, {})]
 
     def read(self, spark: SparkSession, table: str) -> DataFrame:
-        """Returns the table as of now. It has the columns of the newest folder; where older ones lack one, it is NULL.
+        """Returns the table as it is now.
 
-        Raises InvalidOption if nothing was ever written to the table, or if it was rewound and lacks the columns topic,
+        It has the columns of the newest folder. Rows of older folders that lack a column have NULL in it. Raises
+        InvalidOption if nothing was ever written to the table, or if it was rewound and lacks the columns topic,
         partition and offset.
         """
         self.refresh()
@@ -158,7 +163,9 @@ class Ledger:
     # --- writing
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> Entry:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written."""
+        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
+        them.
+        """
         return Entry(self, spans, self.known())
 
     def append(self, content: Mapping[str, Any], check: Callable[[], object]) -> None:
@@ -288,7 +295,7 @@ def _size(folder: Path) -> int:
 
 
 def _changed(folder: Path) -> float:
-    """Returns when the newest file or folder in a folder was changed, by the file system's clock."""
+    """Returns when anything in a folder was last changed, in seconds by the file system's clock."""
     return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
 
 

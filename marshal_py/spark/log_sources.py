@@ -36,7 +36,7 @@ from marshal_py.transport.ports import Bounds
 Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in ms, key, value
 
 _OF_LOG: Final = re.compile(r"log=(\d+)").fullmatch
-ROWS_PER_READ: Final = 8_192  # from an archive's file; so many per open file are in memory
+ROWS_PER_READ: Final = 8_192  # rows read at a time from an archive's file, per open file
 
 
 class LogSource(Protocol):

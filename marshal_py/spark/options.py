@@ -65,7 +65,9 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], columns: tuple[str, ...] | None = None) -> ReadOptions:
-        """Parses these options of a source. `columns` overrides the option columns. Raises InvalidOption."""
+        """Parses these options of a source. `columns`, if given, is used instead of the option. Raises
+        InvalidOption.
+        """
         return ReadOptions(
             columns=columns_of(options.get("columns")) if columns is None else columns,
             min_partitions=count(options, "min_partitions", 0) if "min_partitions" in options else None,

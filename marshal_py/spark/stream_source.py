@@ -208,7 +208,7 @@ class QueryMember:
         }
 
     def close(self) -> None:
-        """Releases every claim at its position."""
+        """Releases every claim at its position, and leaves the group."""
         if self._commits is not None:
             self._commits.close()
         self.planner.stop(RELEASE_S)
@@ -229,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"options": self.options, "_member": None, "_earlier": None, "_available_now": False, "_targets": None}
 
     def _joined(self) -> QueryMember:
-        """Returns this process's member. Joins if there is none, or if the last one was overdue."""
+        """Returns this process's member. Joins the group if there is none, or if the last one was overdue."""
         if self._member is not None:
             try:
                 self._member.planner.alive()
@@ -334,10 +334,11 @@ def _rows(limit: ReadLimit) -> int | None:
 
 
 def _stop_on_sigterm() -> None:
-    """Makes SIGTERM end the process by way of `stop`. Spark ends a query's process by SIGTERM and would not call it:
-    other members would have to wait for the eviction of this one.
+    """Makes SIGTERM end the process by way of `stop`, which Spark does not call when it ends a query's process by
+    SIGTERM.
 
-    Spark sends the signal twice; the second one must not interrupt the release that the first one began.
+    Without it other members would have to wait for the eviction of this one. Spark sends the signal twice; the second
+    one must not interrupt the release that the first one began.
     """
 
     def leave(number: int, frame: object) -> NoReturn:

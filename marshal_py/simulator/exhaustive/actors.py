@@ -33,7 +33,7 @@ INTERVAL_MS: Final = 3_000
 QUANTUM_MS: Final = INTERVAL_MS // 3  # time passes in thirds of an interval, the unit of heartbeats and ranks
 ORIGIN_MS: Final = 1_000_000
 OFFER: Final = 1  # messages that are asked for at a time: few, so that grants follow one another
-ROUNDS_MAX: Final = 9  # of ticks at one time: each answers what the one before asked for
+ROUNDS_MAX: Final = 9  # ticks at one time: each answers what the last one asked for
 
 
 def instant(now_ms: int) -> Instant:

@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
     depth: int
     states: int
-    frontier: int  # states that are not looked at yet
+    frontier: int  # states that are not expanded yet
 
 
 class SearchReport(NamedTuple):
@@ -45,7 +45,7 @@ class SearchReport(NamedTuple):
     transitions: int
     clipped: int
     depth: int
-    conditions: int  # of single processes
+    conditions: int  # how many conditions of processes were met
     logs: int
     deliveries: int  # steps that hand a message over
     seconds: float
@@ -63,7 +63,7 @@ class Share:
         self.upcoming: list[int] = []  # the part of the next level that belongs to this share
         self.for_others: list[set[int]] = [set() for _ in range(of)]  # the parts that belong to other shares
         self.transitions = 0
-        self.expanded = 0  # states of this level
+        self.expanded = 0  # states of this level that are expanded
         self.found: dict[str, Broken] = {}
         self.complete = True
         self._first = first

@@ -1,4 +1,4 @@
-"""What a small model is made of: its processes, its partitions and messages, and how far the search goes in it."""
+"""The description of a small model: its processes, its partitions and messages, and how far the search goes in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Role(NamedTuple):
     name: str
     options: MemberOptions | None = None
     plan: type[Operation] | None = None
-    position: int = 0  # to which an admin moves the partition
+    position: int = 0  # the position to which an admin moves the partition
     after: int = -1  # starts only after this slot: the two are interchangeable, so no interleaving is lost
 
 
@@ -41,11 +41,11 @@ class Bounds(NamedTuple):
     """How far the search goes from where it begins. Each field counts over all processes."""
 
     quanta: int  # thirds of an interval
-    records: int  # that the log grows by
+    records: int  # records by which the log may grow
     in_flight: int = 4  # records on their way at one time
     stops: int = 0  # thirds of an interval during which a process is stopped
     crashes: int = 0
-    starts: int = 0  # of processes that never ran, or that crashed
+    starts: int = 0  # starts of processes that never ran, or that crashed
     leaves: int = 0
     duplicates: int = 0
     drops: int = 0
@@ -65,7 +65,7 @@ class Configuration(NamedTuple):
     roles: tuple[Role, ...]
     bounds: Bounds
     partitions: int = 1
-    messages: int = 2  # in each partition, from the start
+    messages: int = 2  # messages in each partition when the search begins
     snapshots: bool = False  # a process that starts loads the snapshot of the newest checkpoint, if the log has one
     uncounted: frozenset[str] = frozenset()  # invariants that do not hold here; `says` gives the reason
     endings: frozenset[str] = frozenset()  # errors with which a consumer may end here; any other is a violation

@@ -1,7 +1,8 @@
 """The small models that are searched, by name. QUICK ones take seconds each; WIDE ones take minutes to hours.
 
 The setup of a model brings it to the moment before what its name says. From there on, everything that the bounds allow
-may happen in every order. Slots 0 and 1 are consumers `a` and `b`, unless a role says otherwise.
+may happen in every order. A slot is the place of one process. Slots 0 and 1 are consumers `a` and `b`, unless a role
+says otherwise. The docstring of a setup says what is true when the search begins.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def outage(script: SetupScript) -> None:
 
 
 def long_log(script: SetupScript) -> None:
-    """The log is about to reach, or has just passed, a checkpoint that has a snapshot."""
+    """The log is about to reach a checkpoint that has a snapshot, or has just passed it."""
     owner_and_waiter(script)
     script.wait(5, 0, 1)
 
@@ -108,7 +109,7 @@ def both_own(script: SetupScript) -> None:
 
 
 def cloned(script: SetupScript) -> None:
-    """The machine of a consumer that has joined and sent its first claim is cloned."""
+    """A consumer has joined and sent its first claim, and its machine is cloned."""
     script.must("start", 0)
     script.must("tick", 0)
     for _ in range(2):
@@ -118,7 +119,7 @@ def cloned(script: SetupScript) -> None:
 
 
 def stepped_down(script: SetupScript) -> None:
-    """An admin asks the owner to step down."""
+    """An admin has asked the owner to step down."""
     owner_and_waiter(script)
     script.plant(lambda group: [StepDown(min(group.sessions), -1, "", "anne")])
 
@@ -138,7 +139,7 @@ def half_changed(script: SetupScript) -> None:
 
 
 def abandoned_pause(script: SetupScript) -> None:
-    """An admin paused the group and is gone; a renewal of its pause is still on its way."""
+    """An admin has paused the group and is gone. A renewal of its pause is still on its way."""
     owner_and_waiter(script)
     script.plant(lambda group: [ReleaseGroup(-1, -1, PAUSE_MS, by="anne")])
     script.must("stray")
@@ -148,7 +149,9 @@ def abandoned_pause(script: SetupScript) -> None:
 
 
 def stranger(script: SetupScript) -> None:
-    """Garbage and a record of a newer version are on their way to the group of an owner at work."""
+    """Garbage and a record of a newer version are on their way. They are addressed to a group whose owner is at
+    work.
+    """
     owner_and_waiter(script)
     script.plant(lambda group: [b"garbage", newer(Heartbeat(min(group.sessions), 1))])
 

@@ -1,4 +1,4 @@
-"""One search from its name to its report, with the shipped code or with one planted bug in it."""
+"""Runs one search, from the name of a model to a report, with the shipped code or with one planted bug in it."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def _scripted(model: Model, tolerated: frozenset[str]) -> tuple[Search, SetupScr
 
 
 def _begun(model: Model) -> tuple[Search, int]:
-    """Returns the search and its first state. Each process of a search by several calls it."""
+    """Returns the search and its first state, for one of several processes of a search."""
     made, script = _scripted(model, frozenset())
     return made, script.begin()

@@ -1,9 +1,10 @@
-"""One search by several processes: each has a store of its own and expands the states whose logs are its share.
+"""One search by several processes: each has a store of its own and expands the states whose logs are its share
+(bfs.py).
 
-All go level by level and hand each other, at the end of each, what is not theirs. States part by their logs because
-most steps leave the log as it is: few states travel, and what the shipped code does after one log is asked once. The
-counts come out as they do with one process, whoever looked at what. A violation ends the search without its path:
-explore.py has one process search again, so that the path is the same too.
+The processes go level by level. At the end of each level they hand each other the states of other shares. A state's log
+decides whose it is, because most steps leave the log as it is: so few states travel, and the shipped code runs in one
+process for each log. The counts are the same as with one process. A violation ends the search without its path:
+explore.py then searches again in one process, so that the path is the same, too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Counts(NamedTuple):
     """What one process has counted so far. States are waiting until the process has computed their steps."""
 
     states: int
-    waiting: int  # states that are not looked at yet
+    waiting: int  # states that are not expanded yet
     transitions: int
     clipped: int
     deliveries: int

@@ -1,7 +1,8 @@
-"""The steps: from one state of a small model to every state that may come next within the bounds, and what breaks.
+"""Computes steps: from one state of a small model, every state that may come next within the bounds, and what breaks.
 
 A state is the numbers of state_store.py packed into one int: time, what was spent of the bounds, the journal of the
-handlers, the network, the log, and the condition of every process. bfs.py visits the states.
+handlers, the network, the log, and the condition of every process. A slot is the place of one process in a state.
+bfs.py visits the states.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ class Search:
         self._quanta_max = self._records_max = 0
         self.clipped = self.deliveries = 0
         self._moves: dict[int, tuple[Outcome, ...]] = {}
-        self._reads: dict[int, tuple[Outcome, ...]] = {}  # by what the whole log is
-        self._read: dict[int, Outcome] = {}  # by what is read of it: logs that part later share it
+        self._reads: dict[int, tuple[Outcome, ...]] = {}  # results of reading, by what the whole log is
+        self._read: dict[int, Outcome] = {}  # results by what is read: logs that part later share them
         self._runs: dict[int, Outcome] = {}
         self._leaves: dict[int, Outcome | None] = {}
         self._starts: dict[tuple[int, int, int, int], int] = {}
         self._sent: dict[tuple[int, int, tuple[int, ...]], int] = {}
         self._flow: dict[int, tuple[tuple[str, int, int, int], ...]] = {}
-        self.broken: list[tuple[str, Label]] = []  # by the newest state that was expanded
+        self.broken: list[tuple[str, Label]] = []  # what steps of the newest expanded state break
 
     def bound(self, bounds: Bounds, quanta: int, log: int) -> None:
         """Sets the bounds that hold from now on, counted from the time `quanta` and from the length of `log`."""

@@ -1,4 +1,7 @@
-"""The script that leads to where a search begins: it takes one possible step after the other, without faults."""
+"""The script that leads to where a search begins. It takes one possible step after the other, without faults.
+
+A slot is the place of one process in a state, and a quantum of time is a third of an interval.
+"""
 
 from __future__ import annotations
 

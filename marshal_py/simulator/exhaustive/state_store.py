@@ -1,10 +1,10 @@
 """The parts of all states, each stored once under a small number: logs, networks, journals, conditions of processes.
 
-A global state is a handful of these numbers, and its many interleavings meet the same few local conditions again and
-again. So the shipped code runs once for each (condition of one process, event, time); what came of it is
-remembered, and the search is arithmetic. A condition is a pickle for going on and 16 bytes of its canonical form
-(canonical.py) for being recognised. A log is its parent and one record; its world is folded once and shared by all
-readers.
+A state of the search is a few of these numbers. Its many interleavings meet the same few conditions of single processes
+again and again. So the shipped code runs once for each (condition of one process, event, time), and the result is kept;
+the rest of the search is arithmetic on numbers. A condition is stored as a pickle, to continue from, and is recognised
+by 16 bytes of its canonical form (canonical.py). A log is its parent and one record. Its world is folded once and
+shared by all readers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 
     value: bytes
     sent_ms: int
-    slot: int  # of the sender; -1 for what was planted
+    slot: int  # the sender's slot; -1 for records that the setup script planted
 
 
 class View(NamedTuple):
@@ -91,7 +91,7 @@ class Frozen(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of an event of a process."""
+    """The result of one event of a process: its new condition, what it sent, and what it broke."""
 
     what: str
     argument: int
@@ -151,7 +151,9 @@ class StateStore:
         return self.entry(codec.encode(record, GROUP, INCARNATION), sent_ms, slot)
 
     def append(self, log: int, entry: int) -> int:
-        """Returns the number of the log that has one record more. Both folds, rationalizer and oracle, fold it."""
+        """Returns the number of the log that follows `log` when this record is appended. The rationalizer and the
+        oracle fold it.
+        """
         known = self._log_ids.get((log, entry))
         if known is not None:
             return known
