@@ -106,7 +106,7 @@ class ChangePlan(Operation):
         return AdminGaveUp(self.context.name, f"the change of {self.what}", waited_s)
 
     def close(self, group: Group, now: Instant) -> bool:
-        """Ends the own pause, because a change that was sent in a pause cannot be accepted after it (F9.2, F9.6).
+        """Ends this run's pause, because a change that was sent in a pause cannot be accepted after it (F9.2, F9.6).
 
         Without a pause there is nothing to undo: the record may still be accepted, as `may_land` says.
         """

@@ -125,8 +125,8 @@ def of_groups(
     study: Study,
     extended_ms: Mapping[tuple[str, int], int],
 ) -> Iterator[Check]:
-    """Yields a warning for each group that nobody uses, for silent sessions that nobody ends, for parked partitions,
-    and for topics that are gone or have become smaller. Yields one "ok" if there is no warning.
+    """Yields a warning for each group that nobody uses, for silent sessions that nobody ends, for partitions that
+    nobody may claim, and for topics that are gone or have become smaller. Yields one "ok" if there is no warning.
 
     `infos`: what Kafka says of each topic, None if the topic is gone; a topic that this client may not describe is left
     out. `extended_ms`: timestamp of the last sign of life, by group and session.

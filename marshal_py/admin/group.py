@@ -156,7 +156,7 @@ class Group:
     ) -> int:
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
-        `delivery`: "at_least_once" or "at_most_once"; without it the first consumer decides. `policy`: "balanced",
+        `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer decides. `policy`: "balanced",
         "greedy", or "own", so that each consumer follows its own. `on_topic_recreated` says what happens to the
         partitions of a topic that was deleted and created again: with "fail" they are parked until somebody moves them,
         with "earliest" they are consumed from their beginnings; without it each consumer's option counts. Raises

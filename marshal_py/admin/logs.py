@@ -154,7 +154,10 @@ class LogConnection:
         return any(stored.at == self.wanted for stored in self.snapshotter.store.confirmed()) and pieces is not None
 
     def _confirm_alone(self, piece: Snapshot) -> None:
-        """Confirms the own snapshot where no consumer lives that could: folds the log again and compares (N6)."""
+        """Confirms the snapshot that `write` wrote if no consumer lives that could confirm it (N6).
+
+        It folds the log a second time and compares the result with the snapshot.
+        """
 
         def read_back() -> bool:
             return any(key.at == piece.at and key.instance == piece.instance for key in self.snapshotter.store.whole)

@@ -58,8 +58,8 @@ class Stopped(NamedTuple):
 def stopped(group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
     """Returns the partitions that nobody consumes until an admin acts, grouped by topic and reason (F6.4, D6, D10).
 
-    `recreated`: topics that were deleted and created again; all of their partitions count, parked already or not.
-    `ends`: end offsets of partitions, as far as they are known.
+    `recreated`: topics that were deleted and created again. Nobody consumes any of their partitions, even if the log
+    does not say so yet. `ends`: end offsets of partitions, as far as they are known.
     """
     said = parked(group)
     beyond = {tp: position for tp, position in positions(group).items() if position > ends.get(tp, position)}
@@ -282,8 +282,8 @@ def lag(
 
     `time_s` ignores new messages, and is None where there is a lag but the position has not moved. A lag is None where
     it is unknown: if the partition has no position or no known end, if the position is beyond the end, if records were
-    lost, or if the topic was created again (`recreated`, or parked for it). `unknown` counts these partitions. The
-    total leaves them out, and is None if no lag is known.
+    lost, or if the topic was created again (it is in `recreated`, or the log says so). `unknown` counts these
+    partitions. The total leaves them out, and is None if no lag is known.
     """
     rows = []
     for tp in partitions(group):

@@ -24,7 +24,7 @@ class Drain:
         self._begun = False
 
     def _begin(self, group: Group) -> None:
-        """Notes the owners when the pause begins: some release their partitions before the next tick."""
+        """Notes the owners when the pause begins, because some release their partitions before the next tick."""
         if not self._begun:
             self._begun = True
             self.owners = holders(group, self.tps)

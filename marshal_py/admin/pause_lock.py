@@ -117,7 +117,7 @@ class PauseLock:
         self._send(group, token, now)
 
     def _renew(self, group: Group, now: Instant) -> None:
-        """Renews our pause once a third of its duration has passed (M3).
+        """Renews our pause once a third of its duration has passed since its last record was read (M3).
 
         A renewal that was sent but not read yet is sent again, as the same record.
         """

@@ -41,8 +41,9 @@ def rows_of(
 ) -> list[Row]:
     """Returns a row for each partition of `after`.
 
-    If the partition had no position before (NONE) or is parked, the skipped and repeated messages are unknown and
-    counted as 0, because the messages around such a position may not exist.
+    `before`: positions before the move, NONE if there was none. `parked`: partitions that nobody may claim before the
+    move. For these, and without a position before, the skipped and repeated messages are unknown and counted as 0,
+    because the messages around such a position may not exist.
     """
     rows = []
     for tp, target in sorted(after.items()):

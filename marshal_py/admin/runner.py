@@ -176,10 +176,11 @@ class OperationRunner:
     # --- driving
 
     def run(self, operation: Operation, watcher: Watcher | None = None, resolve: Resolve | None = None) -> None:
-        """Runs the operation to its end; raises its error. Ctrl-C makes it give up in order, a second one abandons it.
+        """Runs the operation to its end and raises its error, if it has one.
 
-        It runs in a thread of its own while the caller waits: a KeyboardInterrupt may come between any two steps of
-        Python, and a record that was polled and not folded would be a gap.
+        Ctrl-C makes the operation give up and undo what it began; a second Ctrl-C abandons it as it is. It runs in a
+        thread of its own while the caller waits, because a KeyboardInterrupt may come between any two steps of Python,
+        and a record that was polled and not folded would be a gap.
         """
         failed: list[BaseException] = []
         # Not by join(): one that is interrupted counts its thread as ended in Python 3.11, while it runs on.

@@ -138,7 +138,7 @@ class RemovePlan(EvictPlan):
             self.send(GroupConfig(group.config_offset, deleted=True, by=by), now)
 
     def give_up(self, error: MarshalError) -> None:
-        """Gives up, but ends with success if the group is deleted: other operations fail then, this one wants it."""
+        """Gives up, unless the group is deleted by now. Then it ends with success, where other operations fail."""
         group = self.context.group
         if group is not None and group.deleted:
             self.end()

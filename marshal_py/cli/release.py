@@ -86,7 +86,10 @@ def resume(
     token: PauseToken = None,
     take_over: changes.TakeOver = False,
 ) -> None:
-    """End a pause: your own, the one that --token names, or anybody's. A group that is not paused is left as it is."""
+    """End a pause: your own, the one that --token names, or with --take-over anybody's.
+
+    A group that is not paused is left as it is.
+    """
     target = options.group(group)
     if options.showed_dry_run(
         group, lambda: target.impact(lambda context: impact.of_resume(context, changes.now(), token, take_over))
