@@ -101,11 +101,11 @@ def _pause_over_ms(demands: Demands, history: History, group: str) -> float:
 
 
 def _unowned(demands: Demands, history: History, invariant: str) -> Iterator[Violation]:
-    """Yields partitions without a live owner at the time when all must be owned, that is three intervals after the
-    heal.
+    """Yields partitions without a live owner at the time when all must be owned.
 
-    More time is given while a client still waits out its silence. V1, V2 and V3 demand this each for another last
-    owner; `invariant` says which of them is judged.
+    That is three intervals after the heal or the last pause, and QUIET_INTERVALS later, because a client may have to
+    stay silent first. Who owned the partition last decides whether V1, V2 or V3 is broken; only `invariant` is judged
+    here.
     """
     for key in _keys(demands, history):
         due_ms = _pause_over_ms(demands, history, key[0]) + (3 + QUIET_INTERVALS) * demands.interval_ms + 1_000

@@ -126,8 +126,10 @@ def _ended(history: History) -> dict[tuple[Key, int, int], float]:
 
 
 def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | None]]:
-    """Yields each message that a record moved a position over: the record's offset and the time of its sending, the
-    message's partition and offset, and when the message was finished (None: never).
+    """Yields one tuple for each message that a record moved a position over.
+
+    It has the record's offset and sending time, the message's partition and offset, and when a handler had finished the
+    message (None: never).
     """
     ended = _ended(history)
     for step in history.advances:

@@ -394,7 +394,9 @@ class Cluster:
         return member.healthy(now) and not shuns and not hangs
 
     def finished(self) -> bool:
-        """Returns True if the cluster is settled and the groups' positions are past the last messages."""
+        """Returns True if the cluster is settled (see `settled`) and every group's positions are past the last
+        messages.
+        """
         return self.settled() and all(
             not offsets or partition.position > offsets[-1]
             for plan in self.scenario.groups

@@ -81,9 +81,9 @@ def tasks(seeds: range | None) -> Iterator[Task]:
 def measure(
     seeds: range | None, seconds: float | None, processes: int, on_progress: Callable[[int, float], None]
 ) -> Races:
-    """Runs these seeds, or as many as begin within `seconds`; `on_progress(runs, seconds)` is called after each run.
+    """Runs these seeds, or as many runs as begin within `seconds`, and returns the rates over the finished runs.
 
-    Ctrl-C ends it early: the rates are then those of the finished runs.
+    `on_progress` is called after each run with the number of runs and the seconds so far. Ctrl-C ends it early.
     """
     began, done, complete = time.monotonic(), [], True
     end = None if seconds is None else began + seconds

@@ -142,7 +142,9 @@ def simulate(
 
 
 def _asked_of(judgement: Judgement, demands: Demands, cluster: Cluster) -> Demands:
-    """Returns the demands on the groups of one log, without those on groups that no client can read any more."""
+    """Returns the part of `demands` that concerns the groups of one log, without groups that no client can read any
+    more.
+    """
     groups = set(judgement.history.evidence.groups) - cluster.damaged
     topics = {group: topics for group, topics in demands.topics.items() if group in groups}
     return demands._replace(topics=topics)
@@ -218,8 +220,9 @@ def _go_on(cluster: Cluster, most_ms: int, enough: Callable[[], bool]) -> bool:
 
 
 def _depart(cluster: Cluster, how: str) -> list[Departure]:
-    """Makes one client leave, or as good as leave (`how`). It must own something, and must not be alone in its
-    group.
+    """Makes one client leave, or do what comes to the same (`how`). Returns its departure, or [] if no client can go.
+
+    The client must own something, and must not be alone in its group.
     """
     for client in cluster.staying():
         others = [other for other in cluster.staying() if other.group == client.group]

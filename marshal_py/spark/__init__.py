@@ -69,7 +69,7 @@ __all__ = [  # __getattr__ provides them
 
 
 def require_spark() -> None:
-    """Raises MissingSpark unless pyspark, pyarrow and pandas are installed and new enough."""
+    """Checks that pyspark, pyarrow and pandas are installed and new enough. Raises MissingSpark."""
     for package in ("pyspark", "pyarrow", "pandas"):
         if util.find_spec(package) is None:
             raise MissingSpark(package, "which is not installed here", INSTALL)

@@ -113,7 +113,7 @@ class Entry(ABC):
         return df if left_out is None else df.where(~left_out)
 
     def positions(self) -> dict[TopicPartition, Position]:
-        """Returns what the table knows of this entry's partitions once it is committed."""
+        """Returns the positions of this entry's partitions as the table will know them after `commit`."""
         found = {}
         for tp, span in self.spans.items():
             seen = self.seen.get(tp)

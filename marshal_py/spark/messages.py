@@ -91,7 +91,9 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> str:
 
 
 def check_schema(found: str, columns: Sequence[str]) -> None:
-    """Raises InvalidOption unless `found`, from `StructType.simpleString`, is the schema of `columns`."""
+    """Checks that `found`, a schema as `StructType.simpleString` gives it, is that of `columns`. Raises
+    InvalidOption.
+    """
     if found != f"struct<{','.join(f'{name}:{_COLUMNS[name].spark}' for name in columns)}>":
         raise InvalidOption(
             "schema",

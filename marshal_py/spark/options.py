@@ -197,7 +197,9 @@ def as_options(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
-    """Raises InvalidOption for an option that is not in `known`, because it is misspelt or meant for another source."""
+    """Checks that each option is in `known` or begins with `kafka.`. Raises InvalidOption: it is misspelt or not for
+    this source.
+    """
     for name in options:
         if name not in known and not name.startswith("kafka."):
             raise InvalidOption(name, options[name], f"kafka.* or one of {', '.join(sorted(known))}")

@@ -315,7 +315,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _check_ours(offset: dict[str, Any], committed: dict[str, Any]) -> None:
-    """Raises InvalidOption if the offset is from the checkpoint of another source, which Spark does not check."""
+    """Checks that the offset is not from another source's checkpoint, because Spark does not check it. Raises
+    InvalidOption.
+    """
     if not isinstance(offset.get("b"), int):
         rule = (
             "the folder holds the checkpoint of another source: use a new folder. If it was format('kafka'), a "
