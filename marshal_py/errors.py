@@ -18,6 +18,7 @@
     |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas or Java
     |   +-- BadRequest            a request to a topic is empty, contradicts itself or is out of bounds (408)
     |   +-- MessageNotFound       a topic holds no message that a request describes (404)
+    |   +-- TopicExists           a topic was to be created that exists
     |   +-- IndexUnusable         a key index is another topic's, damaged, or of a topic that was created again
     |   +-- TooManyKeys           a request matches more keys than one answer may hold (413)
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
@@ -60,6 +61,7 @@
         |   +-- PartitionTruncated    records that were read are gone; others may be at their offsets
         |   +-- PartitionUnreadable   no consumer of the group can read it: a right is missing, or records are damaged
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
+        +-- TopicRefused          Kafka refuses to create, change or delete a topic
         +-- PurgeRefused          Kafka refuses to delete records of a partition
         +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
@@ -324,6 +326,14 @@ class IndexUnusable(CallerError):
     def __init__(self, path: str, reason: str) -> None:
         self.path, self.reason = path, reason
         super().__init__(f"the key index {path} cannot be used: {reason}")
+
+
+class TopicExists(CallerError):
+    """A topic was to be created that exists."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        super().__init__(f"topic {topic!r} exists already: change it, or choose another name")
 
 
 class PositionOutOfRange(CallerError):
@@ -789,6 +799,14 @@ class RangeLost(ClusterError):
             f"records before the job read them; run it again, lengthen retention.ms, or plan smaller "
             f"batches"
         )
+
+
+class TopicRefused(ClusterError):
+    """Kafka refuses to create, change or delete a topic as it was asked to. Nothing was changed."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        self.topic, self.reason = topic, reason
+        super().__init__(f"Kafka refuses this for topic {topic!r}: {reason}")
 
 
 class PurgeRefused(ClusterError):

@@ -1,7 +1,9 @@
-"""`marshal topics ls / info / purge`: the topics of a cluster."""
+"""`marshal topics ls / info / create / update / rm / purge`: the topics of a cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
@@ -10,13 +12,23 @@ from rich.table import Table
 
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command
+from marshal_py.client.options import check_topics
+from marshal_py.topics import changes
 from marshal_py.topics.topic import Topic
+from marshal_py.transport.ports import ClusterAdmin
 
 LS_EXAMPLE: Final = output.example("marshal topics ls")
 INFO_EXAMPLE: Final = output.example("marshal topics info orders")
+CREATE_EXAMPLE: Final = output.example("marshal topics create orders --partitions 12 --config retention.ms=86400000")
+UPDATE_EXAMPLE: Final = output.example("marshal topics update orders --partitions 24 --config retention.ms=")
+RM_EXAMPLE: Final = output.example("marshal topics rm orders --dry-run")
 PURGE_EXAMPLE: Final = output.example("marshal topics purge orders --keep 1000 --dry-run")
 
-app = typer.Typer(no_args_is_help=True, help="Topics: what they hold, and deleting their beginning.")
+app = typer.Typer(no_args_is_help=True, help="Topics: create, show, change, delete.")
+Config = Annotated[
+    list[str] | None, typer.Option("--config", metavar="NAME=VALUE", help="A setting of the topic; repeatable.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done; Kafka checks it.")]
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 
 
@@ -56,6 +68,93 @@ def info(options: CommonOptions, topic: Name) -> None:
     print(f"topic {topic}: {len(found.partitions)} partitions, {found.offsets} offsets, id {found.topic_id or '-'}")
     for name, value in sorted(found.settings.items()):
         print(f"  {name}={value}")
+
+
+@app.command("create", epilog=CREATE_EXAMPLE)
+@command
+def create(
+    options: CommonOptions,
+    topic: Name,
+    partitions: Annotated[int, typer.Option(min=1, help="How many partitions.")] = 1,
+    replication_factor: Annotated[
+        int | None, typer.Option(min=1, help="How many replicas of each.", show_default="the cluster's")
+    ] = None,
+    config: Config = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Create a topic."""
+    settings = {key: value for key, value in _settings(config).items() if value is not None}
+    with _admin(options, topic) as admin:
+        changes.create(admin, topic, partitions, replication_factor, settings, dry_run)
+    _done(options, topic, dry_run, "created")
+
+
+@app.command("update", epilog=UPDATE_EXAMPLE)
+@command
+def update(
+    options: CommonOptions,
+    topic: Name,
+    partitions: Annotated[int | None, typer.Option(min=1, help="How many there are afterwards; more than now.")] = None,
+    config: Config = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Make a topic larger, or change its settings. `--config NAME=` brings the cluster's default back."""
+    with _admin(options, topic) as admin:
+        changes.update(admin, topic, partitions, _settings(config), dry_run)
+    _done(options, topic, dry_run, "changed")
+
+
+@app.command("rm", epilog=RM_EXAMPLE)
+@command
+def rm(
+    options: CommonOptions,
+    topic: Name,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a topic and everything in it, for good."""
+    source = Topic(options.transport(), topic)
+    try:
+        found = source.info()
+    finally:
+        source.close()
+    with _admin(options, topic) as admin:
+        if not dry_run:
+            if not yes:
+                question = (
+                    f"Delete topic {topic!r} with {len(found.partitions)} partitions and {found.offsets} offsets?"
+                )
+                typer.confirm(question, abort=True, err=True)
+            changes.delete(admin, topic)
+    _done(options, topic, dry_run, "deleted")
+
+
+@contextmanager
+def _admin(options: CommonOptions, topic: str) -> Iterator[ClusterAdmin]:
+    check_topics([topic])
+    if topic == options.coordination_topic:
+        raise output.CommandFailed(f"{topic} is the coordination topic: only the library changes it")
+    admin = options.transport().admin()
+    try:
+        yield admin
+    finally:
+        admin.close()
+
+
+def _settings(given: list[str] | None) -> dict[str, str | None]:
+    """`retention.ms=60000` each; nothing after the sign is None."""
+    found: dict[str, str | None] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--config {text!r}: expected NAME=VALUE")
+        found[name] = value or None
+    return found
+
+
+def _done(options: CommonOptions, topic: str, dry_run: bool, what: str) -> None:
+    text = f"topic {topic!r} would be {what}: nothing was done" if dry_run else f"topic {topic!r} is {what}"
+    options.print_result({"topic": topic, "dry_run": dry_run, "outcome": "dry_run" if dry_run else what}, text)
 
 
 @app.command("purge", epilog=PURGE_EXAMPLE)

@@ -24,18 +24,26 @@ from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_retention, check_topics
 from marshal_py.client.planner import Planner
 from marshal_py.client.retention import HISTORY_KEPT_S, RetentionPolicy
-from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
+from marshal_py.errors import (
+    ConsumerClosed,
+    InvalidName,
+    InvalidOption,
+    KafkaGroupIsLive,
+    TopicMissing,
+    UnsupportedPlatform,
+)
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import PARTITION_MAX, Genesis
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
+from marshal_py.topics import changes
 from marshal_py.topics.keys import ALL
 from marshal_py.topics.topic import Deserializer, Topic
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.ports import TopicInfo
+from marshal_py.transport.ports import ClusterAdmin, TopicInfo
 from marshal_py.transport.settings import default_client_id
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
@@ -185,6 +193,67 @@ class Marshal:
             timeout_s=self._timeout_s,
         )
 
+    # --- topics
+
+    def topics(self, pattern: str = ".*") -> tuple[str, ...]:
+        """Returns the cluster's topics whose whole names match a Python regular expression, sorted.
+
+        The coordination topic and Kafka's internal topics are left out. Raises InvalidOption, ClusterUnreachable,
+        ReentrantCall.
+        """
+        self._context.check_call("Marshal", "topics", waits=True)
+        wanted = check_pattern(pattern)
+        found = self._context.admin.topics() - _NO_DATA - {self.coordination_topic}
+        return tuple(sorted(topic for topic in found if wanted.fullmatch(topic)))
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        replication: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> Topic:
+        """Creates a topic and returns it. `replication` None: what the cluster is configured for.
+
+        `settings`: Kafka's, as {"retention.ms": "60000"}. With `dry_run` Kafka checks the request and creates nothing.
+        Raises InvalidName, BadRequest, TopicExists, TopicRefused, AccessDenied, ClusterUnreachable;
+        UnsupportedPlatform on the embedded broker, whose Broker object creates topics.
+        """
+        admin = self._changeable(name, "create_topic")
+        changes.create(admin, name, partitions, replication, settings or {}, dry_run)
+        return self.topic(name)
+
+    def update_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        settings: Mapping[str, str | None] | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        """Makes a topic larger, changes its settings, or both. None as a value brings the cluster's default back.
+
+        Consumers see new partitions by themselves. Keys may go to other partitions from then on. Raises as
+        `create_topic`, and TopicMissing.
+        """
+        changes.update(self._changeable(name, "update_topic"), name, partitions, settings or {}, dry_run)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic and everything in it, for good. Raises as `update_topic`."""
+        changes.delete(self._changeable(name, "delete_topic"), name)
+
+    def _changeable(self, name: str, verb: str) -> ClusterAdmin:
+        """Raises InvalidName for a topic that is none of the user's."""
+        self._context.check_call("Marshal", verb, waits=True)
+        check_topics([name])
+        if name == self.coordination_topic or name in _NO_DATA:
+            raise InvalidName("topic", name, "a topic of yours: this one belongs to the library or to Kafka")
+        return self._context.admin
+
+    # --- consumers
+
     def consumer(self, group: str, topics: Sequence[str], **options: Any) -> Consumer:
         """Joins `group` as a consumer of `topics`, and returns once the group has it.
 
@@ -276,17 +345,6 @@ class Marshal:
         except BaseException:
             consumer.stop(EXIT_TIMEOUT_S)
             raise
-
-    def topics(self, pattern: str) -> tuple[str, ...]:
-        """Returns the cluster's topics whose whole names match a Python regular expression, sorted.
-
-        The coordination topic and Kafka's internal topics are left out. Raises InvalidOption, ClusterUnreachable,
-        ReentrantCall.
-        """
-        self._context.check_call("Marshal", "topics", waits=True)
-        wanted = check_pattern(pattern)
-        found = self._context.admin.topics() - _NO_DATA - {self.coordination_topic}
-        return tuple(sorted(topic for topic in found if wanted.fullmatch(topic)))
 
     def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
         """Checks that the topics exist, and that no ordinary Kafka consumer uses the group id (D7).

@@ -42,6 +42,7 @@ from marshal_py.errors import (
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.connecting import metadata
+from marshal_py.transport.kafka_topics import KafkaTopics
 from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, TopicInfo
 from marshal_py.transport.requests import (
     LIST_TIMEOUT_S_MIN,
@@ -263,6 +264,13 @@ class KafkaAdmin:
             self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
         except (KafkaException, TimeoutError) as error:
             raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
+
+    def topic_admin(self) -> KafkaTopics:
+        if "create_topic" not in self.capabilities:
+            raise UnsupportedPlatform(
+                "changing topics", "the embedded broker", "call create_topic of its Broker object instead"
+            )
+        return KafkaTopics(self._client, self._given, self._timeout_s)
 
     def brokers(self) -> dict[int, str]:
         """Address of every live broker, by its id."""

@@ -19,8 +19,10 @@ from marshal_py.errors import (
     HistoryTruncated,
     MarshalError,
     RangeLost,
+    TopicExists,
     TopicMissing,
     TopicRecreated,
+    TopicRefused,
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments
@@ -351,6 +353,50 @@ class MemoryReader:
         pass
 
 
+class MemoryTopics:
+    """TopicAdmin over a MemoryBroker."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+
+    def create(
+        self, name: str, partitions: int, replication: int | None, config: Mapping[str, str], dry_run: bool
+    ) -> None:
+        with self.broker.lock:
+            if name in self.broker.topics:
+                raise TopicExists(name)
+            if replication is not None and replication > self.broker.brokers:
+                raise TopicRefused(name, f"replication factor {replication} with {self.broker.brokers} brokers")
+            if not dry_run:
+                self.broker.create_topic(name, partitions)
+                self.broker.settings[name].update(config)
+
+    def grow(self, name: str, partitions: int, dry_run: bool) -> None:
+        with self.broker.lock:
+            known = len(self._topic(name))
+            if partitions <= known:
+                raise TopicRefused(name, f"it has {known} partitions, and {partitions} are no more")
+            if not dry_run:
+                self.broker.grow(name, partitions)
+
+    def alter(self, name: str, config: Mapping[str, str | None], dry_run: bool) -> None:
+        with self.broker.lock:
+            self._topic(name)
+            if not dry_run:
+                kept = {**self.broker.settings[name], **config}
+                self.broker.settings[name] = {key: value for key, value in kept.items() if value is not None}
+
+    def delete(self, name: str) -> None:
+        with self.broker.lock:
+            self._topic(name)
+            self.broker.delete_topic(name)
+
+    def _topic(self, name: str) -> list[list[MemoryMessage]]:
+        if name not in self.broker.topics:
+            raise TopicMissing(name)
+        return self.broker.topics[name]
+
+
 class MemoryAdmin:
     """ClusterAdmin over a MemoryBroker."""
 
@@ -416,6 +462,9 @@ class MemoryAdmin:
             return "not authorized"
         self.broker.delete_records(tp, before)
         return ""
+
+    def topic_admin(self) -> MemoryTopics:
+        return MemoryTopics(self.broker)
 
     def live_kafka_members(self, group: str) -> int:
         return self.broker.live_kafka.get(group, 0)

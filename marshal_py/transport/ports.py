@@ -193,6 +193,26 @@ class MessageReader(Protocol):
     def close(self) -> None: ...
 
 
+class TopicAdmin(Protocol):
+    """Changes to topics. With `dry_run` the cluster checks the request and carries nothing out.
+
+    All raise TopicRefused, AccessDenied, ClusterUnreachable; all but `create` TopicMissing.
+    """
+
+    def create(
+        self, name: str, partitions: int, replication: int | None, config: Mapping[str, str], dry_run: bool
+    ) -> None:
+        """`replication` None: what the cluster is configured for. Raises TopicExists."""
+
+    def grow(self, name: str, partitions: int, dry_run: bool) -> None:
+        """`partitions`: how many there are afterwards; more than before."""
+
+    def alter(self, name: str, config: Mapping[str, str | None], dry_run: bool) -> None:
+        """None as a value brings the cluster's default back. What is not named stays."""
+
+    def delete(self, name: str) -> None: ...
+
+
 class ClusterAdmin(Protocol):
     """Requests that may wait, called from a worker thread. All raise ClusterUnreachable."""
 
@@ -230,6 +250,9 @@ class ClusterAdmin(Protocol):
 
     def delete_records(self, tp: TopicPartition, before: int) -> str:
         """Deletes the records below an offset; returns why Kafka refused, "" if it did not."""
+
+    def topic_admin(self) -> TopicAdmin:
+        """Changes to topics. Raises UnsupportedPlatform where the capability `create_topic` is missing."""
 
     def live_kafka_members(self, group: str) -> int:
         """How many ordinary Kafka consumers are alive in the group."""

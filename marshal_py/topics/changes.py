@@ -1,0 +1,77 @@
+"""Creating, changing and deleting topics, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from marshal_py.errors import BadRequest, TopicMissing
+from marshal_py.protocol.records import PARTITION_MAX
+from marshal_py.transport.ports import ClusterAdmin
+
+REPLICATION_MAX: Final = 32_767  # Kafka's own
+
+
+def create(
+    admin: ClusterAdmin,
+    name: str,
+    partitions: int,
+    replication: int | None,
+    settings: Mapping[str, str],
+    dry_run: bool = False,
+) -> None:
+    """Creates a topic. Raises BadRequest, TopicExists, TopicRefused, AccessDenied, UnsupportedPlatform."""
+    _check_count("partitions", partitions, PARTITION_MAX)
+    if replication is not None:
+        _check_count("replication", replication, REPLICATION_MAX)
+    _check_settings(settings)
+    admin.topic_admin().create(name, partitions, replication, settings, dry_run)
+
+
+def update(
+    admin: ClusterAdmin, name: str, partitions: int | None, settings: Mapping[str, str | None], dry_run: bool = False
+) -> None:
+    """Makes a topic larger, changes its settings, or both; None as a value brings the cluster's default back.
+
+    The settings first: Kafka checks them all at once, and a topic that has grown never shrinks. Raises as `create`,
+    TopicMissing; BadRequest for a count that is not above the topic's.
+    """
+    if partitions is None and not settings:
+        raise BadRequest("name what should change: partitions, settings, or both")
+    _check_settings(settings)
+    found = admin.describe_topic(name)
+    if found is None:
+        raise TopicMissing(name)
+    if partitions is not None:
+        _check_count("partitions", partitions, PARTITION_MAX)
+        if partitions < found.partitions:
+            raise BadRequest(
+                f"partitions={partitions}: topic {name!r} has {found.partitions}, and Kafka's topics never shrink"
+            )
+    topics = admin.topic_admin()
+    grows = partitions is not None and partitions > found.partitions
+    if settings:
+        topics.alter(name, settings, dry_run)
+    if grows:
+        assert partitions is not None
+        topics.grow(name, partitions, dry_run)
+
+
+def delete(admin: ClusterAdmin, name: str) -> None:
+    """Deletes a topic and everything in it. Raises TopicMissing, TopicRefused, AccessDenied, UnsupportedPlatform."""
+    if admin.describe_topic(name) is None:
+        raise TopicMissing(name)
+    admin.topic_admin().delete(name)
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise BadRequest(f"{name}={value!r}: a whole number, 1 to {most}")
+
+
+def _check_settings(settings: Mapping[str, str | None]) -> None:
+    for key, value in settings.items():
+        if not isinstance(key, str) or not key or not (value is None or isinstance(value, str)):
+            raise BadRequest(
+                f"setting {key!r}={value!r}: names and values are texts, as in {{'retention.ms': '60000'}}"
+            )

@@ -1,0 +1,99 @@
+"""Creates, changes and deletes topics of a Kafka cluster. Each request is one call; a refusal is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType  # type: ignore[attr-defined]
+
+from marshal_py.errors import TopicExists, TopicMissing, TopicRefused
+from marshal_py.transport import settings
+from marshal_py.transport.requests import Requester, as_cluster_error, code_of, text_of
+
+BROKER_DEFAULT: Final = -1  # of the replication factor: what the cluster is configured for (KIP-464)
+_REFUSED: Final = frozenset(
+    {
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.INVALID_REPLICA_ASSIGNMENT,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_REQUEST,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_DELETION_DISABLED,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+
+
+class KafkaTopics:
+    """TopicAdmin over an AdminClient. With `dry_run` Kafka checks a request and carries nothing out."""
+
+    def __init__(self, client: Requester, given: settings.Settings, timeout_s: float) -> None:
+        self._client, self._given, self._timeout_s = client, given, timeout_s
+
+    def create(
+        self, name: str, partitions: int, replication: int | None, config: Mapping[str, str], dry_run: bool
+    ) -> None:
+        """Raises TopicExists, TopicRefused, AccessDenied, ClusterUnreachable."""
+        request = NewTopic(
+            name, partitions, BROKER_DEFAULT if replication is None else replication, config=dict(config)
+        )
+        self._carry_out(
+            name,
+            "Create",
+            lambda: self._client.create_topics([request], operation_timeout=self._timeout_s, validate_only=dry_run)[
+                name
+            ],
+        )
+
+    def grow(self, name: str, partitions: int, dry_run: bool) -> None:
+        """Raises TopicMissing, TopicRefused, AccessDenied, ClusterUnreachable."""
+        request = NewPartitions(name, partitions)
+        self._carry_out(
+            name,
+            "Alter",
+            lambda: self._client.create_partitions([request], operation_timeout=self._timeout_s, validate_only=dry_run)[
+                name
+            ],
+        )
+
+    def alter(self, name: str, config: Mapping[str, str | None], dry_run: bool) -> None:
+        """None as a value brings the cluster's default back. Raises as `grow`."""
+        entries = [
+            ConfigEntry(
+                key,
+                value if value is not None else "",
+                incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
+            )
+            for key, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        self._carry_out(
+            name,
+            "AlterConfigs",
+            lambda: self._client.incremental_alter_configs([resource], validate_only=dry_run)[resource],
+        )
+
+    def delete(self, name: str) -> None:
+        """Raises as `grow`."""
+        self._carry_out(
+            name, "Delete", lambda: self._client.delete_topics([name], operation_timeout=self._timeout_s)[name]
+        )
+
+    def _carry_out(self, name: str, operation: str, ask: Callable[[], Future[Any]]) -> None:
+        self._client.listen().forget()
+        try:
+            ask().result(self._timeout_s)
+        except (KafkaException, TimeoutError) as error:
+            code = code_of(error)
+            if code == KafkaError.TOPIC_ALREADY_EXISTS:
+                raise TopicExists(name) from error
+            if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                raise TopicMissing(name) from error
+            if code in _REFUSED:
+                raise TopicRefused(name, text_of(error)) from error
+            what = f"{operation} of topic {name}"
+            raise as_cluster_error(self._client, self._given, error, what, (operation, name)) from error

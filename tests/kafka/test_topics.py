@@ -1,0 +1,70 @@
+"""Topics on a real Kafka: created, shown, changed, purged and deleted, from Python and from the shell."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import marshal_py
+from marshal_py.errors import PurgeRefused, TopicExists, TopicMissing, TopicRefused
+from tests.cli.shell import Shell
+from tests.support.kafka import Cluster
+
+DEADLINE_S = 60
+
+
+def test_a_topic_from_its_creation_to_its_end(kafka: Cluster) -> None:
+    name = f"topics-{time.time_ns()}"
+    with marshal_py.connect(kafka.bootstrap, coordination_topic=f"{name}-m") as marshal:
+        marshal.create_topic(name, partitions=2, settings={"retention.ms": "60000"}, dry_run=True)
+        assert name not in marshal.topics()
+        topic = marshal.create_topic(name, partitions=2, settings={"retention.ms": "60000"})
+        with pytest.raises(TopicExists):
+            marshal.create_topic(name)
+        for wrong in ({"replication": 9}, {"settings": {"no.such": "1"}}, {"settings": {"retention.ms": "soon"}}):
+            with pytest.raises(TopicRefused):
+                marshal.create_topic(f"{name}-x", **wrong)
+        until(lambda: name in marshal.topics())
+        assert topic.info().settings["retention.ms"] == "60000"
+        marshal.update_topic(name, partitions=3, settings={"retention.ms": None}, dry_run=True)
+        assert len(topic.info().partitions) == 2
+        marshal.update_topic(name, partitions=3, settings={"retention.ms": None})
+        until(lambda: len(topic.info().partitions) == 3)
+        assert topic.info().settings["retention.ms"] != "60000"
+        marshal.delete_topic(name)
+        until(lambda: name not in marshal.topics())
+        with pytest.raises(TopicMissing):
+            marshal.delete_topic(name)
+        topic.close()
+
+
+def test_purging_and_what_is_refused(kafka: Cluster) -> None:
+    name = f"topics-{time.time_ns()}"
+    shell = Shell(kafka.bootstrap)
+    made = shell.json("topics", "create", name, "--partitions", "2", "--config", "cleanup.policy=compact")
+    assert made == {"topic": name, "dry_run": False, "outcome": "created"}
+    assert (
+        shell.run("produce", name, "--key-separator", ":", stdin=b"".join(b"%d:x\n" % at for at in range(20))).exit_code
+        == 0
+    )
+    with marshal_py.connect(kafka.bootstrap, coordination_topic=f"{name}-m") as marshal:
+        topic = marshal.topic(name)
+        with pytest.raises(PurgeRefused):
+            topic.purge(keep=0)
+        assert shell.json("topics", "update", name, "--config", "cleanup.policy=delete")["outcome"] == "changed"
+        until(lambda: topic.info().settings["cleanup.policy"] == "delete")
+        purged = topic.purge(keep=1)
+        assert sum(each.after - each.before for each in purged.values()) == 18
+        assert [first for first, _ in topic.info().partitions.values()] == [each.after for each in purged.values()]
+        topic.close()
+    assert shell.run("topics", "rm", name, "--yes").exit_code == 0
+
+
+def until(condition: object) -> None:
+    """Brokers learn of a change one after the other."""
+    assert callable(condition)
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
