@@ -52,11 +52,11 @@ def as_text(message: Message, separator: str | None) -> bytes:
 
 def as_json(message: Message) -> bytes:
     """Returns one line of JSON with everything that the message has."""
-    return json.dumps({**content(message), "token": str(message.token)}, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(content(message, str(message.token)), ensure_ascii=False).encode() + b"\n"
 
 
-def content(message: Message | StoredMessage) -> dict[str, Any]:
-    """Returns where the message is, and its key, value and headers, as JSON's types."""
+def content(message: Message | StoredMessage, token: str | None = None) -> dict[str, Any]:
+    """Returns where the message is, its key, value and headers, and the token if there is one, as JSON's types."""
     key, key_base64 = _split(message.key)
     value, value_base64 = _split(message.value)
     headers = [
@@ -70,6 +70,7 @@ def content(message: Message | StoredMessage) -> dict[str, Any]:
         "key": key,
         "value": value,
         "timestamp": message.timestamp,
+        **({} if token is None else {"token": token}),
         "key_base64": key_base64,
         "value_base64": value_base64,
         "headers": headers,

@@ -133,7 +133,7 @@ def test_a_pattern_replaces_topics() -> None:
     options = StreamOptions.of({**needed, "subscribePattern": "orders-.*", "startingOffsets": '{"orders-1":{"0":5}}'})
     assert (options.topics, options.topics_pattern) == ((), "orders-.*")
     assert options.consumer["new_topics"] == "earliest"
-    for pattern, says in (("(", "a regular expression"), ("", "the whole name")):
+    for pattern, says in (("(", "a Python regular expression"), ("", "the whole name")):
         with pytest.raises(InvalidOption, match=says):
             StreamOptions.of({**needed, "subscribePattern": pattern})
     with pytest.raises(InvalidOption, match="topics is given too"):
