@@ -21,8 +21,9 @@ from marshal_py.protocol.member import Member
 class DeliveryContext:
     """Holds what all deliveries of one consumer share. `delivered`: how many messages it has delivered.
 
-    `make(raw, delivered, index, value)` returns the user's message for a fetched one. `delivered` is here the Delivered
-    that it belongs to, `index` its index in the run, and `value` its bytes.
+    `make(raw, delivered, index, value)` returns the user's message for the fetched message `raw`. Its argument
+    `delivered` is the Delivered that the message belongs to, `index` the message's index in the run, and `value` its
+    bytes.
     """
 
     __slots__ = (
@@ -51,17 +52,17 @@ class DeliveryContext:
         self.delivered = 0
 
     def forked(self, made_in_pid: int) -> None:
-        """Called in a forked child process, where acks raise UsedAfterFork from then on (forks.py)."""
+        """Makes acks raise UsedAfterFork in a forked child process, where it is called (forks.py)."""
         self.lock = ForkedLock("Message", made_in_pid)
 
 
 class Delivered:
-    """What messages of one claim that were delivered together have in common: claim, run, token."""
+    """Holds what messages of one claim that were delivered together have in common: claim, run, token."""
 
     __slots__ = ("claim", "context", "key_deserializer", "make", "run", "token", "value_deserializer")
 
     def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None) -> None:
-        """`run` tracks which of the messages are acked; it is None in at-most-once mode."""
+        """Stands for a delivery under `claim`. `run` tracks which messages are acked; None in at-most-once mode."""
         self.context, self.claim, self.run = context, claim, run
         self.key_deserializer = context.key_deserializer
         self.value_deserializer = context.value_deserializer
@@ -69,7 +70,7 @@ class Delivered:
         self.token = Token(context.incarnation, claim.epoch)
 
     def finish_late(self) -> bool:
-        """Counts an ack that came after its claim was released or lost, and so has no effect. Returns False.
+        """Counts an ack that has no effect, because it came after its claim was released or lost. Returns False.
 
         Called with the lock held.
         """
@@ -94,7 +95,7 @@ class Delivered:
     def touch(self, first: int, stop: int) -> None:
         """Restarts the handler timeout of the messages with the indexes [first, stop) of `run`.
 
-        In at-most-once mode it restarts that of all messages of the claim.
+        In at-most-once mode it restarts the timeout of all messages of the claim.
         """
         with self.context.lock:
             tracker, mono_ms = self.claim.tracker, self.context.clock_now().mono_ms

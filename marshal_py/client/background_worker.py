@@ -16,7 +16,7 @@ logger = logging.getLogger("marshal_py")
 
 
 class Worker:
-    """A queue and a thread. The executors of the standard library do not fit: they end before `atexit` handlers run."""
+    """Runs tasks on a thread of its own. (The executors of the standard library end before `atexit` handlers run.)"""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[tuple[tuple[str, int], Callable[[], object]] | None] = queue.SimpleQueue()

@@ -28,7 +28,7 @@ SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
 
 
 class Fetched:
-    """A chunk: messages of one partition that were fetched together. `at`: index of the first undelivered one.
+    """Holds a chunk: messages of one partition that were fetched together. `at`: index of the first undelivered one.
 
     `run` tracks the acks of these messages; it is None in at-most-once mode and for a partition fetched ahead.
     """
@@ -53,7 +53,7 @@ class Fetched:
         self.size_bytes = self._payload_bytes = -1
 
     def payload_bytes(self) -> int:
-        """Returns the approximate size of the undelivered keys and values in bytes. Measures the chunk only once."""
+        """Returns the approximate size of the undelivered keys and values in bytes. A chunk is measured only once."""
         count = len(self.messages)
         if self._payload_bytes < 0:
             step = SAMPLED_EACH if count >= SAMPLED_MIN else 1
@@ -64,7 +64,7 @@ class Fetched:
         return self._payload_bytes * (count - self.at) // count
 
     def below(self, offset: int) -> int:
-        """Returns the index of the first undelivered message at or above `offset`, or the chunk's length if none is."""
+        """Returns the index of the first undelivered message at or above `offset`; the chunk's length if none is."""
         if self.last_offset < offset:
             return len(self.messages)
         if (self.messages[self.at].offset() or 0) >= offset:
@@ -73,7 +73,7 @@ class Fetched:
 
 
 class Reserved:
-    """Messages of one partition that may be delivered one by one while the gate stays open.
+    """Holds messages of one partition that may be delivered one by one while the gate stays open.
 
     Before every message it checks the claim's phase, as a record that was read meanwhile may have shut the gate. It
     also checks the boot clock, as the time for which `Member.open_ms` said that the gate stays open may be over.
@@ -93,7 +93,7 @@ class Reserved:
         return self._at_most_once(boot_ns) if run is None else self._at_least_once(run, boot_ns)
 
     def _at_least_once(self, run: OffsetRun, boot_ns: Callable[[], int]) -> Iterator[Message]:
-        """Delivers without the lock, for speed.
+        """Yields the messages without taking the lock, for speed.
 
         This thread puts a message in flight and then checks the gate. The loop shuts the gate and then checks whether
         anything is in flight. So one of the two sees the other, and no Release is sent between them (T16).
@@ -129,7 +129,7 @@ class Reserved:
             delivered.context.delivered += done - first
 
     def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
-        """Delivers under the lock, because the log's permission to deliver (a grant) may be dropped at any time."""
+        """Yields the messages, each under the lock, as the log's permission to deliver (a grant) may be dropped."""
         buffer, head, delivered = self._buffer, self._head, self._delivered
         claim, fetched = delivered.claim, buffer.fetched
         tracker = claim.tracker
@@ -151,7 +151,7 @@ class Reserved:
 
 
 class Buffer:
-    """Messages of one partition that were fetched and not delivered."""
+    """Holds messages of one partition that were fetched and not delivered."""
 
     __slots__ = ("claim", "fetched", "held_back", "next_offset", "paused_by_user", "tp")
 
@@ -165,7 +165,7 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """How many messages this buffer holds; delivered ones do not count."""
+        """Returns how many messages this buffer holds; delivered ones do not count."""
         fetched = self.fetched
         return sum([len(part.messages) - part.at for part in fetched]) if fetched else 0
 
@@ -174,7 +174,7 @@ class Buffer:
         return sum([part.payload_bytes() for part in self.fetched])
 
     def open(self, claim: Claim, position: int) -> None:
-        """Called when the partition is claimed. Messages that were fetched ahead are kept from `position` on."""
+        """Begins a claim of the partition. Messages that were fetched ahead are kept from `position` on."""
         self.claim = claim
         for part in self.fetched:
             while part.at < len(part.messages) and (part.messages[part.at].offset() or 0) < position:
@@ -207,7 +207,7 @@ class Buffer:
     def add(self, messages: Sequence[RawMessage]) -> None:
         """Adds fetched messages, except those below `next_offset`.
 
-        There may be some because a claim may begin above the offset where fetching ahead began (A3).
+        A claim may begin above the offset from which the partition was fetched ahead, so some may lie below (A3).
         """
         if (messages[0].offset() or 0) < self.next_offset:
             messages = [message for message in messages if (message.offset() or 0) >= self.next_offset]

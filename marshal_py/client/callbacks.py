@@ -19,7 +19,7 @@ CALLS_WAITING_MAX: Final = 100_000
 
 
 class Callbacks:
-    """A bounded queue and a thread. While `waiting_max` calls are waiting, new ones are dropped, counted and logged."""
+    """Runs calls on a thread. While `waiting_max` calls are waiting, new ones are dropped, counted and logged."""
 
     def __init__(self, waiting_max: int = CALLS_WAITING_MAX) -> None:
         self.dropped = 0

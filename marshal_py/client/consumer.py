@@ -26,7 +26,7 @@ FETCH_MESSAGES: Final = 1_000
 
 
 class Consumer(Membership):
-    """One member of a group. It is a context manager: leaving it stops the consumer and releases its claims.
+    """Fetches messages as one member of a group. It is a context manager: leaving it stops it and releases its claims.
 
     `fetch`, `next` and iteration are for one thread at a time; acks may come from any thread.
 
@@ -46,10 +46,10 @@ class Consumer(Membership):
     def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more, lets a running iteration deliver what is buffered, then releases its claims and leaves.
 
-        At most `prefetch_messages` more are delivered; the next owners begin after the last delivered message. Inside
-        the iteration the call returns at once, and the iteration ends when these are delivered. Otherwise the call
-        waits for the acks of delivered messages, at most `timeout_s` seconds (default: the handler timeout). Raises
-        ReentrantCall.
+        At most `prefetch_messages` more are delivered; the next owners begin after the last delivered message. Called
+        inside the iteration, `drain` returns at once, and the iteration ends when these messages are delivered.
+        Otherwise the call waits for the acks of delivered messages, at most `timeout_s` seconds (default: the handler
+        timeout). Raises ReentrantCall.
         """
         self._context.check_call("Consumer", "drain", waits=True)
         with self._context.lock:
@@ -68,7 +68,7 @@ class Consumer(Membership):
     def fetch(
         self, max_messages: int = FETCH_MESSAGES, *, max_bytes: int | None = None, expires_s: float = FETCH_EXPIRES_S
     ) -> Batch:
-        """Waits for up to `max_messages` messages and returns them, an even share of each partition; may be empty.
+        """Waits for messages and returns at most `max_messages` of them, an even share of each partition; may be empty.
 
         `max_bytes` bounds the sum of keys, values, headers and topics, but one message always fits. The call returns
         when the batch is full, after `expires_s` seconds (0: with what is there now), or when a bound keeps more
@@ -141,7 +141,7 @@ class Consumer(Membership):
         return chain.from_iterable(self._runs())
 
     def _runs(self) -> Iterator[Iterator[Message]]:
-        """Yields the messages of the iteration in pieces, each of one partition."""
+        """Yields one iterator after the other, each over the next messages of one partition."""
         call = Call("iteration")
         try:
             self._enter(call)
@@ -201,10 +201,12 @@ class Consumer(Membership):
     # --- planning
 
     def plan_ranges(self) -> Planner:
-        """Turns this consumer permanently into one that plans ranges for other readers. `Marshal.planner` makes one.
+        """Turns this consumer permanently into one that plans ranges for other readers, and returns its planner.
 
-        It fetches nothing any more. Messages that were fetched and not delivered are planned again. Raises
-        ConcurrentUse, ReentrantCall, ConsumerClosed.
+        It fetches nothing any more. In at-least-once mode messages that were fetched and not delivered are planned
+        again. In at-most-once mode messages that were granted and not delivered are dropped: nobody gets them, and
+        `grants_dropped` of the consumer's metrics counts them. `Marshal.planner` makes a planner that has fetched
+        nothing before. Raises ConcurrentUse, ReentrantCall, ConsumerClosed.
         """
         if self._planner is None:
             call = Call("plan_ranges")

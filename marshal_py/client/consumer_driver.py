@@ -52,7 +52,7 @@ PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-ove
 
 
 class ConsumerDriver:
-    """Drives one consumer. Only `claims` knows whether the user fetches messages or plans ranges for other readers."""
+    """Drives one consumer. Only `claims` depends on whether it fetches messages or plans ranges for other readers."""
 
     def __init__(
         self,
@@ -67,10 +67,11 @@ class ConsumerDriver:
         *,
         plans: bool,
     ) -> None:
-        """`new_topics`: topics that were added to the group later; they are read from their first offset (D5).
+        """Makes the driver of a member that has not joined yet.
 
-        `plans`: whether the consumer plans ranges that other processes read. `refold(driver, at)` has the log folded
-        once more up to offset `at`, to check the member's state (G6).
+        `log`: the number of the group's coordination log. `new_topics`: the topics that were added to the group later;
+        they are read from their first offset (D5). `plans`: whether the consumer plans ranges that other processes
+        read. `refold(driver, at)` has the log folded once more up to offset `at`, to check the member's state (G6).
         """
         self.context, self.log, self.member, self.options = context, log, member, options
         self.incarnation, self.new_topics = incarnation, new_topics
@@ -105,7 +106,7 @@ class ConsumerDriver:
         return self.claims.source
 
     def plan_ranges(self) -> PlannedClaims:
-        """Turns a consumer that fetches messages permanently into one that plans ranges for other readers."""
+        """Turns a consumer that fetches messages permanently into one that plans ranges; returns its new claims."""
         fetched = self.claims
         assert isinstance(fetched, FetchedClaims)  # a Consumer does it once
         planned = PlannedClaims(self.context, self.member, fetched.source, self.options, self.incarnation, self.submit)
@@ -114,7 +115,7 @@ class ConsumerDriver:
         return planned
 
     def close(self) -> None:
-        """Called when the consumer has ended: closes its source, and its worker after the tasks that are queued."""
+        """Closes the data source, and the worker after its queued tasks. Called when the consumer has ended."""
         self.source.close()
         self.worker.end()
 
@@ -157,7 +158,7 @@ class ConsumerDriver:
         self.execute(self.member.tick(now), now)
 
     def ask_grants(self, now: Instant) -> None:
-        """Asks for grants without a whole step: in at-most-once mode the log must permit each delivery first (D2)."""
+        """Asks the log for grants (permission to deliver offsets, in at-most-once mode), without a whole step (D2)."""
         if not self.away and self.queue.offer():
             self.execute(self.member.ask_grants(now), now)
 
@@ -172,7 +173,7 @@ class ConsumerDriver:
         self.execute(self.member.detach(), self.context.clock.now())
 
     def regain_history(self, world: World) -> None:
-        """The member continues in `world`, which was loaded from a snapshot and folded to the log's end."""
+        """Has the member continue in `world`, which was loaded from a snapshot and folded to the log's end."""
         self.member.attach(world)
         self.away = False
 
@@ -245,7 +246,7 @@ class ConsumerDriver:
             self.kick()
 
     def _save_divergence(self, error: Diverged) -> None:
-        """Writes the member's state, which was found to be wrong, to a file: it would be gone with this process."""
+        """Writes the member's wrong state to a file, because it would be gone with this process."""
         member, now_ms = self.member, self.context.clock.now().wall_ms
         path = divergence_report.save(
             member, error, self.context.retention.evidence_dir, member.options.library, now_ms
@@ -328,7 +329,7 @@ class ConsumerDriver:
             self.step(now)
 
     def _mirror(self) -> None:
-        """Copies positions to Kafka's committed offsets, for the usual tools that show lag (D7). It may fail."""
+        """Copies positions to Kafka's committed offsets, so that the usual tools show the lag (D7). It may fail."""
         with self.context.lock:
             positions, self._to_mirror = self._to_mirror, {}
         if not positions:
@@ -384,7 +385,10 @@ class ConsumerDriver:
                 self.queue.restart(tp, position)
 
     def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
-        """Releases a claimed partition as parked (D6). A partition that is only fetched ahead is left to its owner."""
+        """Releases a claimed partition and parks it. A partition that is only fetched ahead is left to its owner (D6).
+
+        `reason`: a short word for the cause, from parking.py; `detail`: the cause in words for people.
+        """
         for claim in self.member.claims.values():
             if claim.tp == tp:
                 self.member.park(claim.epoch, reason, detail, self.context.clock.now())
@@ -435,7 +439,7 @@ class ConsumerDriver:
         )
 
     def waiting_for(self) -> str:
-        """What keeps this consumer from working although its connection works, in words for people; "" if nothing."""
+        """Returns what keeps this consumer from working although it is connected, for people to read; "" if nothing."""
         if self.missing:
             return f"topic {', '.join(sorted(self.missing))}, which the cluster does not have"
         parked, group = self.parked(), self.member.group
@@ -448,7 +452,7 @@ class ConsumerDriver:
         return f"an admin: all of its {whole} partitions are parked: {parking.describe(group.name, tp, reason)}"
 
     def parked(self) -> dict[TopicPartition, str]:
-        """Returns the partitions that are parked, or will be because they cannot be consumed, and why (F6.4)."""
+        """Returns the partitions that are parked, or will be as they cannot be consumed, with the reasons (F6.4)."""
         group, found = self.member.group, {}
         for topic in self.member.options.topics if group is not None else ():
             assert group is not None
@@ -465,7 +469,7 @@ class ConsumerDriver:
         return ClaimInfo(*claim.tp, token, self.position(claim), self.lag(claim), *self.draining(claim))
 
     def end_offset(self, tp: TopicPartition) -> int:
-        """The last known end of a partition; -1 if it is not known, or the topic is gone."""
+        """Returns the last known end of a partition; -1 if it is not known, or the topic is gone."""
         return -1 if tp.topic in self.missing else self.source.end_offset(tp)
 
     def draining(self, claim: Claim) -> tuple[str, float]:
@@ -477,11 +481,11 @@ class ConsumerDriver:
         return claim.reason, 0.0 if claim.sealed or until_ms is None else max(0.0, (until_ms - now_ms) / 1000)
 
     def lag(self, claim: Claim) -> int:
-        """How many messages lie between the claim's position and the end; -1 if unknown or the end is lower (D6)."""
+        """Returns how many messages lie between the claim's position and the end; -1 if unknown or the end is lower."""
         return max(-1, self.end_offset(claim.tp) - self.position(claim))
 
     def position(self, claim: Claim) -> int:
-        """The next offset to process: as this process or as the log knows it, whichever is higher."""
+        """Returns the next offset to process: the claim's position or the one in the log, whichever is higher."""
         own = claim.position()
         group = self.member.group
         folded = group.partitions[claim.tp].position if group is not None else NONE

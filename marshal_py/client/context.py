@@ -39,7 +39,10 @@ class Context:
         retention: RetentionPolicy,
         callbacks: Callbacks,
     ) -> None:
-        """`servers`: the cluster's address, for errors. `topic`: coordination topic. `draw(n)`: n random bytes."""
+        """Makes a context whose background thread has not started.
+
+        `servers`: the cluster's address, for errors. `topic`: the coordination topic. `draw(n)` returns n random bytes.
+        """
         self.coordination, self.admin, self.clock = coordination, admin, clock
         self.servers, self.topic, self.draw = servers, topic, draw
         self.retention, self.callbacks = retention, callbacks
@@ -58,7 +61,7 @@ class Context:
         watch_forks(self)
 
     def forked(self) -> None:
-        """Called in a forked child process: everything that needs the lock raises UsedAfterFork there (forks.py)."""
+        """Makes all that needs the lock raise UsedAfterFork in a forked child, where it is called (forks.py)."""
         self.lock = self.changed = ForkedLock("Marshal", self.pid)
         self.outbox = Outbox(self.coordination, self._held)  # the parent sends what is waiting
 
@@ -81,10 +84,11 @@ class Context:
             raise self.ended
 
     def wait_for(self, condition: Callable[[], bool], what: str, deadline: float, log: int) -> None:
-        """Waits until `condition`, which is called under the lock, returns true. `what` names it in errors.
+        """Waits until `condition`, which is called under the lock, returns true.
 
-        `deadline`: of the monotonic clock, in seconds; after it, ClusterUnreachable is raised. Also raises the error
-        that broke coordination partition `log`, the one with which the cluster refuses us, and BackgroundThreadEnded.
+        `what` says in errors what was waited for. `deadline`: of the monotonic clock, in seconds; after it,
+        ClusterUnreachable is raised. Also raises the error that broke coordination partition `log`, the error with
+        which the cluster refuses this client, and BackgroundThreadEnded.
         """
         with self.outbox, self.lock:
             self.check_alive()  # a caller that reads to the end must not get what was read before the thread ended

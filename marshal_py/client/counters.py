@@ -9,7 +9,7 @@ from marshal_py.protocol.records import Heartbeat
 
 
 class Counters:
-    """`records`: coordination records handed to the producer; `heartbeats`: how many of them were heartbeats.
+    """Counts `records` handed to the producer, and `heartbeats`: how many of these were heartbeats.
 
     `claims` were won, and `claims_ended` have ended. `abandoned`: messages that were delivered and not acked when their
     claims ended.

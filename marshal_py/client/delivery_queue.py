@@ -68,11 +68,11 @@ class DeliveryQueue:
 
     @property
     def delivered(self) -> int:
-        """How many messages this consumer has delivered since it was made."""
+        """Returns how many messages this consumer has delivered since it was made."""
         return self.delivery.delivered
 
     def forked(self) -> None:
-        """Called in a forked child process: nothing is delivered there, and acks raise UsedAfterFork (forks.py)."""
+        """Makes delivery end and acks raise UsedAfterFork in a forked child process, where it is called (forks.py)."""
         self.delivery.forked(self._pid)
         for buffer in self.buffers.values():
             buffer.paused_by_user = True  # ends a running iteration, which delivers without the lock
@@ -121,7 +121,7 @@ class DeliveryQueue:
         self.source.unassign(gone)
 
     def has(self, tp: TopicPartition) -> bool:
-        """Whether this consumer has claimed the partition or fetches it ahead."""
+        """Tells whether this consumer has claimed the partition or fetches it ahead."""
         return tp in self.buffers
 
     def restart(self, tp: TopicPartition, position: int) -> None:
@@ -165,7 +165,7 @@ class DeliveryQueue:
         return self.source.poll(timeout_s, max_messages)
 
     def looks(self) -> bool:
-        """Whether to read the source's queue to its end now, since a slow user leaves partitions waiting in it."""
+        """Tells whether to read the source's queue to its end now, as a slow user leaves partitions waiting in it."""
         return self.prefetch.due(self.rate, self.clock_now().mono_ms)
 
     def piece(self) -> int:
@@ -175,8 +175,8 @@ class DeliveryQueue:
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Sorts fetched messages into their buffers, and stops fetching partitions whose buffers are full.
 
-        Drops messages that an older assignment (`round`) of their partition fetched, and those of partitions whose
-        fetching is paused: they are fetched again.
+        Each assignment of a partition to the source has a number (`round`). Messages that were fetched under an earlier
+        number are dropped. So are messages of partitions whose fetching is paused, because they will be fetched again.
         """
         grown: list[Buffer] = []
         for tp, round_, messages in chunks:
@@ -201,9 +201,10 @@ class DeliveryQueue:
         return self.prefetch.room(self.buffers.values())
 
     def _at_bound(self, buffer: Buffer) -> bool:
-        """Whether the partition has as many messages as it may have, even if there is memory for more.
+        """Tells whether the partition has as many messages as it may have, even if there is memory for more.
 
-        That is AHEAD_MESSAGES_MAX before it is claimed. After that it is `unacked_max`, in at-least-once mode only.
+        Before it is claimed it may have AHEAD_MESSAGES_MAX fetched messages. After that at most `unacked_max` messages
+        may be fetched and not acked in at-least-once mode; there is no such bound in at-most-once mode.
         """
         if buffer.claim is None:
             return buffer.size >= AHEAD_MESSAGES_MAX
@@ -221,11 +222,11 @@ class DeliveryQueue:
                 self._pause_fetching(buffer)
 
     def drain(self) -> None:
-        """Allows only `prefetch_messages` more deliveries: the buffers may hold minutes of work for a slow handler."""
+        """Allows only `prefetch_messages` more deliveries, since a slow handler has minutes of work in the buffers."""
         self._last = self.delivered + self.options.prefetch_messages
 
     def _left(self) -> int:
-        """Returns how many messages may still be delivered: unlimited until `drain` is called."""
+        """Returns how many messages may still be delivered: any number (sys.maxsize) before `drain` is called."""
         return sys.maxsize if self._last is None else self._last - self.delivered
 
     def deliverable(self) -> int:
@@ -243,7 +244,7 @@ class DeliveryQueue:
         return total
 
     def buffered(self) -> int:
-        """Returns how many messages of all partitions were fetched and not delivered."""
+        """Returns how many messages, of all partitions together, were fetched and not delivered."""
         return sum([buffer.size for buffer in self.buffers.values() if buffer.fetched])
 
     def buffered_of(self, tp: TopicPartition) -> int:
@@ -251,9 +252,10 @@ class DeliveryQueue:
         return 0 if buffer is None else buffer.size
 
     def suffices(self, max_messages: int, max_bytes: int | None) -> bool:
-        """Whether a batch should be taken now, because waiting would not make it fuller.
+        """Tells whether a batch should be taken now, because waiting would not make it fuller.
 
-        It has `max_messages` or `max_bytes`, or a partition has messages and may not get more before they are taken.
+        That is so if `max_messages` messages or `max_bytes` bytes are buffered, or if a partition has messages and gets
+        no more before these are taken.
         """
         there = size_bytes = 0
         self.prefetch.wanted = max_messages
@@ -277,8 +279,9 @@ class DeliveryQueue:
     def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
         """Delivers up to `max_messages` messages and `max_bytes` bytes (None: any number), where the gate is open.
 
-        The first message is delivered even if it is larger. Each partition gives an even share; partitions with more
-        messages fill up what others lack. The next batch begins with the partition after the last one of this batch.
+        The first message is delivered even if it is larger than `max_bytes`. Every partition that has messages gives as
+        many as the others; if some have fewer, the others fill up the batch. The next batch begins with the partition
+        after the last one of this batch.
         """
         parts: list[tuple[Part, Delivered]] = []
         before, max_messages = self.delivered, min(max_messages, self._left())
@@ -349,7 +352,7 @@ class DeliveryQueue:
         return Part(raw, delivered, first), delivered
 
     def begin(self) -> None:
-        """A new fetch begins, so the user has the messages of earlier fetches: `take_back` will not undo those."""
+        """Notes that a new fetch begins: the user has the messages of earlier ones, so `take_back` keeps these."""
         self._taking.clear()
 
     def take_back(self) -> None:
@@ -421,7 +424,7 @@ class DeliveryQueue:
         return sum(part.below(to) - part.at for part in buffer.fetched)
 
     def offer(self) -> bool:
-        """Sets on each claim the range to ask a grant for (`offer`, D2). True if the member can ask for one now."""
+        """Sets the range to ask a grant for on each claim (`offer`, D2). True if the member can ask for one now."""
         something = False
         waiting = sum(buffer.claim is not None and bool(buffer.fetched) for buffer in self.buffers.values())
         each = max(1, min(self.options.grant_messages, self.rate.per_second() // max(1, waiting)))
@@ -440,7 +443,7 @@ class DeliveryQueue:
         return something
 
     def _ungranted(self, buffer: Buffer, tracker: AtMostOnce, left: int) -> tuple[int, int] | None:
-        """Returns the range [start, to) of the next `left` fetched messages without a grant; None if there are none."""
+        """Returns the offsets [start, to) of the next `left` fetched messages without a grant; None if all have one."""
         granted_to = tracker.granted_to()
         start: int | None = None
         to = 0
@@ -456,7 +459,7 @@ class DeliveryQueue:
         return None if start is None else (start, to)
 
     def user_returned(self) -> None:
-        """Called when the user asks for more messages; has partitions fetched again whose buffers have become low.
+        """Has partitions fetched again whose buffers have become low. Called when the user asks for more messages.
 
         In at-most-once mode asking shows that the user is done with the messages that he got before.
         """

@@ -20,10 +20,13 @@ LEAVE_SLICE_S: Final = 0.1  # how often a consumer that waits until it has left 
 
 
 class Ending:
-    """Ends one consumer: from the request until its data source is closed."""
+    """Ends one consumer, from the request until its data source is closed."""
 
     def __init__(self, context: Context, driver: ConsumerDriver, closed: Callable[[], object]) -> None:
-        """`closed` is called once nothing can be fetched any more."""
+        """Prepares the end of the consumer that `driver` drives.
+
+        `closed` is called once nothing can be fetched any more.
+        """
         self._context = context
         self._driver = driver
         self._closed = closed
@@ -36,12 +39,12 @@ class Ending:
         watch_forks(self)
 
     def forked(self) -> None:
-        """Called in a forked child process: iterations end there, and every method raises UsedAfterFork."""
+        """Makes iterations end and every method raise UsedAfterFork, in a forked child process. Called in the child."""
         self._forked = True
 
     @property
     def over(self) -> bool:
-        """Whether the consumer has ended, by an error, by the user or by a fork."""
+        """Tells whether the consumer has ended, by an error, by the user or by a fork."""
         return bool(self.reason) or self._driver.ended or self._forked
 
     def stop(self, timeout_s: float) -> None:
@@ -96,9 +99,10 @@ class Ending:
         self._stop_at = 0.0 if self._stop_at is not None else time.monotonic() + hand_over_s
 
     def must_stop(self) -> bool:
-        """Whether a requested stop is due: the time is up, no claim is left, or no other member can take one over.
+        """Tells whether a stop that was requested is due.
 
-        Its first call tells the member to let others take over.
+        It is if the time is up, if no claim is left, or if no other member can take one over. Its first call tells the
+        member to let others take over.
         """
         if self._stop_at is None:
             return False

@@ -21,7 +21,7 @@ HELD_MS: Final = 1_000  # the records of one decision are read within a few roun
 
 
 class EventLog:
-    """Collects the advisories of one consumer and writes their lines."""
+    """Collects the advisories of one consumer and writes their lines to the log of this process."""
 
     def __init__(self) -> None:
         self._held: list[Advisory] = []

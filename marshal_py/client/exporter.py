@@ -101,7 +101,7 @@ def _prometheus() -> Any:
 
 
 class Exporter:
-    """A running HTTP server of metrics. It is a context manager: leaving it ends the server, not the Marshal."""
+    """Serves metrics over HTTP. It is a context manager: leaving it ends the server, not the Marshal."""
 
     def __init__(self, marshal: Marshal, port: int, address: str) -> None:
         collector = Collector(marshal)

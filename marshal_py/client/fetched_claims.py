@@ -33,7 +33,7 @@ class FetchedClaims:
         incarnation: bytes,
         submit: Callable[[str, Callable[[], None]], None],
     ) -> None:
-        """`submit(name, task)` runs a task on the consumer's worker thread."""
+        """Holds no claims yet. `submit(name, task)` runs a task on the consumer's worker thread."""
         self._context, self._member, self._submit = context, member, submit
         self.source = source
         self.queue = DeliveryQueue(member, source, options, context.lock, incarnation, context.clock.now)
@@ -58,9 +58,9 @@ class FetchedClaims:
             self._submit("what earlier owners finished", self._ask)
 
     def overdue(self, now: Instant) -> bool:
-        """Returns False: whether a user who fetches is overdue, the member judges, by the messages in flight.
+        """Returns False: by the messages in flight the member itself judges whether a user who fetches is overdue.
 
-        PlannedClaims.overdue judges a user who plans ranges.
+        A user who plans ranges is judged by PlannedClaims.overdue.
         """
         return False
 

@@ -26,10 +26,12 @@ class ForkedLock(threading.Condition):
 
 
 class Forkable(Protocol):
-    """An object that holds the lock of a Marshal."""
+    """Must be told about a fork, because it holds the lock of a Marshal."""
 
     def forked(self) -> None:
-        """Makes the object unusable in a child process. Called there once per fork, while the child has one thread."""
+        """Makes the object unusable in a forked child process. Called once in each child, while it has only one
+        thread.
+        """
 
 
 _made: WeakSet[Forkable] = WeakSet()

@@ -25,16 +25,16 @@ class HandlingRate:
         self._since: tuple[int, int] | None = None  # (messages before, ms) of those that the user has now
 
     def delivered(self, messages_before: int, mono_ms: int) -> None:
-        """Called when the user gets messages. `messages_before`: how many he had got before these, in all."""
+        """Notes that the user gets messages now. `messages_before`: how many he had got before these, in all."""
         if self._since is None:
             self._since = messages_before, mono_ms
 
     def waits(self) -> bool:
-        """Whether the user handles messages, that is has not asked for more since he got some."""
+        """Tells whether the user is handling messages, that is, has not asked for more since he got some."""
         return self._since is not None
 
     def returned(self, messages: int, mono_ms: int) -> None:
-        """Called when the user asks for more messages. `messages`: how many he has got so far, in all."""
+        """Notes that the user asks for more messages. `messages`: how many he has got so far, in all."""
         if self._since is None:
             return
         before, since_ms = self._since
@@ -46,7 +46,7 @@ class HandlingRate:
             self._handled, self._busy_ms = self._handled * part, self._busy_ms * part
 
     def slower_than(self, per_second: int) -> bool:
-        """Whether the user handles fewer than `per_second` messages a second. False until enough time was measured."""
+        """Tells whether the user handles fewer than `per_second` messages a second; False until measured."""
         return self._busy_ms >= BUSY_MS_MIN and 1000 * self._handled < per_second * self._busy_ms
 
     def per_second(self) -> int:

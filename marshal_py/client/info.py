@@ -8,11 +8,12 @@ from marshal_py.protocol.identity import Token, TopicPartition
 
 
 class ClaimInfo(NamedTuple):
-    """A claim as its owner sees it. `position`: next offset to read. `lag`: messages up to the end, -1 if unknown.
+    """Describes a claim as its owner sees it.
 
-    `revoking` says why the claim is going to end; it is "" while its messages are delivered. `drain_s`: for how many
-    more seconds a claim that is going to end waits for its handlers; -1 for other claims. In at-least-once mode,
-    messages that the handlers have not acked by then are delivered again.
+    `position`: next offset to read. `lag`: messages up to the end; -1 if unknown. `revoking` says why the claim is
+    going to end; it is "" while its messages are delivered. `drain_s`: for how many more seconds a claim that is going
+    to end waits for its handlers; -1 for other claims. In at-least-once mode, messages that the handlers have not acked
+    by then are delivered again.
     """
 
     topic: str

@@ -35,7 +35,7 @@ BOUNDS_TIMEOUT_S: Final = 10.0
 
 
 class Logs(Protocol):
-    """What LogMaintenance needs of the Loop: the logs that are followed, and the consumers whose groups are in them."""
+    """Declares what LogMaintenance needs of the Loop: the followed logs, and the consumers whose groups are in them."""
 
     worlds: dict[int, World]
 
@@ -121,7 +121,10 @@ class LogMaintenance:
         self._context.outbox.put(number, b"", values, refused)
 
     def _evict(self, world: World, records: list[tuple[str, Evict]]) -> None:
-        """Evicts silent sessions of groups in which this process has no member: none may be left to do it (N14)."""
+        """Sends records that evict silent sessions of groups in which this process has no member (N14).
+
+        Such a group may have no other member left that could do it.
+        """
         for group, record in records:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
@@ -180,7 +183,7 @@ class LogMaintenance:
         return None
 
     def refold(self, driver: ConsumerDriver, at: int) -> None:
-        """Folds the log once more up to offset `at`, and tells the driver's member the result, to compare (G6)."""
+        """Has the log folded once more up to offset `at`, and the member compare its state with the result (G6)."""
         member, world = driver.member, driver.member.world
 
         def work() -> None:
@@ -193,9 +196,9 @@ class LogMaintenance:
         self._context.history_worker.submit(f"group {member.name}: the second fold", work, driver)
 
     def _check_start(self, world: World) -> None:
-        """Checks the confirmed snapshot at which this reader began (N9).
+        """Checks the confirmed snapshot at which this process began to read the log (N9).
 
-        Folding on from the next older confirmed snapshot must give the same state, else the log is broken.
+        Folding on from the next older confirmed snapshot must give the same state. If it does not, the log is broken.
         """
         context, at = self._context, world.began_at
         bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)

@@ -65,7 +65,7 @@ class Loop:
 
     @property
     def drivers(self) -> list[ConsumerDriver]:
-        """The drivers of the consumers that have not ended."""
+        """Returns the drivers of the consumers that have not ended."""
         return [driver for driver in self._drivers if not driver.ended]
 
     def _of(self, log: int) -> list[ConsumerDriver]:
@@ -107,7 +107,10 @@ class Loop:
         self._refresh_metadata()
 
     def _carry_out(self) -> None:
-        """Has data sources do what was decided under the lock, even while their users do not poll. Needs no lock."""
+        """Has data sources do what was decided under the lock, even if their users do not poll.
+
+        Called without the lock.
+        """
         for driver in self.drivers:
             try:
                 driver.source.carry_out()
@@ -126,7 +129,7 @@ class Loop:
             self._context.stalls.woke(self._context.clock.now().mono_ms)
 
     def _die(self, cause: BaseException) -> None:
-        """Ends every consumer, because the thread is ending: none may wait for the thread or deliver without it."""
+        """Ends every consumer as the thread ends, because none may wait for the thread or deliver without it."""
         logger.error("the background thread has ended", exc_info=cause)
         error = BackgroundThreadEnded(repr(cause))
         with self._context.outbox, self._context.lock:
@@ -207,9 +210,10 @@ class Loop:
             self._context.worker.submit("coordination topic", self.check_topic)
 
     def check_topic(self) -> bool:
-        """Returns whether the coordination topic is still the one that was opened. Raises ClusterError.
+        """Tells whether the coordination topic is still the one that was opened. Raises ClusterError.
 
-        If it was deleted or recreated, all its logs are broken (`break_log`), even where offsets still fit (L8).
+        If it was deleted or recreated, the consumers of all its logs are ended (`break_log`), even where offsets still
+        fit (L8).
         """
         info = self._context.admin.describe_topic(self._context.topic)
         if not self._topic_id and info is not None:
@@ -224,9 +228,9 @@ class Loop:
     # --- opening logs, from the user's thread
 
     def open_root(self, partitions: int, timeout_s: float) -> Genesis:
-        """Returns the root, the Genesis of log 0 that counts for all logs (L3); writes it if the topic is new.
+        """Returns the root, the Genesis of log 0 that holds for all logs (L3); writes it if the topic is new.
 
-        Raises CoordinationError, ClusterUnreachable.
+        `partitions`: how many logs a new topic gets. Raises CoordinationError, ClusterUnreachable.
         """
         deadline = time.monotonic() + timeout_s
         count = self._context.admin.prepare_coordination(self._context.topic, partitions)
@@ -247,9 +251,10 @@ class Loop:
         return world.genesis
 
     def open_world(self, number: int, root: Genesis | None, deadline: float) -> World:
-        """Returns the world of log `number`, folded to the end that the log has now. `deadline`: monotonic, in seconds.
+        """Returns the world of log `number`, folded to the end that the log has now.
 
-        If `root` is given and the log has no Genesis, it writes that one. Raises CoordinationError, ClusterUnreachable.
+        If `root` is given and the log has no Genesis, `root` is written to it. `deadline`: of the monotonic clock, in
+        seconds. Raises CoordinationError, ClusterUnreachable.
         """
         with self._context.lock:
             opening = self._opening[number]
@@ -319,7 +324,7 @@ class Loop:
             return
 
     def _write_genesis(self, world: World, genesis: Genesis, deadline: float) -> None:
-        """Writes `genesis` again and again until the log has accepted one, be it another client's (L5)."""
+        """Writes `genesis` repeatedly until the log has accepted a Genesis, this one or another client's (L5)."""
         value = codec.encode(genesis, "", genesis.incarnation)
         while world.genesis is None:
             self._context.coordination.append(world.log, b"", value)

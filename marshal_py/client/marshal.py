@@ -120,7 +120,7 @@ def connect(
 
 
 class Marshal:
-    """A connection to a cluster, made by `connect`. A context manager; leaving it stops its consumers."""
+    """Holds a connection to a cluster. Made by `connect`. It is a context manager: leaving it stops its consumers."""
 
     def __init__(
         self,
@@ -175,11 +175,12 @@ class Marshal:
         key_deserializer: Deserializer | None = None,
         value_deserializer: Deserializer | None = None,
     ) -> Topic:
-        """Returns a topic, to read any of its messages from (`Topic.get`). The call joins no group and asks nothing.
+        """Returns a topic, to read any of its messages from (`Topic.get`).
 
-        `partitioner`: which partition the topic's producers choose for a key, "murmur2_random" (Java's default) or
-        "consistent_random" (librdkafka's); by default every partition is searched. `isolation`: "read_committed" or
-        "read_uncommitted". Close the topic when it is not needed any more. Raises InvalidName, InvalidOption.
+        The call joins no group and sends no request. `partitioner`: which partition the topic's producers choose for a
+        key, "murmur2_random" (Java's default) or "consistent_random" (librdkafka's); by default every partition is
+        searched. `isolation`: "read_committed" or "read_uncommitted". Close the topic when it is not needed any more.
+        Raises InvalidName, InvalidOption.
         """
         check_topics([name])
         return Topic(
@@ -215,11 +216,11 @@ class Marshal:
         settings: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Topic:
-        """Creates a topic and returns it. `replication` None: what the cluster is configured for.
+        """Creates a topic and returns it. If `replication` is None, the cluster's configured value is used.
 
-        `settings`: Kafka's, as {"retention.ms": "60000"}. With `dry_run` Kafka checks the request and creates nothing.
-        Raises InvalidName, BadRequest, TopicExists, TopicRefused, AccessDenied, ClusterUnreachable;
-        UnsupportedPlatform on the embedded broker, whose Broker object creates topics.
+        `settings`: Kafka's topic settings, such as {"retention.ms": "60000"}. With `dry_run` Kafka checks the request
+        and creates nothing. Raises InvalidName, BadRequest, TopicExists, TopicRefused, AccessDenied,
+        ClusterUnreachable; UnsupportedPlatform on the embedded broker, whose Broker object creates topics.
         """
         admin = self._changeable(name, "create_topic")
         changes.create(admin, name, partitions, replication, settings or {}, dry_run)
@@ -233,19 +234,23 @@ class Marshal:
         settings: Mapping[str, str | None] | None = None,
         dry_run: bool = False,
     ) -> None:
-        """Makes a topic larger, changes its settings, or both. None as a value brings the cluster's default back.
+        """Gives a topic more partitions, changes its settings, or both.
 
-        Consumers see new partitions by themselves. Keys may go to other partitions from then on. Raises as
-        `create_topic`, and TopicMissing.
+        `partitions`: how many it shall have in all. A setting whose value is None gets the cluster's default back.
+        Consumers see new partitions by themselves. From then on producers may send a key to another partition than
+        before. Raises what `create_topic` raises, and TopicMissing.
         """
         changes.update(self._changeable(name, "update_topic"), name, partitions, settings or {}, dry_run)
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and everything in it, for good. Raises as `update_topic`."""
+        """Deletes a topic and everything in it, for good. Raises what `update_topic` raises."""
         changes.delete(self._changeable(name, "delete_topic"), name)
 
     def _changeable(self, name: str, verb: str) -> ClusterAdmin:
-        """Raises InvalidName for a topic that is none of the user's."""
+        """Returns the admin client, if the user may change the topic `name`.
+
+        Raises InvalidName for the library's own topics and Kafka's. `verb`: the calling method's name, for errors.
+        """
         self._context.check_call("Marshal", verb, waits=True)
         check_topics([name])
         if name == self.coordination_topic or name in _NO_DATA:
@@ -298,7 +303,11 @@ class Marshal:
     def _new(
         self, verb: str, group: str, topics: Sequence[str], options: Mapping[str, Any], deadline: float, *, plans: bool
     ) -> tuple[ConsumerDriver, Mapping[str, Any], Ending]:
-        """Returns a driver that has not joined yet, its data consumer's librdkafka settings, and its Ending."""
+        """Makes a consumer that has not joined yet.
+
+        Returns its driver, its data consumer's librdkafka settings, its Ending. `verb`: the calling method's name, for
+        errors. `deadline`: in seconds of the monotonic clock. `plans`: whether the consumer plans ranges.
+        """
         context, loop = self._context, self._loop
         context.check_call("Marshal", verb, waits=True)
         if self._closed:
@@ -386,7 +395,7 @@ class Marshal:
 
     @property
     def waiting_for(self) -> str:
-        """What the connection is waiting for, in words for people; "" when all is well."""
+        """Returns what the connection is waiting for, in words for people; "" when all is well."""
         return self._context.waiting_for()
 
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
@@ -414,7 +423,7 @@ class Marshal:
 
 
 def _close_all() -> None:
-    """At interpreter exit: closes each Marshal that is still open, and waits EXIT_TIMEOUT_S at most for each.
+    """Closes each Marshal that is still open, and waits at most EXIT_TIMEOUT_S for each. Called at interpreter exit.
 
     In a forked child it does nothing, because the parent owns the claims.
     """

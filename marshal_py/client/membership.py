@@ -27,7 +27,10 @@ HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wai
 
 
 class Call:
-    """One call of a method that only one thread at a time may be in. Each call has its own object (`is`, not `==`)."""
+    """Stands for one call of a method that only one thread at a time may be in. Compared by identity (`is`, not `==`).
+
+    `verb`: the method's name, for errors.
+    """
 
     __slots__ = ("verb",)
 
@@ -36,7 +39,7 @@ class Call:
 
 
 class Membership:
-    """A membership of a group. A context manager; leaving it stops the consumer and releases its claims."""
+    """Holds a membership of a group. It is a context manager: leaving it stops the consumer and releases its claims."""
 
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
         self.connection = connection  # librdkafka's settings of a data consumer: other readers of its ranges need them
@@ -61,12 +64,12 @@ class Membership:
 
     @property
     def closed(self) -> bool:
-        """Whether the consumer has ended, by itself or because the user stopped it."""
+        """Tells whether the consumer has ended, by itself or because the user stopped it."""
         return self._ending.over
 
     @property
     def stopping(self) -> bool:
-        """Whether the consumer has ended, is draining, or was asked to stop. A loop around `fetch` ends then."""
+        """Tells whether the consumer has ended, is draining, or was asked to stop. A loop around `fetch` ends then."""
         return self._ending.draining or self._ending.over or self._ending.must_stop()
 
     def __enter__(self) -> Self:
@@ -103,7 +106,7 @@ class Membership:
         self._ending.drain(self._driver.options.handler_timeout_s if timeout_s is None else timeout_s)
 
     def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
-        """Ends iterations and waiting fetches soon. Takes no lock, so signal handlers and callbacks may call it.
+        """Makes iterations and waiting fetches end soon. Takes no lock, so signal handlers and callbacks may call it.
 
         If other members take over, messages still come until these members have fetched ahead, for at most
         `hand_over_s` seconds, so that no partition stands still (A6). A second call, or `hand_over_s=0`, ends
@@ -112,7 +115,10 @@ class Membership:
         self._ending.request_stop(hand_over_s)
 
     def _enter(self, call: Call) -> None:
-        """Begins a call that only one thread at a time may be in, and that may not be made inside another such call."""
+        """Begins a call that only one thread at a time may be in, and that may not be made inside another such call.
+
+        Raises ConcurrentUse, ReentrantCall.
+        """
         self._context.check_call("Consumer", call.verb, waits=True)
         me = threading.get_ident()
         with self._entry:
@@ -174,7 +180,10 @@ class Membership:
     # --- looking
 
     def claims(self) -> Mapping[TopicPartition, ClaimInfo]:
-        """The claims of this consumer, as far as it has read the log. Raises ReentrantCall."""
+        """Returns the claims of this consumer according to the part of the log that it has read.
+
+        Raises ReentrantCall.
+        """
         self._context.check_call("Consumer", "claims")
         with self._context.lock:
             return self._claims()
@@ -183,7 +192,7 @@ class Membership:
         return {c.tp: self._driver.claim_info(c) for c in self._member.claims.values()}
 
     def cached_info(self) -> ConsumerInfo:
-        """The state of this consumer as it knows it, without asking the cluster. Raises ReentrantCall."""
+        """Returns the state of this consumer as it knows it, without asking the cluster. Raises ReentrantCall."""
         self._context.check_call("Consumer", "cached_info")
         with self._context.lock:
             claims = self._claims()
@@ -202,7 +211,7 @@ class Membership:
             )
 
     def _lag(self, claims: Collection[ClaimInfo]) -> int:
-        """How many messages the claims are behind the ends of their partitions; -1 if that is not known.
+        """Returns how many messages the claims are behind the ends of their partitions; -1 if that is not known.
 
         It is not known while the cluster does not have one of the topics, or while this consumer owns nothing and
         partitions are parked, so that no member may consume them.
@@ -227,9 +236,9 @@ class Membership:
         return self.cached_info()
 
     def events(self) -> Iterator[Advisory]:
-        """Yields the advisories since the last call: claimed, revoking, lost, fenced, evicted, ...
+        """Yields the advisories that came since the last call: claimed, revoking, lost, fenced, evicted, ...
 
-        Of those that were not fetched yet, the newest 10,000 are kept.
+        At most the newest 10,000 are kept for the next call.
         """
         self._context.check_call("Consumer", "events")
         events = self._driver.events

@@ -24,12 +24,12 @@ class SerializationContext:
 
 
 def context_of(raw: RawMessage, field: str) -> SerializationContext:
-    """Returns what a deserializer gets after the bytes. `field`: "key" or "value"."""
+    """Returns the context that a deserializer gets as its second argument. `field`: "key" or "value"."""
     return SerializationContext(raw.topic() or "", field, raw.headers())
 
 
 class Message(Struct, eq=False, frozen=True, gc=False):
-    """One message, delivered under a claim. Attributes are read-only.
+    """Holds one message that was delivered under a claim. Attributes are read-only.
 
     `key` and `value` are bytes (None for a tombstone), or what the consumer's deserializers made of them. `timestamp`
     is ms since 1970, -1 if there is none. `token` fences writes to the outside (PROTOCOL.md K1).
@@ -75,21 +75,21 @@ class Message(Struct, eq=False, frozen=True, gc=False):
 
     @property
     def topic_id(self) -> str:
-        """Kafka's id of the topic, "" if the cluster gives none. A topic that was recreated has another id."""
+        """Returns Kafka's id of the topic; "" if the cluster gives none. A topic that was recreated has another id."""
         return self._delivered.claim.topic_id
 
     @property
     def revoking(self) -> bool:
-        """Whether the partition is moving to another member or has moved: ack what is done and begin nothing more.
+        """Tells whether the partition is moving to another member or has moved.
 
-        The next owner waits for these acks, at most `hand_over_timeout_s`. In at-least-once mode it gets the messages
-        that are not acked.
+        If so, ack what is done and begin nothing more. The next owner waits for these acks, at most
+        `hand_over_timeout_s`. In at-least-once mode it gets the messages that are not acked.
         """
         return self._delivered.claim.phase is not ClaimPhase.OPEN
 
     @property
     def delivery_count(self) -> int:
-        """How often the message has been delivered according to the log: 1 if this delivery is the first one.
+        """Returns how often the message has been delivered according to the log: 1 if this delivery is the first one.
 
         It counts across crashes. For the lowest unfinished message of a partition it is never too low, and too high by
         one for each owner that died before it had delivered the message; so a message that kills every consumer can be
@@ -103,7 +103,7 @@ class Message(Struct, eq=False, frozen=True, gc=False):
         """Marks the message as done. Any thread may call it, in any order; a second call changes nothing.
 
         Returns False if the ack came too late: the claim has been released or lost, and in at-least-once mode the
-        message will be delivered again. At-most-once mode needs no acks; there it only says that the handler has
+        message will be delivered again. At-most-once mode needs no acks; there a call only says that the handler has
         returned. Raises UsedAfterFork.
         """
         delivered, index = self._delivered, self._index
@@ -133,7 +133,7 @@ class Message(Struct, eq=False, frozen=True, gc=False):
 
 
 class DecodedMessage(Message, frozen=True):
-    """A message of a consumer with a deserializer for values.
+    """Holds a message of a consumer that has a deserializer for values.
 
     The deserializer runs when `value` is read. What it raises, it raises in the handler, and the iteration continues.
     """
@@ -146,7 +146,7 @@ class DecodedMessage(Message, frozen=True):
 
 
 class Part:
-    """The messages of one partition in a Batch. It makes no object per message unless it is iterated."""
+    """Holds the messages of one partition in a Batch. It makes no object per message unless it is iterated."""
 
     __slots__ = ("_delivered", "_first", "raw")
 
@@ -207,7 +207,7 @@ class Part:
 
 
 class Batch:
-    """The messages of one `fetch`: of one or more partitions, in offset order per partition."""
+    """Holds the messages of one `fetch`, of one or more partitions, in offset order per partition."""
 
     __slots__ = ("parts",)
 

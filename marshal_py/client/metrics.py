@@ -17,10 +17,11 @@ from marshal_py.protocol.identity import NONE, Instant
 
 
 class PartitionMetrics(Struct, frozen=True):
-    """Figures of one claim. `position`: next offset to read. `end` and `lag` are -1 until the partition's end is known.
+    """Holds the figures of one claim.
 
-    `lag` is also -1 if the end lies below the position: such a partition is being parked, so that no member may consume
-    it until an admin has moved the position (PROTOCOL.md D6).
+    `position`: next offset to read. `end`, `lag`: -1 while the partition's end is unknown. `lag` is also -1 if the end
+    lies below the position: such a partition is being parked, so that no member may consume it until an admin has moved
+    the position (PROTOCOL.md D6).
     """
 
     topic: str
@@ -34,11 +35,13 @@ class PartitionMetrics(Struct, frozen=True):
 
 
 class ConsumerMetrics(Struct, frozen=True):
-    """Figures of one consumer. `lease_left_ms` is 0 while it is fenced, `round_trip_ms` -1 until a heartbeat came back.
+    """Holds the figures of one consumer.
 
-    `take_overs` are claims of partitions whose owner was evicted, `parked` the partitions of its topics that no member
-    may consume until an admin has looked at them. `in_flight`: delivered, not acked. `grants_dropped`: offsets granted
-    and dropped, because the lease or the claim was lost; a stop, a pause or a planned move drops none (PROTOCOL.md D3).
+    `lease_left_ms` is 0 while it is fenced. `round_trip_ms`: how long its last heartbeat took until it was read back;
+    -1 before the first one. `take_overs`: claims of partitions whose owner was evicted. `parked`: the partitions of its
+    topics that no member may consume until an admin has looked at them. `in_flight`: messages delivered and not acked.
+    `grants_dropped`: offsets that were granted, not delivered, and dropped, because the lease or the claim was lost or
+    because `Consumer.plan_ranges` was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3).
     """
 
     group: str
@@ -64,12 +67,15 @@ class ConsumerMetrics(Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """How many messages the claims are behind the ends of their partitions, counting those whose end is known."""
+        """Returns how many messages the claims are behind the ends of their partitions.
+
+        Claims whose partition's end is unknown are left out.
+        """
         return sum(partition.lag for partition in self.partitions if partition.lag > 0)
 
 
 class Metrics(Struct, frozen=True):
-    """Figures of one Marshal, taken at `time_ms` (ms since 1970).
+    """Holds the figures of one Marshal, taken at `time_ms` (ms since 1970).
 
     `records_folded`: how many records of the coordination topic it has folded, those of all groups. `librdkafka`: the
     newest statistics of each of its clients as JSON texts, by the client's name; empty unless `connect` was given a

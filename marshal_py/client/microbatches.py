@@ -42,7 +42,7 @@ FIRST: Final[End] = {"b": 0, "r": {}}  # before the first batch; it never change
 
 
 class Planned(NamedTuple):
-    """One range of a batch, as the end offset holds it: offsets [start, to), planned by `session` under `epoch`."""
+    """Holds one range of a batch, as the end offset names it: [start, to), planned by `session` under `epoch`."""
 
     session: int
     epoch: int
@@ -52,14 +52,14 @@ class Planned(NamedTuple):
 
 
 class DeliveredBatch(NamedTuple):
-    """The ranges of a batch that is with the query, and the session that delivered them."""
+    """Holds the ranges of a batch that is with the query, and the session that delivered them."""
 
     session: int
     taken: list[Taken]
 
 
 class Replay(NamedTuple):
-    """What became of each range of a batch that an earlier member planned. Nothing is final before `waits` is empty."""
+    """Says what became of each range of a batch that an earlier member planned. It is final once `waits` is empty."""
 
     taken: list[Taken]  # the ranges that this member delivers
     waits: dict[TopicPartition, str]  # why it is not known yet whether this member delivers the range
@@ -71,7 +71,7 @@ def key_of(end: End) -> str:
 
 
 def digest_of(end: End) -> str:
-    """The hash of a batch's end offset: a short name for the batch, in messages that must be short."""
+    """Returns the hash of a batch's end offset: a short name for the batch, in messages that must be short."""
     return hashlib.sha256(key_of(end).encode()).hexdigest()
 
 
@@ -90,12 +90,13 @@ def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
 
 
 class MicroBatches:
-    """The batches of one member, in either delivery mode. Every method is called with the Marshal's lock held."""
+    """Holds the batches of one member, in either delivery mode. Every method is called with the Marshal's lock held."""
 
     def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
-        """`before`: the batches of an earlier membership of the same process. What it has delivered is taken over.
+        """Takes over what `before`, the batches of an earlier membership of the same process, has delivered.
 
-        It is ignored if it belongs to another incarnation of the log, in which the same epochs are other claims.
+        `incarnation`: that of the log. `before` is ignored if it belongs to another incarnation, where the same epochs
+        are other claims.
         """
         if before is not None and before.incarnation != incarnation:
             before = None
@@ -174,9 +175,9 @@ class MicroBatches:
         return moved
 
     def _continued_as(self, tp: TopicPartition, planned: Planned) -> int:
-        """Returns the epoch of this process's newest claim of the partition, at least `planned.epoch`.
+        """Returns the epoch of this process's newest claim of the partition; it is at least `planned.epoch`.
 
-        NONE if another process has claimed the partition between the claim of `planned` and that one.
+        Returns NONE if another process has claimed the partition between the claim of `planned` and the newest claim.
         """
         epoch, session = planned.epoch, planned.session
         for begun in self.ranges.begun.get(tp, ()):
@@ -191,7 +192,7 @@ class MicroBatches:
         return None if group is None else group.partitions.get(tp)
 
     def _passed(self, part: Partition, planned: Planned) -> bool:
-        """Whether the range needs no delivery any more.
+        """Tells whether the range needs no delivery any more.
 
         That is so if the position is at or beyond its end, if an admin has moved the position, or if the partition is
         parked, so that an admin must move it (F6.5).
@@ -199,7 +200,10 @@ class MicroBatches:
         return part.generation != planned.generation or part.position >= planned.to or part.parked != ""
 
     def _of_others(self, part: Partition, tp: TopicPartition, session: int) -> bool:
-        """Whether the partition's owner, or its last one if it has none, is neither `session` nor of this process."""
+        """Tells whether the partition belongs to a session that is neither `session` nor one of this process.
+
+        If the partition has no owner, its last owner decides.
+        """
         ours = {session, self.member.session, *(begun.session for begun in self.ranges.begun.get(tp, ()))}
         return part.owner not in ours if part.owner != NONE else part.last_owner not in ours
 
@@ -209,7 +213,7 @@ class MicroBatches:
         """Returns the end offset of the batch that follows `start`; `start` itself if there is nothing to read.
 
         In at-least-once mode it also delivers the batch: those of the `available` ranges that may be delivered now. In
-        at-most-once mode the planner delivers them later, once the query has stored the end offset.
+        at-most-once mode the driver delivers them later (`deliver`), once the query has stored the end offset.
         """
         for batch in self.delivered.values():  # the query asks for another batch, so it never began this one
             for one in batch.taken:
@@ -228,7 +232,7 @@ class MicroBatches:
         return end
 
     def end_of(self, start: End, planned: Sequence[ClaimedRange]) -> End:
-        """The end offset of a batch of these ranges that follows the batch that ends at `start`."""
+        """Returns the end offset of a batch of these ranges that follows the batch that ends at `start`."""
         ranges = {
             f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
             for one in sorted(planned)
@@ -236,7 +240,7 @@ class MicroBatches:
         return {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session, "r": ranges}
 
     def delivered_ranges(self, end: End) -> list[Taken] | None:
-        """The ranges of the batch that ends at `end`; None if the batch is not with the query."""
+        """Returns the ranges of the batch that ends at `end`; None if the batch is not with the query."""
         found = self.delivered.get(key_of(end))
         return None if found is None else found.taken
 
@@ -247,7 +251,7 @@ class MicroBatches:
     # --- at-most-once mode: what is lost with a batch
 
     def uncommitted(self) -> list[tuple[TopicPartition, int, int]]:
-        """The ranges (partition, start, to) that are with the query: they are lost if this process ends now."""
+        """Returns the ranges (partition, start, to) that are with the query: they are lost if this process ends now."""
         return [
             (taken.range.tp, taken.range.start, taken.range.to)
             for batch in self.delivered.values()
@@ -255,11 +259,11 @@ class MicroBatches:
         ]
 
     def lost_with(self, end: End) -> list[tuple[TopicPartition, int, int]]:
-        """Returns the offsets that an earlier member was granted of a batch, and that are lost as it was not committed.
+        """Returns the offsets of a batch that were granted to an earlier member, and are lost as it was not committed.
 
-        They are ranges (partition, start, to). Grants in the log do not name a batch. If no other member has
-        had the partition between that member and this one, and no admin has moved the position, then offsets below the
-        position at which that member ended were granted to it.
+        They are ranges (partition, start, to). Grants in the log do not name a batch. If no other member has had the
+        partition between that member and this one, and no admin has moved the position, then offsets below the position
+        at which that member ended were granted to it.
         """
         found = []
         for tp, planned in planned_in(end, self.incarnation).items():
@@ -270,7 +274,7 @@ class MicroBatches:
         return found
 
     def _ended_at(self, part: Partition, tp: TopicPartition, planned: Planned) -> int:
-        """The position at the end of the claim of `planned`; NONE if the claim has not ended, or that is not known."""
+        """Returns the position at which the claim of `planned` ended; NONE if it has not ended or that is not known."""
         if part.owner == NONE:
             return part.position if part.last_owner == planned.session else NONE
         since = next((begun for begun in self.ranges.begun.get(tp, ()) if begun.epoch > planned.epoch), None)
@@ -280,9 +284,10 @@ class MicroBatches:
     # --- a batch that an earlier member planned
 
     def replay(self, end: End, now: Instant) -> Replay:
-        """Delivers, in at-least-once mode, the ranges of an earlier member's batch that this member may deliver now.
+        """Says what becomes of each range of a batch that an earlier member planned.
 
-        Call it again while the result's `waits` has entries.
+        In at-least-once mode it delivers the ranges that this member may deliver now. Call it again while the result's
+        `waits` has entries.
         """
         self.settle_proven(now)
         result = Replay([], {}, {})

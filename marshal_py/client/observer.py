@@ -28,14 +28,14 @@ READ_TIMEOUT_S: Final = 30.0  # without a record before a known end; then the cl
 
 
 class Judged(NamedTuple):
-    """A record of the log, and the verdict of the fold on it."""
+    """Holds a record of the log, and the verdict of the fold on it."""
 
     record: LogRecord
     verdict: Verdict
 
 
 class Observer:
-    """A reader of one coordination topic. A context manager.
+    """Reads one coordination topic. It is a context manager.
 
     - `worlds`: by log, the world as of the last record that was read of it.
     - `extended_ms`: by (log, session), the timestamp of the record that last extended the session.
@@ -108,7 +108,10 @@ class Observer:
         return world.genesis
 
     def _check(self, deadline: float, log: int) -> None:
-        """Raises ClusterUnreachable at the deadline, and AccessDenied at once, since waiting would not fix it."""
+        """Raises ClusterUnreachable after the deadline, and AccessDenied at once, since waiting would not fix it.
+
+        `deadline`: of the monotonic clock, in seconds. `log`: the log that is being read, for the error.
+        """
         if (refused := self._log.refused()) is not None:
             raise refused
         if time.monotonic() >= deadline:
@@ -116,7 +119,7 @@ class Observer:
             raise ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
 
     def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
-        """The first and the end offset of each of these logs. Raises ClusterUnreachable."""
+        """Returns the first and the end offset of each of these logs. Raises ClusterUnreachable."""
         tps = [TopicPartition(self.topic, log) for log in logs]
         found = self._admin.bounds(tps) if tps else {}
         return {tp.partition: bounds for tp, bounds in found.items()}
@@ -124,17 +127,21 @@ class Observer:
     # --- reading
 
     def logs_of(self, group: str | None) -> list[int]:
-        """The number of the group's log, or those of all logs if `group` is None. Empty if there is no root."""
+        """Returns the number of the group's log, or the numbers of all logs if `group` is None.
+
+        Empty if there is no root.
+        """
         if self.root is None:
             return []
         return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
 
     def read(self, group: str | None = None, back: bool = False) -> Iterator[Judged]:
-        """Yields every record of the group's log, or of all logs, up to the current ends; in order per log.
+        """Yields every record of the group's log, or of all logs if `group` is None, up to the logs' current ends.
 
-        A log whose beginning was deleted is read from its newest confirmed snapshot on (N9); with `back`, from its
-        oldest. A second call continues where the first ended; so iterate each to its end. Raises HistoryTruncated if
-        the log's beginning was deleted and no snapshot replaces it (N10).
+        The records of each log come in order. A log whose beginning was deleted is read from its newest confirmed
+        snapshot on (N9), or with `back` from its oldest. A second call continues where the first one ended, so iterate
+        each call to its end. Raises HistoryTruncated if the log's beginning was deleted and no snapshot replaces it
+        (N10).
         """
         found = self.bounds(self.logs_of(group))
         for log, bounds in found.items():
@@ -151,7 +158,10 @@ class Observer:
         yield from self._records(self._left(found))
 
     def oldest(self, log: int) -> World:
-        """Returns the earliest world of a log from which the log can be folded. Raises HistoryTruncated as `read`."""
+        """Returns the earliest world of a log from which the log can be folded.
+
+        Raises HistoryTruncated if the log's beginning was deleted and no snapshot replaces it.
+        """
         (bounds,) = self.bounds([log]).values()
         return replay_start.oldest_world(self._log, log, None if log == 0 else self.root, bounds)
 
@@ -193,14 +203,20 @@ class Observer:
             yield None
 
     def _follow(self, log: int) -> None:
-        """Continues where the last read of this log ended; records that were skipped since are read again."""
+        """Has this log polled from where its last read ended.
+
+        Records that were polled and skipped since are read again.
+        """
         at = self._next.get(log, 0)
         if self._passed.get(log) != at:
             self._passed[log] = at
             self._log.follow(log, at)
 
     def _records(self, left: dict[int, int]) -> Iterator[LogRecord]:
-        """Yields the records of the logs in `left`, up to the end offset of each. It skips records of other logs."""
+        """Yields the records of the logs in `left`, which maps each log to the end offset to stop at.
+
+        Skips other logs.
+        """
         for log in left:
             self._follow(log)
         wanted = dict(left)
@@ -226,10 +242,11 @@ class Observer:
         return world
 
     def advisories(self, group: str | None = None, follow: bool = False) -> Iterator[Advisory | None]:
-        """Yields the advisories of a group, or of all groups, in order per log. A second call continues.
+        """Yields the advisories of a group, or of all groups, in order per log.
 
-        With the flag `follow` it never ends, and yields None as the method `follow` does. If a log's beginning was
-        deleted, there are no advisories of records that its oldest confirmed snapshot replaces (N9).
+        A second call continues after the first. With the flag `follow` it never ends, and yields None as the method
+        `follow` does. Records that a log's oldest confirmed snapshot replaces, because the log's beginning was deleted,
+        give no advisories (N9).
         """
         for log, bounds in self.bounds(self.logs_of(group)).items():
             if bounds.first and log not in self.worlds:
@@ -263,16 +280,16 @@ class Observer:
     # --- looking
 
     def groups(self) -> list[tuple[int, Group]]:
-        """Every group in `worlds`, with the number of its log, sorted by name."""
+        """Returns every group in `worlds`, with the number of its log, sorted by name."""
         found = [(log, group) for log, world in self.worlds.items() for group in world.groups.values()]
         return sorted(found, key=lambda pair: pair[1].name)
 
     def signs_of(self, log: int) -> dict[int, int]:
-        """Returns, by session of a log, when the session was last extended, in ms since 1970."""
+        """Returns when each session of a log was last extended, in ms since 1970."""
         return {session: at_ms for (of, session), at_ms in self.extended_ms.items() if of == log}
 
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns the end offsets of data partitions, without partitions that Kafka does not have.
+        """Returns the end offsets of these data partitions. Leaves out partitions that Kafka does not have.
 
         Afterwards `topics` holds what Kafka says about their topics. Raises ClusterUnreachable.
         """

@@ -154,7 +154,7 @@ class ConsumerOptions:
 
 
 def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
-    """The topics of a consumer, each once, in the order given. Raises InvalidOption, InvalidName."""
+    """Returns the topics of a consumer, each once, in the order given. Raises InvalidOption, InvalidName."""
     if isinstance(topics, str):
         raise InvalidOption("topics", topics, "a sequence of topic names, not one string")
     names = tuple(dict.fromkeys(check_id("topic", topic) for topic in topics))

@@ -21,7 +21,7 @@ QUEUED_MAX: Final = 10_000
 
 
 class Sending(NamedTuple):
-    """Records of one log that belong together.
+    """Holds records of one log that are produced together.
 
     `refused`: called with the error, without the lock, if one of the records can never be sent.
     """
@@ -33,7 +33,10 @@ class Sending(NamedTuple):
 
 
 class _Turn:
-    """One thread's turn to produce. Each turn is an object of its own, so that a thread gives up only its own one."""
+    """Stands for one thread's turn to produce.
+
+    Each turn is an object of its own, so that a thread gives up only its own one.
+    """
 
     __slots__ = ("thread",)
 
@@ -42,10 +45,10 @@ class _Turn:
 
 
 class Outbox:
-    """Records that were decided and not yet handed to the producer."""
+    """Holds the records that were decided and not yet handed to the producer."""
 
     def __init__(self, log: CoordinationLog, held: Callable[[], bool]) -> None:
-        """`held`: tells whether the thread that calls it holds the Marshal's lock."""
+        """Makes an empty outbox. `held()` tells whether the thread that calls it holds the Marshal's lock."""
         self._log, self._held = log, held
         self._waiting: deque[Sending] = deque()
         self._turn: _Turn | None = None  # of the thread that produces
@@ -63,9 +66,9 @@ class Outbox:
             self._waiting.append(Sending(log, key, values, refused))
 
     def __enter__(self) -> None:
-        """Does nothing; leaving sends. Use it around the lock, so that decided records are sent once it is free:
+        """Does nothing. Use the outbox around the lock, as in `with context.outbox, context.lock`.
 
-        `with context.outbox, context.lock`.
+        Leaving the outbox then sends the records that were decided under the lock, once it is free.
         """
 
     def __exit__(
@@ -129,7 +132,7 @@ class Changes(threading.Condition):
         raise AssertionError("enter the outbox and the lock: with context.outbox, context.lock")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As Condition.wait; but if records are waiting, it sends them and returns at once."""
+        """Waits as Condition.wait does. But if records are waiting in the outbox, it sends them and returns at once."""
         if not self._outbox:
             return super().wait(timeout)
         try:

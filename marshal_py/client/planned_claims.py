@@ -23,10 +23,10 @@ from marshal_py.transport.ports import Broken, DataSource, OutOfRange
 
 
 class UnfetchedSource:
-    """The data source of a consumer that fetches nothing. `ends`: the end offsets that the cluster was asked for."""
+    """Is the data source of a consumer that fetches nothing. `ends`: the end offsets that the cluster was asked for."""
 
     def __init__(self, fetching: DataSource) -> None:
-        """`fetching`: the consumer's real source. It stays open, without assignment, until the consumer closes."""
+        """Wraps the consumer's real source, which stays open, without partitions, until the consumer closes."""
         self._inner = fetching
         self.ends: dict[TopicPartition, int] = {}
 
@@ -55,7 +55,7 @@ class UnfetchedSource:
 
 
 class PlannedClaims:
-    """The claims of one consumer that plans ranges; fetched_claims.py has the counterpart for one that fetches."""
+    """Holds the claims of one consumer that plans ranges. (FetchedClaims does so for a consumer that fetches.)"""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class PlannedClaims:
         incarnation: bytes,
         submit: Callable[[str, Callable[[], None]], None],
     ) -> None:
-        """`submit`: runs a named task on the consumer's worker thread."""
+        """Holds no claims yet. `submit(name, task)` runs a task on the consumer's worker thread."""
         self._context, self._member, self._submit = context, member, submit
         self._timeout_ms = round(1000 * options.handler_timeout_s)
         if options.hand_over_timeout_s is None:  # a range is long work, and its reader elsewhere cannot be stopped
@@ -77,9 +77,10 @@ class PlannedClaims:
         self._called_ms: int | None = None  # None until the group has this member: a join may take long
 
     def adopt(self, fetched: FetchedClaims) -> None:
-        """Takes over the claims of a consumer that has fetched until now. What was not delivered is planned again.
+        """Takes over the claims of a consumer that has fetched until now.
 
-        In at-most-once mode what was granted and not delivered is dropped instead (D3).
+        In at-least-once mode what was not delivered is planned again. In at-most-once mode what was granted and not
+        delivered is dropped (D3).
         """
         self.queue.adopt(self._member.claims.values())
         self.queue.prefetching.update(tp for tp, buffer in fetched.queue.buffers.items() if buffer.claim is None)
@@ -92,7 +93,7 @@ class PlannedClaims:
         self.queue.open(claims, positions_of(claims, self._member))
 
     def drop(self, claims: Iterable[Claim]) -> None:
-        """Does nothing for claims that are gone: no question about single claims is under way here."""
+        """Does nothing when claims have ended, because no question about single claims is under way here."""
 
     def look(self) -> None:
         """Has the worker thread ask the cluster for the partitions' end offsets, if any are needed."""
@@ -112,5 +113,5 @@ class PlannedClaims:
         self._called_ms = self._context.clock.now().mono_ms
 
     def overdue(self, now: Instant) -> bool:
-        """Whether the user's last call is at least `handler_timeout_s` ago (D9)."""
+        """Tells whether the user's last call is at least `handler_timeout_s` ago (D9)."""
         return self._called_ms is not None and now.mono_ms - self._called_ms >= self._timeout_ms

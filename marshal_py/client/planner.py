@@ -40,9 +40,10 @@ LOOK_S: Final = 0.25  # seconds between two questions to the cluster for new dat
 
 
 class ClaimedBatch:
-    """Ranges of offsets that the planner delivered together.
+    """Holds ranges of offsets that the planner delivered together.
 
-    A context manager; leaving it without `commit` has the ranges planned again. In at-most-once mode they are lost.
+    It is a context manager: leaving it without `commit` has the ranges planned again; in at-most-once mode they are
+    lost.
     """
 
     def __init__(self, planner: Planner, taken: Sequence[Taken]) -> None:
@@ -56,12 +57,12 @@ class ClaimedBatch:
 
     @property
     def tokens(self) -> dict[TopicPartition, Token]:
-        """The fencing token of each partition (PROTOCOL.md K1)."""
+        """Returns the fencing token of each partition (PROTOCOL.md K1)."""
         return {taken.range.tp: taken.range.token for taken in self.taken}
 
     @property
     def token(self) -> Token:
-        """The greatest of `tokens`.
+        """Returns the greatest of `tokens`.
 
         It is greater than the token of any batch in which an earlier owner had one of these partitions.
         """
@@ -69,7 +70,7 @@ class ClaimedBatch:
 
     @property
     def offsets(self) -> int:
-        """How many offsets the ranges span; there are fewer messages where the log has gaps."""
+        """Returns how many offsets the ranges span; there are fewer messages where the log has gaps."""
         return sum(taken.range.to - taken.range.start for taken in self.taken)
 
     def __bool__(self) -> bool:
@@ -109,7 +110,10 @@ class ClaimedBatch:
 
 
 class Planner(Membership):
-    """A consumer that plans ranges for other readers. `Marshal.planner` and `Consumer.plan_ranges` make one."""
+    """Plans ranges of offsets for other readers, as a member of a group.
+
+    `Marshal.planner` and `Consumer.plan_ranges` make one.
+    """
 
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
         super().__init__(context, driver, connection, ending)
@@ -141,9 +145,11 @@ class Planner(Membership):
     # --- looking
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Waits until this member need not expect further partitions soon (`Ranges.settled`), and returns True.
+        """Waits until this member need not expect further partitions soon, and returns True.
 
-        Returns False after `timeout_s` seconds (default: four heartbeat intervals), and if the consumer is stopping.
+        It need not if every partition is owned or parked, if the group is paused, or at its own limit of claims
+        (`Ranges.settled`). Returns False after `timeout_s` seconds (default: four heartbeat intervals), and if the
+        consumer is stopping.
         """
         intervals_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline = time.monotonic() + (intervals_s if timeout_s is None else timeout_s)
@@ -158,28 +164,28 @@ class Planner(Membership):
                 self._context.changed.wait(min(WAIT_SLICE_S, left_s))
 
     def resumed(self) -> bool:
-        """Whether this consumer has claimed a partition in which an earlier owner has moved the position."""
+        """Tells whether this consumer has claimed a partition in which an earlier owner has moved the position."""
         with self._context.outbox, self._context.lock:
             group = self._member.group
             parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.claims]
             return any(part.last_owner != NONE and part.position > 0 for part in parts)
 
     def _partitions(self) -> list[TopicPartition]:
-        """All partitions of this consumer's topics, claimed or not."""
+        """Returns all partitions of this consumer's topics, claimed or not."""
         counts = {topic: self._context.admin.partition_count(topic) or 0 for topic in self._member.options.topics}
         return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
 
     def ends_at(self, until: str) -> dict[TopicPartition, int]:
-        """Returns, for every partition of the topics, the offset that the text `until` names.
+        """Returns the offset that the text `until` names in every partition of the topics.
 
-        `until` has the form of the option `start` without `committed`. Raises what start_positions.offsets raises.
+        `until` has the form of the option `start`, except `committed`. Raises what start_positions.offsets raises.
         """
         return start_positions.offsets(
             until, "until", self._partitions(), self._context.admin, committed=self._committed_ends
         )
 
     def ends(self) -> dict[TopicPartition, int]:
-        """The end offset of every partition of this consumer's topics, claimed or not."""
+        """Returns the end offset of every partition of this consumer's topics, claimed or not."""
         return self.ends_at(start_positions.LATEST)
 
     def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
@@ -210,10 +216,11 @@ class Planner(Membership):
             return [self._ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
 
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
-        """Parks those of `tps` whose position lies beyond the partition's end, open transactions included (D6).
+        """Parks those of `tps` whose position lies beyond the partition's end (D6).
 
-        `plan` compares positions with the end before open transactions. A group that began at the real end may be
-        beyond that until the transactions have ended.
+        Open transactions lie below that end. `plan` compares positions with the end that read_committed readers see,
+        before open transactions. A group that began at the real end may be beyond that until the transactions have
+        ended, and must not be parked.
         """
         bounds = self._context.admin.bounds(tps)
         with self._context.outbox, self._context.lock:
@@ -224,7 +231,10 @@ class Planner(Membership):
     # --- delivering
 
     def take(self, wanted: Sequence[ClaimedRange]) -> list[Taken]:
-        """Delivers these ranges and returns them. Those that may not be delivered now are left to a later `plan`."""
+        """Delivers these ranges and returns them.
+
+        A range that may not be delivered now is left out: `plan` finds it again.
+        """
         self.alive()
         if self.at_most_once:
             self._await_grants(wanted)
@@ -284,7 +294,10 @@ class Planner(Membership):
     # --- the micro-batches of a streaming query
 
     def micro_batches(self, before: MicroBatches | None = None) -> MicroBatches:
-        """Returns the batches of a streaming query. `before`: those that its earlier consumer in this process had."""
+        """Returns the batches of a streaming query.
+
+        `before`: the batches of the query's earlier consumer in this process.
+        """
         return MicroBatches(self._member, self._ranges, self.incarnation, before)
 
     def commit_end(self, batches: MicroBatches, end: End) -> None:
@@ -302,7 +315,8 @@ class Planner(Membership):
     def commit_reported(self, batches: MicroBatches, digest: str) -> None:
         """Does what `commit_end` does, when a listener reports the query's commit before the query calls `commit_end`.
 
-        Any thread may call it, also twice, and it waits for nothing. `digest`: `digest_of` the batch's end.
+        Any thread may call it, also twice, and it waits for nothing. `digest`: the hash of the batch's end
+        (`digest_of`).
         """
         with self._context.outbox, self._context.lock:
             if batches.commit_reported(digest, self._context.clock.now()):
@@ -320,7 +334,7 @@ class Planner(Membership):
             return batches.plan(start, available, self._context.clock.now())
 
     def take_end(self, batches: MicroBatches, end: End, wanted: Sequence[ClaimedRange] | None) -> list[Taken]:
-        """In at-most-once mode: delivers the batch that ends at `end`, as far as the log grants it.
+        """Delivers the batch that ends at `end`, as far as the log grants it. Only for at-most-once mode.
 
         `wanted`: the batch's ranges, or None if an earlier consumer planned the batch. Then nothing is delivered, since
         that consumer may have been granted the batch and its tasks may have read it. The offsets that are lost with the
@@ -336,9 +350,9 @@ class Planner(Membership):
         return taken
 
     def note_uncommitted(self, batches: MicroBatches) -> None:
-        """Call it when this process ends: in at-most-once mode it notes in the log which ranges are lost.
+        """Notes in the log which ranges are lost, in at-most-once mode. To be called when this process ends.
 
-        They are those that were delivered to the query and not committed.
+        These are the ranges that were delivered to the query and not committed.
         """
         if self.at_most_once:
             with self._context.outbox, self._context.lock:

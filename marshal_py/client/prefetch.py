@@ -25,17 +25,17 @@ LOW_SHARE: Final = 4  # a paused partition is fetched again when its buffer is d
 
 
 class Room(NamedTuple):
-    """How much one partition may buffer now."""
+    """Says how much one partition may buffer now: how many messages, and how many bytes of keys and values."""
 
     messages: int
     size_bytes: int
 
     def full(self, buffer: Buffer) -> bool:
-        """Whether nothing more should be fetched into this buffer."""
+        """Tells whether nothing more should be fetched into this buffer."""
         return buffer.size >= self.messages or buffer.payload_bytes() >= self.size_bytes
 
     def low(self, buffer: Buffer) -> bool:
-        """Whether this buffer should be filled again."""
+        """Tells whether this buffer should be filled again."""
         size = buffer.size
         if not size:
             return True
@@ -60,14 +60,14 @@ class Prefetch:
         self._looked_ms = 0
 
     def due(self, rate: HandlingRate, mono_ms: int) -> bool:
-        """Whether the consumer is slow and its last look is LOOK_MS ago. If so, the caller must look now."""
+        """Tells whether the consumer is slow and its last look is LOOK_MS ago. If so, the caller must look now."""
         if mono_ms - self._looked_ms < LOOK_MS or not rate.slower_than(SLOW_PER_S):
             return False
         self._looked_ms = mono_ms
         return True
 
     def room(self, buffers: Iterable[Buffer]) -> Room:
-        """How much each of these buffers may hold, given how full they are."""
+        """Returns how much each of these buffers may hold at most, given how full all of them are."""
         count = filled = messages = size_bytes = 0
         for buffer in buffers:
             count += 1
@@ -80,7 +80,7 @@ class Prefetch:
         return Room(_share(messages_max, messages, filled, count), _share(self.bytes_max, size_bytes, filled, count))
 
     def piece(self, partitions: int) -> int:
-        """How many messages to take at once in a look: about as many as one of the partitions may buffer."""
+        """Returns how many messages to take from the queue at once in a look: about one partition's share."""
         return max(1, min(self._piece_messages, self.bytes_max // (max(1, partitions) * self._mean_bytes)))
 
 

@@ -24,9 +24,10 @@ BEGUN_KEPT: Final = 64  # claims remembered per partition: a batch that was plan
 
 
 class ClaimedRange(NamedTuple):
-    """Offsets [start, to) of one partition under one claim. Some of the offsets may hold no message.
+    """Holds the offsets [start, to) of one partition under one claim. Some of the offsets may hold no message.
 
-    `generation`: the generation of the claim's position; a SetPosition begins a new one.
+    `token`: the claim's fencing token. `generation`: the generation of the claim's position; a SetPosition begins a new
+    one.
     """
 
     topic: str
@@ -42,10 +43,10 @@ class ClaimedRange(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A range that was delivered, with what `Ranges.finish` needs.
+    """Holds a range that was delivered, with what `Ranges.finish` needs.
 
-    `run`: the run of the claim's tracker that holds the range's offsets, from index `first` on. None in at-most-once
-    mode.
+    `run`: the part of the claim's tracker that records which of the range's offsets are done; the range begins at its
+    index `first`. None in at-most-once mode.
     """
 
     range: ClaimedRange
@@ -55,7 +56,7 @@ class Taken(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A claim of this process: its `epoch` and `session`, and the session that owned the partition before (`after`)."""
+    """Records a claim of this process: its `epoch` and `session`, and the partition's session before it (`after`)."""
 
     epoch: int
     session: int
@@ -63,7 +64,7 @@ class Begun(NamedTuple):
 
 
 class PlannedClaim:
-    """One claim, with the offset that is planned next and the range that is in flight (`taken`)."""
+    """Holds one claim, the offset from which the next range is planned, and the range that is in flight (`taken`)."""
 
     __slots__ = ("claim", "next_offset", "requested", "taken")
 
@@ -75,7 +76,7 @@ class PlannedClaim:
 
 
 class Ranges:
-    """The claims of one consumer that plans, and the ranges in flight under them."""
+    """Holds the claims of one consumer that plans, and the ranges in flight under them."""
 
     def __init__(self, member: Member, incarnation: bytes) -> None:
         self.member, self.incarnation = member, incarnation
@@ -96,7 +97,7 @@ class Ranges:
         return 0
 
     def has(self, tp: TopicPartition) -> bool:
-        """Whether the partition is claimed here."""
+        """Tells whether this consumer has claimed the partition."""
         return tp in self.claims
 
     def start_prefetch(self, tp: TopicPartition, position: int) -> None:
@@ -136,14 +137,15 @@ class Ranges:
         self.user_paused.difference_update(tps)
 
     def ends_wanted(self) -> list[TopicPartition]:
-        """The partitions whose end offsets the cluster must be asked for.
+        """Returns the partitions whose end offsets the cluster must be asked for.
 
-        Those of claims show the lag. Those of partitions that will be handed over show that this member is ready.
+        The ends of claimed partitions give the lag. A known end of a partition that will be handed over shows that this
+        member is ready for it.
         """
         return [*self.claims, *self.prefetching]
 
     def settled(self) -> bool:
-        """Whether this member need not expect further partitions soon.
+        """Tells whether this member need not expect further partitions soon.
 
         True if each partition is parked (no member may claim it) or owned by this member or another live one, and no
         hand-over to this member is planned. Also true while the group is paused, or at the member's limit of claims.
@@ -174,9 +176,10 @@ class Ranges:
     # --- planning
 
     def adopt(self, claims: Iterable[Claim]) -> None:
-        """Takes over the claims of a consumer that has fetched messages until now, and plans what it has not delivered.
+        """Takes over the claims of a consumer that has fetched messages until now.
 
-        In at-most-once mode what was granted and not delivered is dropped (D3).
+        In at-least-once mode what was not delivered is planned again. In at-most-once mode planning continues after the
+        last granted offset: what was granted and not delivered is dropped, and counted in `grants_dropped` (D3).
         """
         for claim in claims:
             if isinstance(claim.tracker, AtLeastOnce):
@@ -212,7 +215,7 @@ class Ranges:
         return found
 
     def beyond(self, bounds: Mapping[TopicPartition, Bounds]) -> list[tuple[TopicPartition, int, int]]:
-        """The claims whose position lies beyond the end in `bounds`, as (partition, position, end) (D6)."""
+        """Returns the claims whose position lies beyond the end in `bounds`, as (partition, position, end) (D6)."""
         return [
             (tp, self._next(planned), bounds[tp].end)
             for tp, planned in self.claims.items()
@@ -220,7 +223,10 @@ class Ranges:
         ]
 
     def _unfinished(self, planned: PlannedClaim, end: int) -> tuple[int, int]:
-        """Returns the next offsets [start, to) to plan, below `end`; skips what an earlier owner has finished (D1)."""
+        """Returns the next offsets [start, to) to plan, below `end`.
+
+        Skips offsets that an earlier owner has finished (D1).
+        """
         start, tracker = self._next(planned), planned.claim.tracker
         if isinstance(tracker, AtMostOnce):
             return start, end
@@ -242,7 +248,7 @@ class Ranges:
         return max(planned.next_offset, tracker.delivered_to)
 
     def range_of(self, tp: TopicPartition, start: int, to: int) -> ClaimedRange:
-        """Returns the offsets [start, to) as a range under the claim that this member has now."""
+        """Returns the offsets [start, to) of `tp` as a range under this member's present claim of the partition."""
         claim = self.claims[tp].claim
         return ClaimedRange(*tp, start, to, Token(self.incarnation, claim.epoch), claim.generation)
 
@@ -251,9 +257,9 @@ class Ranges:
     def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
         """Delivers a range and returns it, or returns None if it may not be delivered now.
 
-        It may not if its claim has changed or has a range in flight, or if the gate or the user's pause stops it. In
-        at-least-once mode the range must begin at the claim's next offset. In at-most-once mode the oldest grant that
-        is left is delivered instead of the range, and without a grant nothing.
+        That is so if its claim has changed or has a range in flight, if the gate is shut, or if the user has paused the
+        partition. In at-least-once mode the range must begin at the claim's next offset. In at-most-once mode the
+        claim's oldest undelivered grant is delivered instead of `wanted`, and nothing if there is no grant.
         """
         planned = self.claims.get(wanted.tp)
         if planned is None or planned.taken is not None or planned.claim.epoch != wanted.token.epoch:
@@ -321,7 +327,7 @@ class Ranges:
             planned.requested = None
 
     def waits_for_grant(self) -> bool:
-        """Whether a claim that may still deliver has a request (`request_grant`) and no grant yet."""
+        """Tells whether a claim that may still deliver has a request (`request_grant`) and no grant yet."""
         return any(
             planned.requested is not None
             and planned.claim.phase is ClaimPhase.OPEN
@@ -331,7 +337,7 @@ class Ranges:
         )
 
     def offer(self) -> bool:
-        """Sets each claim's `offer`: the requested range, which the member asks the log to grant; else None.
+        """Sets on each claim (`Claim.offer`) the requested range that the member asks the log to grant, or None.
 
         Returns True if one of these grants has not been asked for yet.
         """
@@ -345,9 +351,9 @@ class Ranges:
 
 
 def share(available: Mapping[TopicPartition, int], rows_max: int) -> dict[TopicPartition, int]:
-    """Returns how many of the `available` offsets of each partition make a batch of at most `rows_max`.
+    """Returns how many of the `available` offsets of each partition a batch of at most `rows_max` offsets takes.
 
-    The partitions get even shares. What one partition lacks is shared by the others.
+    Partitions get even shares. If one has less than its share, the others get the rest.
     """
     shares: dict[TopicPartition, int] = {}
     left = rows_max

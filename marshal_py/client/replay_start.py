@@ -64,9 +64,9 @@ def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
 
 
 def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> bytes | None:
-    """Returns the incarnation of a log: that of `root`, or without one that of the first Genesis in the log.
+    """Returns the incarnation of a log: the one that `root` names, or for log 0 the one that its first Genesis names.
 
-    None if the log has no Genesis, or if its beginning is deleted.
+    Returns None if log 0 holds no Genesis, or if its beginning is deleted.
     """
     found = root
     if root is None and not bounds.first:
@@ -95,10 +95,11 @@ def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: 
 def base_of(
     log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int, look_back: int | None = None
 ) -> World:
-    """Returns the world of the newest sound confirmed snapshot at or below the checkpoint `at`.
+    """Returns the world of the newest confirmed snapshot that can be loaded and lies at or below the checkpoint `at`.
 
-    If there is none, it returns the empty world of the log's beginning. `look_back`: as for `find`. Raises
-    HistoryTruncated if the log begins later and no such snapshot replaces what is missing (N10).
+    If there is none, it returns the empty world of the log's beginning. `look_back`: how many records it reads at most
+    to find one; None for all. Raises HistoryTruncated if the log's beginning is deleted and no such snapshot replaces
+    it (N10).
     """
     incarnation = incarnation_of(log, number, root, bounds)
     if incarnation is None and not bounds.first:
@@ -117,10 +118,11 @@ def base_of(
 
 
 def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
-    """Returns the earliest world from which the log can be folded: the empty one, or that of the oldest snapshot.
+    """Returns the earliest world from which the log can be folded.
 
-    It is for tools that show the past; a reader that only continues begins at the newest snapshot (`open_world`).
-    Raises HistoryTruncated if the log's beginning is deleted and no snapshot replaces it (N10).
+    It is the empty world, or the world of the oldest snapshot if the log's beginning is deleted. It is for tools that
+    show the past; a reader that only continues begins at the newest snapshot (`open_world`). Raises HistoryTruncated if
+    no snapshot replaces the deleted beginning (N10).
     """
     if not bounds.first:
         return World(number, root)
@@ -133,7 +135,7 @@ def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds
 
 
 def refold(log: CoordinationLog, base: World, to: int, group: str = "") -> World:
-    """Reads the log once more and folds it into `base` up to the checkpoint `to`; returns `base`.
+    """Reads the log once more and folds it into `base` up to the checkpoint at offset `to`; returns `base`.
 
     `group`: the group whose digests `base` keeps at the checkpoints on the way; "" for none. Raises what reading and
     folding raise, and ClusterUnreachable if the log was not read up to `to`.

@@ -20,7 +20,10 @@ Handler = Callable[[int, FrameType | None], object] | int
 
 
 class SignalHandlers:
-    """Returned by `stop_on_signals`. A context manager; leaving it puts the former handlers back."""
+    """Stops consumers by signals.
+
+    `stop_on_signals` returns it. A context manager: leaving it puts the former handlers back.
+    """
 
     def __init__(self, consumers: Sequence[Consumer], signals: Sequence[int]) -> None:
         _check_thread()

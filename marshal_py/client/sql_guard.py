@@ -47,7 +47,7 @@ _FORGET: Final = "DELETE FROM {table} WHERE topic = :topic"
 
 
 class Applicable(Protocol):
-    """What the guard needs of a message; `marshal_py.Message` has it."""
+    """Declares the attributes of a message that the guard needs; `marshal_py.Message` has them."""
 
     @property
     def topic(self) -> str: ...
@@ -65,7 +65,10 @@ M = TypeVar("M", bound=Applicable)
 
 
 class Statement(NamedTuple):
-    """SQL with `:name` parameters. `rows`: whether the result's rows are wanted instead of its row count."""
+    """Holds SQL with `:name` parameters, and their values.
+
+    `rows`: whether the result's rows are wanted or only their count.
+    """
 
     sql: str
     values: Mapping[str, object]
@@ -79,7 +82,10 @@ class _Rules:
     """Builds the statements of one guard table, and decides from their results which messages are new. Pure."""
 
     def __init__(self, table: str = DEFAULT_TABLE) -> None:
-        """`table`: its name, `schema.table` if need be. Raises InvalidOption for a text that is no plain SQL name."""
+        """Takes the table's name, `schema.table` if need be.
+
+        Raises InvalidOption for a text that is no plain SQL name.
+        """
         if not isinstance(table, str) or not _NAME.fullmatch(table):
             raise InvalidOption("table", table, "a plain SQL name, as in `applied` or `billing.applied`")
         self.table = table
@@ -140,10 +146,10 @@ class _Rules:
 
 
 class Guard(_Rules):
-    """A guard table, used over connections of sqlite3 (SQLite 3.24+), psycopg (PostgreSQL) or SQLAlchemy.
+    """Uses a guard table over connections of sqlite3 (SQLite 3.24+), psycopg (PostgreSQL) or SQLAlchemy.
 
     Every method works in the transaction that the connection is in, or that its first statement begins; the caller
-    commits it together with the effect. Safe to share between threads.
+    commits it together with the effect. Threads may share a guard.
     """
 
     def create(self, connection: Any) -> None:
@@ -180,7 +186,7 @@ class Guard(_Rules):
 
 
 class AsyncGuard(_Rules):
-    """`Guard` over connections of aiosqlite, psycopg's AsyncConnection or SQLAlchemy's asyncio extension."""
+    """Does what `Guard` does, over connections of aiosqlite, psycopg (AsyncConnection) or SQLAlchemy (asyncio)."""
 
     async def create(self, connection: Any) -> None:
         """As `Guard.create`."""
@@ -203,7 +209,7 @@ class AsyncGuard(_Rules):
 
 
 class _Connection:
-    """A user's connection, run with parameters in the form that its database module takes."""
+    """Wraps a user's connection, and passes parameters in the form that its database module takes."""
 
     def __init__(self, connection: Any) -> None:
         modules = [kind.__module__.partition(".")[0] for kind in type(connection).__mro__]
@@ -246,7 +252,7 @@ _FORMS: Final[Mapping[str, Any]] = {
 
 
 def _commits_itself(connection: Any, module: str) -> bool:
-    """Whether the connection is in no transaction and would commit the next statement by itself."""
+    """Tells whether the connection is in no transaction and would commit the next statement by itself."""
     match module:
         case "psycopg":
             return bool(connection.autocommit) and int(connection.info.transaction_status) == 0
@@ -261,5 +267,5 @@ def _commits_itself(connection: Any, module: str) -> bool:
 
 
 def _only(values: Mapping[str, object], *names: str) -> dict[str, object]:
-    """Returns the values of these names alone: psycopg and SQLAlchemy refuse values that a statement does not name."""
+    """Returns the values of these names alone, as psycopg and SQLAlchemy refuse values that a statement lacks."""
     return {name: values[name] for name in names}

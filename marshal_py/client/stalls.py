@@ -34,7 +34,10 @@ class Stalls:
             self._last_ms, self._ended_ms = late_ms, now_ms
 
     def recent_ms(self, now_ms: int) -> int:
-        """How long the current stall has lasted, or a stall that ended less than RECENT_MS ago; 0 without either."""
+        """Returns how many ms the current stall has lasted. If none is going on, the length of one that ended recently.
+
+        Recently means less than RECENT_MS ago. 0 if there is no such stall.
+        """
         due_ms = self._due_ms
         if due_ms is not None and now_ms - due_ms >= STALL_MS_MIN:
             return now_ms - due_ms

@@ -39,14 +39,17 @@ _MS: Final = re.compile(r"\d{12,15}")  # from 1973 on; offsets rarely have that 
 
 
 class Point(NamedTuple):
-    """One start. `kind`: a word of WORDS, OFFSET or TIME. `number`: that offset, or that time in ms since 1970."""
+    """Says where to start.
+
+    `kind`: a word of WORDS, OFFSET or TIME. `number`: the offset, or the time in ms since 1970.
+    """
 
     kind: str
     number: int = 0
 
 
 class Start(NamedTuple):
-    """A text that was parsed: where the partitions begin that it names, and where all others do (`rest`).
+    """Holds a parsed text: `named`, where the partitions begin that it names, and `rest`, where all others do.
 
     `rest` is None if the text must name every partition.
     """
@@ -66,7 +69,8 @@ def time_ms(text: str) -> int:
 def parse(text: object, option: str = "start", rule: str = RULE) -> Start:
     """Parses a text of one of the forms above. Raises InvalidOption.
 
-    For the error text: `option` is the name of the option that holds the text, and `rule` says what it may hold.
+    `option` and `rule` are for its error text: the name of the option that holds the text, and what the option may
+    hold.
     """
     if not isinstance(text, str):
         raise InvalidOption(option, text, rule)
@@ -107,7 +111,7 @@ def check_topics(start: str, topics: Sequence[str]) -> None:
 
 
 def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
-    """The consumer's topics that its group does not know yet; empty if the group knows none of them."""
+    """Returns the consumer's topics that are new to its group; empty if all of them are."""
     unknown = frozenset(topics) - (group.topics.keys() if group is not None else set())
     return unknown if len(unknown) < len(topics) else frozenset()
 
@@ -117,7 +121,8 @@ def resolve(
 ) -> dict[TopicPartition, int]:
     """Returns the offset at which each partition of `wanted` begins (D5).
 
-    `fallback`: with `committed`, where partitions without a committed offset begin, "earliest" or "latest".
+    `start`: the text. `fallback`: "earliest" or "latest", where a partition without a committed offset begins if the
+    text says `committed`.
 
     A named offset below the partition's beginning stays as it is: the offsets between are reported as lost (D6). Raises
     InvalidOption for a partition that must be named and is not, PositionOutOfRange for an offset beyond the end,
@@ -134,7 +139,7 @@ def resolve(
 
 
 def parse_fixed(text: object, option: str) -> Start:
-    """Parses a text that must mean the same for every group, so not `committed`. Raises InvalidOption."""
+    """Parses a text that means the same for every group, and so is not `committed`. Raises InvalidOption."""
     chosen = parse(text, option, FIXED_RULE)
     if chosen.rest is not None and chosen.rest.kind == COMMITTED:
         raise InvalidOption(option, text, "committed offsets are those of a group: name a time, offsets or an end")
@@ -146,9 +151,10 @@ def offsets(
 ) -> dict[TopicPartition, int]:
     """Returns the offset that the text names in each partition of `tps`. The text may not be `committed`.
 
-    `committed`: whether a partition's end is where read_committed readers stop, before open transactions. Raises
-    InvalidOption, also for a partition that must be named and is not; PositionOutOfRange for an offset that the
-    partition does not hold; UnsupportedPlatform, ClusterUnreachable, AccessDenied.
+    `option`: the name of the option that holds the text, for errors. `committed`: if true, a partition ends where
+    read_committed readers stop, before open transactions. Raises InvalidOption, also for a partition that must be named
+    and is not; PositionOutOfRange for an offset that the partition does not hold; UnsupportedPlatform,
+    ClusterUnreachable, AccessDenied.
     """
     chosen = parse_fixed(text, option)
     points: dict[TopicPartition, Point] = {}
