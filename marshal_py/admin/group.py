@@ -220,11 +220,13 @@ class Group:
     ) -> int:
         """Makes a topic smaller for the group after Kafka's topic was created again with fewer partitions.
 
-        Returns the offset of the record. The group forgets the positions of the partitions numbered `partitions` and
-        above. It is paused during the change; `token`, `adopt` and `take_over` mean what they mean in `set_position`.
-        Raises InvalidOption while Kafka's topic has more than `partitions`, GroupMissing, SettingsChanged, AdminBusy,
-        PauseOver, PauseNotDrained. Raises DataTopicRecreated if the topic's id has changed: call `set_position`
-        instead, which accepts the new topic.
+        Use it on clusters that have no topic ids. Where topics have ids, the group's log shows that the topic is
+        another one: then `shrink` raises DataTopicRecreated, and you call `set_position`, which accepts the new topic.
+
+        Returns the offset of the record that makes the change. `partitions`: how many the topic has afterwards; the
+        group forgets the positions of those with this number and above. The group is paused during the change; `token`,
+        `adopt` and `take_over` mean what they mean in `set_position`. Raises InvalidOption while Kafka's topic has more
+        than `partitions`, GroupMissing, SettingsChanged, AdminBusy, PauseOver, PauseNotDrained.
         """
         with self.runner() as runner:
             plan = ShrinkPlan(

@@ -12,7 +12,7 @@ from marshal_py.protocol.world import Group
 
 
 def find_session(context: GroupContext, session: int) -> None:
-    """Checks that the session is live. Raises GroupMissing if it is not."""
+    """Raises GroupMissing unless the group has the live session `session`, which is the offset of its Join."""
     if context.group is None or session not in context.group.sessions:
         raise GroupMissing(context.name, f"has no live session {session}")
 

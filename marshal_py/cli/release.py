@@ -21,7 +21,7 @@ PauseToken = Annotated[int | None, typer.Option("--token", min=0, help="Of the p
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions(changes.PauseOptions):
-    """The options of PauseOptions, but --token and --adopt name a running pause to replace, not one to work in."""
+    """Has the options of PauseOptions, but --token and --adopt name a running pause to replace, not to work in."""
 
     token: PauseToken = None
     adopt: Annotated[bool, typer.Option("--adopt", help="Replace a running pause of your own.")] = False
@@ -41,9 +41,12 @@ def release(
 ) -> None:
     """Pause a group: its consumers finish the messages they have and release all partitions. They stay in the group.
 
-    Returns when every partition is free, and prints the token of the pause. A consumer that gives no sign of life for
-    two of its heartbeat intervals is evicted. A pause that is running is left alone, unless you name it by --token,
-    replace your own by --adopt, or take anybody's over.
+    Returns when every partition is free, and prints the token of the pause, by which other commands name it. A consumer
+    that gives no sign of life for two of its heartbeat intervals is evicted.
+
+    If the group is paused already, the command fails and says whose pause that is. To replace the running pause by this
+    one, give --token with its token, --adopt if your user made it on this machine, or --take-over whoever made it. If
+    the operation that made the old pause still runs, it fails.
     """
     duration_s = None if for_ is None else changes.seconds(for_)
     if duration_s is not None and not 0 < duration_s <= PAUSE_MS_MAX / 1000:

@@ -1,5 +1,6 @@
-"""Topics as objects: reading any message of a topic by offset, time or key ("Direct Get"), apart from any group.
+"""Reads any message of a topic by offset, time or key ("Direct Get"), apart from any consumer group.
 
-`topic.py` is what users hold, `request.py` checks what they ask, `reads.py` finds the messages. Nothing here joins a
+`topic.py` has the object that users hold, `request.py` checks what they ask, `reads.py` finds the messages, and
+`indexed_reads.py` finds them faster by a key index. `changes.py` and `purging.py` change topics. Nothing here joins a
 group, claims, commits or writes to the coordination topic.
 """

@@ -1,4 +1,4 @@
-"""Creating, changing and deleting topics, checked before anything is sent."""
+"""Creates, changes and deletes topics. Checks each request before anything is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def create(
     settings: Mapping[str, str],
     dry_run: bool = False,
 ) -> None:
-    """Creates a topic. Raises BadRequest, TopicExists, TopicRefused, AccessDenied, UnsupportedPlatform."""
+    """Creates a topic. `replication` None takes the cluster's default. With `dry_run` Kafka only checks the request.
+
+    Raises BadRequest, TopicExists, TopicRefused, AccessDenied, UnsupportedPlatform.
+    """
     _check_count("partitions", partitions, PARTITION_MAX)
     if replication is not None:
         _check_count("replication", replication, REPLICATION_MAX)
@@ -31,10 +34,12 @@ def create(
 def update(
     admin: ClusterAdmin, name: str, partitions: int | None, settings: Mapping[str, str | None], dry_run: bool = False
 ) -> None:
-    """Makes a topic larger, changes its settings, or both; None as a value brings the cluster's default back.
+    """Adds partitions to a topic, changes its settings, or both. With `dry_run` Kafka only checks the request.
 
-    The settings first: Kafka checks them all at once, and a topic that has grown never shrinks. Raises as `create`,
-    TopicMissing; BadRequest for a count that is not above the topic's.
+    `partitions`: how many the topic has afterwards, None to leave their number. The value None in `settings` brings the
+    cluster's default back. The settings are changed first, because Kafka checks all of them at once, while a topic that
+    has grown never shrinks. Raises what `create` raises, except TopicExists; TopicMissing; BadRequest also for fewer
+    partitions than the topic has.
     """
     if partitions is None and not settings:
         raise BadRequest("name what should change: partitions, settings, or both")

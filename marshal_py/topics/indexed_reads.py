@@ -1,7 +1,8 @@
-"""Questions by key, answered with a key index: the same answers as `Reads` gives by reading everything.
+"""Answers questions by key with a key index. The answers are those that `Reads` gives by reading everything.
 
-The index first catches up to the moment of the question. The plain reading answers instead while another process is
-writing the index. It also answers batches of a key on a compacted topic, where messages that the index counts are gone.
+Before each answer the index catches up with the topic as it is at that moment. While another process is writing the
+index, `Reads` answers instead. It also answers batches of a key on a compacted topic, because the index still counts
+messages that compaction has removed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ GAP_MAX: Final = 2_000  # offsets that are read and thrown away rather than aske
 
 
 class IndexedReads(Reads):
-    """Of one topic and its index. One thread at a time."""
+    """Finds the messages that a GetRequest asks for in one topic; those by key with the topic's index.
+
+    One thread at a time.
+    """
 
     def __init__(
         self,
@@ -41,7 +45,11 @@ class IndexedReads(Reads):
     # --- the index
 
     def catch_up(self, wait: bool) -> bool:
-        """Indexes what is missing; False if another process writes the index and `wait` is not given."""
+        """Adds to the index the messages that came since it was last filled. Returns True if it is up to date.
+
+        If another process writes the index, it waits for that process with `wait`, and raises IndexBusy after 30 s.
+        Without `wait` it returns False at once.
+        """
         tps = self._partitions(GetRequest(batch=1))
         bounds = self._admin.bounds(tps, committed=self._committed)
         self._index.check(bounds)
@@ -72,7 +80,7 @@ class IndexedReads(Reads):
         self._index.add(pending, ends, wait)
 
     def bounds(self) -> dict[TopicPartition, Bounds]:
-        """First and end offsets of every partition."""
+        """Returns first and end offset of every partition."""
         return self._admin.bounds(self._partitions(GetRequest(batch=1)), committed=self._committed)
 
     def _is_compacted(self) -> bool:
@@ -158,7 +166,10 @@ class IndexedReads(Reads):
         return self._page_of(request, kept, total, starts, ends)
 
     def _fetch(self, tp: TopicPartition, offsets: Iterable[int]) -> dict[int, RawMessage]:
-        """The messages at these offsets that exist. Neighbours are read together."""
+        """Returns the messages at these offsets by offset. Those that no longer exist are left out.
+
+        Offsets that are close together are read together.
+        """
         found: dict[int, RawMessage] = {}
         for start, end, wanted in _runs(sorted(offsets)):
             try:
@@ -170,7 +181,10 @@ class IndexedReads(Reads):
 
 
 def _runs(offsets: Sequence[int]) -> list[tuple[int, int, frozenset[int]]]:
-    """Sorted offsets as ranges [start, end) in which no gap is longer than GAP_MAX, each with its offsets."""
+    """Cuts sorted offsets into runs in which no gap is longer than GAP_MAX.
+
+    Returns for each run its first offset, the offset after its last one, and the offsets in it.
+    """
     found: list[tuple[int, int, frozenset[int]]] = []
     run: list[int] = []
     for offset in offsets:

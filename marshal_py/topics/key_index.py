@@ -1,9 +1,10 @@
-"""Where the messages of each key are, in one SQLite file: what makes questions by key fast on a long topic.
+"""Keeps in one SQLite file where the messages of each key are, which makes questions by key fast on a long topic.
 
-Strategy: the index holds offsets and times, never values, so an answer is always a message that was just read. It is
-filled incrementally, up to an offset per partition that moves in the transaction of the entries; a crash leaves it as
-it was. One process writes at a time, any number read meanwhile (SQLite's write-ahead log). Entries whose messages are
-gone (retention, compaction) are harmless: the message is not found, and the one before it counts.
+The index holds offsets and times, never values, so an answer is always a message that was just read from Kafka. The
+index is filled step by step. For each partition it keeps the offset up to which it was filled, and the same transaction
+writes entries and that offset, so a crash leaves both as they were. One process writes at a time, and any number read
+meanwhile (SQLite's write-ahead log). An entry whose message is gone (retention, compaction) is harmless: the message is
+not found, and the reader takes the key's entry before it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _OF_KEY: Final = (
 
 
 class Entry(NamedTuple):
-    """One message of a key."""
+    """Says where one message of a key is, and its time."""
 
     key: bytes
     partition: int
@@ -42,7 +43,7 @@ class Entry(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What an index holds. `behind`: offsets that it has not read yet, over all partitions."""
+    """Says what an index holds. `behind`: how many offsets it has not read yet, over all partitions."""
 
     topic: str
     keys: int
@@ -51,13 +52,13 @@ class Status(NamedTuple):
 
 
 class KeyIndex:
-    """The index of one topic in a file. One thread at a time; a context manager. Made by `Topic.key_index`."""
+    """Is the index of one topic in a file. `Topic.key_index` makes it. One thread at a time; a context manager."""
 
     def __init__(self, path: str | Path, topic: str, topic_id: str) -> None:
-        """Opens or creates the file.
+        """Opens or creates the file. `topic_id` is "" where the cluster has no topic ids.
 
-        Raises IndexUnusable if it belongs to another topic, to one that was deleted and created again since, or is no
-        index at all; IndexBusy if another process writes it for 30 s.
+        Raises IndexUnusable if the file belongs to another topic, if the topic was deleted and created again since, or
+        if the file is no index at all. Raises IndexBusy if another process writes it for 30 s.
         """
         self.path, self.topic = Path(path), topic
         try:
@@ -106,9 +107,10 @@ class KeyIndex:
     # --- writing
 
     def add(self, messages: Iterable[RawMessage], progress: Mapping[TopicPartition, int], wait: bool) -> None:
-        """Entries and how far each partition is indexed with them, in one transaction.
+        """Adds entries for messages, and notes how far each partition is indexed, in one transaction.
 
-        Raises IndexBusy, at once unless `wait`, if another process is writing.
+        `progress`: by partition, the offset after the last one that is indexed then. If another process is writing, it
+        waits up to 30 s with `wait`, and not at all without; then it raises IndexBusy.
         """
         rows = []
         for message in messages:
@@ -125,9 +127,9 @@ class KeyIndex:
             )
 
     def check(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
-        """Raises IndexUnusable if a log ends below what was indexed.
+        """Raises IndexUnusable if a partition ends below the offset up to which it was indexed.
 
-        Then it lost its tail, or the topic was created again on a cluster that tells no ids.
+        Then the log has lost its newest messages, or the topic was created again on a cluster that has no topic ids.
         """
         reached = self.progress()
         for tp, found in bounds.items():
@@ -139,7 +141,7 @@ class KeyIndex:
                 )
 
     def forget(self, bounds: Mapping[TopicPartition, Bounds], wait: bool) -> None:
-        """Deletes entries below the beginning of each partition."""
+        """Deletes the entries below the first offset of each partition. `wait`: as for `add`."""
         gone = [(tp.partition, found.first) for tp, found in bounds.items() if found.first > 0]
         with self._errors(), self._transaction(wait):
             self._database.executemany("DELETE FROM entry WHERE partition = ? AND offset < ?", gone)
@@ -147,12 +149,12 @@ class KeyIndex:
     # --- looking
 
     def progress(self) -> dict[int, int]:
-        """By partition, the offset up to which it is indexed."""
+        """Returns by partition the offset up to which it is indexed."""
         with self._errors():
             return dict(self._database.execute("SELECT partition, next_offset FROM progress"))
 
     def newest(self, key: bytes, partition: int, start: int, end: int) -> Entry | None:
-        """The last entry of a key in [start, end) of a partition."""
+        """Returns the last entry of a key with an offset from `start` to `end` - 1; None if there is none."""
         with self._errors():
             found = self._database.execute(
                 f"{_OF_KEY} ORDER BY offset DESC LIMIT 1", (key, partition, start, end)
@@ -160,14 +162,14 @@ class KeyIndex:
         return None if found is None else Entry._make(found)
 
     def following(self, key: bytes, partition: int, start: int, end: int) -> Iterator[Entry]:
-        """The entries of a key in [start, end) of a partition, in offset order."""
+        """Yields the entries of a key with offsets from `start` to `end` - 1 of a partition, in offset order."""
         with self._errors():
             yield from map(
                 Entry._make, self._database.execute(f"{_OF_KEY} ORDER BY offset", (key, partition, start, end))
             )
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
-        """The keys that begin with these bytes, in order."""
+        """Yields the keys that begin with these bytes, in order."""
         after = _after(prefix)
         sql, values = "SELECT DISTINCT key FROM entry WHERE key >= ?", (prefix,)
         if after is not None:
@@ -177,7 +179,7 @@ class KeyIndex:
                 yield key
 
     def status(self, ends: Mapping[TopicPartition, int]) -> Status:
-        """What it holds, and how far it is behind these ends."""
+        """Returns what the index holds, and how far it is behind. `ends`: the end offset of each partition."""
         reached = self.progress()
         with self._errors():
             [(keys, messages)] = self._database.execute("SELECT count(DISTINCT key), count(*) FROM entry")
@@ -199,7 +201,10 @@ class KeyIndex:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """SQLite's errors in our words. A full disk and a damaged file leave the index as it was."""
+        """Turns SQLite's errors into IndexBusy and IndexUnusable.
+
+        A full disk and a damaged file leave the index as it was.
+        """
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -211,13 +216,16 @@ class KeyIndex:
 
 
 def _after(prefix: bytes) -> bytes | None:
-    """The smallest bytes that are greater than everything with this prefix; None if there are none."""
+    """Returns the smallest bytes that are greater than all bytes with this prefix; None if there are none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
 def prefix_of(pattern: str, separator: str, wildcards: Sequence[str]) -> bytes:
-    """What every key that matches a pattern begins with."""
+    """Returns the bytes with which every key begins that matches a pattern.
+
+    `separator` stands between the pattern's tokens; `wildcards` are the tokens that stand for others.
+    """
     fixed: list[str] = []
     for token in pattern.split(separator):
         if token in wildcards:

@@ -1,4 +1,7 @@
-"""Message keys as subjects: tokens between dots, wildcards, and the partition that a producer chose for a key. Pure."""
+"""Treats message keys as subjects, that is tokens between dots: matches wildcards, finds a key's partition. Pure.
+
+In a pattern `*` stands for any one token, and `>` at the end for one or more tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ Key = str | bytes
 
 
 def exact(name: str, key: object) -> bytes:
-    """The bytes of one key. A text is UTF-8 and may hold no wildcard; bytes are taken as they are.
+    """Returns the bytes of one key. A text is encoded as UTF-8 and may hold no wildcard; bytes stay as they are.
 
-    Raises BadRequest.
+    `name`: the argument that holds the key, for the error. Raises BadRequest.
     """
     if isinstance(key, bytes):
         return key
@@ -30,15 +33,16 @@ def exact(name: str, key: object) -> bytes:
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether a token of it is `*`, or the last one `>`."""
+    """Returns whether one of the pattern's tokens is `*` or `>`."""
     tokens = pattern.split(SEPARATOR)
     return ONE in tokens or REST in tokens
 
 
 def matcher(pattern: Key) -> Callable[[bytes], bool]:
-    """Whether a key matches: bytes exactly, a text token by token. A key that is no UTF-8 matches no wildcard.
+    """Returns a function that says whether a key matches the pattern.
 
-    Raises BadRequest for a `>` that is not the last token, and for an empty token.
+    Bytes match exactly, a text token by token. A key that is no UTF-8 matches no wildcard. Raises BadRequest for a `>`
+    that is not the last token, and for an empty token.
     """
     if isinstance(pattern, bytes):
         return lambda key: key == pattern
@@ -68,7 +72,10 @@ def matcher(pattern: Key) -> Callable[[bytes], bool]:
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's own hash of keys (org.apache.kafka.common.utils.Utils.murmur2), as an unsigned 32-bit number."""
+    """Returns Kafka's own hash of a key, as an unsigned 32-bit number.
+
+    It is org.apache.kafka.common.utils.Utils.murmur2.
+    """
     mask, factor = 0xFFFFFFFF, 0x5BD1E995
     result = (0x9747B28C ^ len(data)) & mask
     whole = len(data) & ~3

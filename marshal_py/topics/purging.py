@@ -1,4 +1,4 @@
-"""What a topic is, and the deletion of its beginning: by offset, by time, or all but the newest messages."""
+"""Describes a topic, and deletes the beginning of its partitions by offset, by time, or up to the newest messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from marshal_py.transport.ports import Bounds, ClusterAdmin
 
 
 class TopicInfo(NamedTuple):
-    """`topic_id`: Kafka's, "" where the cluster tells none. `partitions`: first and end offset of each, by number.
+    """Describes a topic. `topic_id`: Kafka's, "" where the cluster has none.
 
-    `settings`: the topic's configuration; empty where it cannot be described.
+    `partitions`: first and end offset of each partition, by its number. `settings`: the topic's configuration; empty
+    where the cluster does not describe it.
     """
 
     name: str
@@ -24,12 +25,15 @@ class TopicInfo(NamedTuple):
 
     @property
     def offsets(self) -> int:
-        """How many offsets all partitions span. Messages are fewer where the log has holes."""
+        """Returns how many offsets all partitions span. There are fewer messages where the log has holes."""
         return sum(end - first for first, end in self.partitions.values())
 
 
 class Purged(NamedTuple):
-    """The partition began at `before` and begins at `after` now. `end`: the offset after its last message."""
+    """Says what a purge did to a partition. `before`: its first offset until then; `after`: its first offset now.
+
+    `end`: the offset after its last message.
+    """
 
     before: int
     after: int
@@ -37,7 +41,10 @@ class Purged(NamedTuple):
 
 
 class PurgeTarget(NamedTuple):
-    """Exactly one of the first three says where the partitions begin afterwards. See `Topic.purge`."""
+    """Says where partitions should begin after a purge. The fields mean what they mean in `Topic.purge`.
+
+    Exactly one of the first three is not None.
+    """
 
     before_offset: int | Mapping[int, int] | None
     before_time: Time | None
@@ -45,7 +52,7 @@ class PurgeTarget(NamedTuple):
     partition: int | None
 
     def check(self) -> None:
-        """Raises BadRequest."""
+        """Raises BadRequest if the fields contradict each other."""
         given = [name for name, value in zip(self._fields[:3], self[:3], strict=True) if value is not None]
         if len(given) != 1:
             named = ", ".join(given) or "none of them"
@@ -61,7 +68,7 @@ class PurgeTarget(NamedTuple):
 
 
 def info_of(admin: ClusterAdmin, name: str) -> TopicInfo:
-    """Raises TopicMissing."""
+    """Returns the description of a topic. Raises TopicMissing."""
     found = admin.describe_topic(name)
     if found is None:
         raise TopicMissing(name)
@@ -71,7 +78,11 @@ def info_of(admin: ClusterAdmin, name: str) -> TopicInfo:
 
 
 def purge(admin: ClusterAdmin, name: str, target: PurgeTarget, dry_run: bool) -> dict[int, Purged]:
-    """Deletes what the target says, and returns it by partition. Everything is checked before anything is deleted."""
+    """Deletes the messages that the target names. Returns what that did, by partition number.
+
+    Everything is checked before anything is deleted. With `dry_run` it only returns what it would do. Raises what
+    `Topic.purge` raises.
+    """
     target.check()
     known = info_of(admin, name).partitions
     starts = _starts(admin, name, target, known)
@@ -92,7 +103,7 @@ def purge(admin: ClusterAdmin, name: str, target: PurgeTarget, dry_run: bool) ->
 
 
 def _starts(admin: ClusterAdmin, name: str, target: PurgeTarget, known: Mapping[int, Bounds]) -> dict[int, int]:
-    """Where each partition of the target should begin."""
+    """Returns by partition number the offset at which each partition of the target should begin."""
     if isinstance(target.before_offset, Mapping):
         return dict(target.before_offset)
     numbers = [*known] if target.partition is None else [target.partition]

@@ -1,8 +1,11 @@
-"""How the messages of a GetRequest are found: bounds first, then ranges of offsets, read once and held to nothing.
+"""Finds the messages of a GetRequest: first the bounds of the partitions, then ranges of offsets, each read once.
 
 Every question has a moment: the ends of the partitions when it was asked (the last stable offsets for read_committed
-readers). Nothing beyond them counts, so a busy topic cannot keep a question from ending. Keys are compared in bulk, by
-functions that loop in C; the last message of a key is searched backwards, in windows that grow.
+readers). Messages beyond these ends are not part of the answer, so a busy topic cannot keep a question from ending.
+Keys are compared in bulk, by functions that loop in C. The last message of a key is searched backwards, in windows that
+grow.
+
+In this module a span is a pair of maps, `starts` and `ends`: from each partition the offsets `start` to `end` - 1.
 """
 
 from __future__ import annotations
@@ -25,10 +28,12 @@ Matches = Callable[[Sequence[RawMessage]], Iterable[RawMessage]]
 
 
 class Page(NamedTuple):
-    """One page of the answer to a batch request.
+    """Holds one page of the answer to a batch request: as many messages as `batch` and `max_bytes` allow.
 
-    `pending`: for each message, how many that match come after it. `left`: how many match and are not in the page.
-    `lower`: by partition, the offset at which the next page begins. `up_to`: by partition, the last offset that counts.
+    `pending`: for each message of the page, how many messages that match the request come after it. `left`: how many
+    match but are not in the page. `lower`: by partition, the offset at which the next page begins to read. `up_to`: by
+    partition, the last offset that the whole answer covers. Without a key `pending` and `left` may count offsets
+    instead of messages.
     """
 
     messages: list[RawMessage]
@@ -39,7 +44,7 @@ class Page(NamedTuple):
 
 
 class Reads:
-    """Of one topic. One thread at a time."""
+    """Finds the messages that a GetRequest asks for in one topic. One thread at a time."""
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class Reads:
     # --- one message
 
     def find(self, request: GetRequest) -> RawMessage:
-        """Raises MessageNotFound."""
+        """Returns the one message that the request asks for. Raises MessageNotFound."""
         found = self._find(request)
         if found is None or (found.value() is None and not request.tombstones):
             raise MessageNotFound(self.topic, described(request), found is not None)
@@ -74,7 +79,10 @@ class Reads:
         return self._first(request)
 
     def _at(self, tp: TopicPartition, offset: int) -> RawMessage | None:
-        """Exactly this offset, never its neighbour. Asks for no bounds: one fetch is all."""
+        """Returns the message at exactly this offset; None if it does not exist.
+
+        It asks for no bounds, so that one fetch is enough.
+        """
         try:
             for messages in self._reader.read({tp: offset}, {tp: offset + 1}, self._timeout_s):
                 return next(iter(messages), None)
@@ -83,7 +91,10 @@ class Reads:
         return None
 
     def _first(self, request: GetRequest) -> RawMessage | None:
-        """The oldest match at or after the start, over all partitions that may have it."""
+        """Returns the oldest message that matches, at or after the request's start; None if there is none.
+
+        It compares the first match of each partition that may have one, by their timestamps.
+        """
         starts, ends = self._span(request)
         matches = self._matches(request)
         found: dict[TopicPartition, RawMessage] = {}
@@ -97,7 +108,7 @@ class Reads:
     # --- a batch
 
     def page(self, request: GetRequest) -> Page:
-        """Reads the page that answers a batch request.
+        """Reads and returns the page that answers a batch request.
 
         Raises TooManyKeys; BadRequest if the next message alone is larger than max_bytes.
         """
@@ -146,9 +157,11 @@ class Reads:
         ends: Offsets,
         more: bool = False,
     ) -> Page:
-        """Makes a page of these messages.
+        """Makes a page of these messages, oldest first, as far as `batch` and `max_bytes` allow.
 
-        `matching`: how many messages match in all; None: unknown, so offsets are counted. `more`: some were not read.
+        `kept`: the messages that match, by partition; perhaps only the first ones. `matching`: how many messages match
+        in all. None means that this is unknown, so offsets are counted instead. `more`: whether messages that match
+        were not read.
         """
         every = list(_by_time(kept))
         taken = _cut(every, request)
@@ -164,7 +177,7 @@ class Reads:
         return Page(taken, pending, left, lower, _last(ends))
 
     def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> list[RawMessage]:
-        """The last message of each key that matches multi_last."""
+        """Returns the last message of each key that matches multi_last. Raises TooManyKeys."""
         assert request.multi_last is not None
         patterns = request.multi_last
         if any(isinstance(pattern, str) and has_wildcard(pattern) for pattern in patterns):
@@ -185,10 +198,11 @@ class Reads:
         return [message for message in found.values() if message.value() is not None or request.tombstones]
 
     def _lasts(self, keys: set[bytes], starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
-        """The last message of each of these keys in [start, end) of these partitions.
+        """Returns by key the last message of each of these keys within the span.
 
-        A key found in one partition may have a newer message in another, if the topic has grown or its producers
-        differ. So the others are read down to the time of the oldest find, and no further.
+        When a key is found in one partition, a newer message of it may be in another, if the topic has grown or its
+        producers choose partitions differently. So the other partitions are read back to the time of the oldest message
+        found.
         """
         found: dict[bytes, RawMessage] = {}
         lows, window = dict(ends), WINDOW
@@ -219,7 +233,7 @@ class Reads:
     # --- where to look
 
     def _partitions(self, request: GetRequest) -> list[TopicPartition]:
-        """Those that may have what is wanted. Raises BadRequest, TopicMissing."""
+        """Returns the partitions that may have what is wanted. Raises BadRequest, TopicMissing."""
         count = self._admin.partition_count(self.topic)
         if not count:
             raise TopicMissing(self.topic)
@@ -250,7 +264,10 @@ class Reads:
         return {tp: bounds.end for tp, bounds in self._admin.bounds(tps, committed=self._committed).items()}
 
     def _span(self, request: GetRequest) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """[start, end) of each partition, as of now or as of the question whose page this is."""
+        """Returns the span that the request covers: `starts` and `ends`.
+
+        For the first page it ends at the present ends of the partitions, for later pages where the first page's did.
+        """
         tps = [self._only_partition(request)] if request.offset is not None else self._partitions(request)
         bounds = self._admin.bounds(tps, committed=self._committed)
         ends = {tp: bounds[tp].end for tp in tps}
@@ -283,7 +300,10 @@ class Reads:
     def _read(
         self, starts: Offsets, ends: Offsets, stop: Callable[[TopicPartition], bool] | None = None
     ) -> Iterator[Sequence[RawMessage]]:
-        """Messages of [start, end). With `stop` one partition after the other, each until it needs no more of them."""
+        """Yields the messages of the span.
+
+        With `stop` it reads one partition after the other, and leaves a partition when `stop` returns True for it.
+        """
         spans = {tp: start for tp, start in starts.items() if start < ends[tp]}
         if stop is None:
             if spans:
@@ -301,13 +321,13 @@ def place(message: RawMessage) -> TopicPartition:
 
 
 def size_of(message: RawMessage) -> int:
-    """Bytes of topic, key, headers and value."""
+    """Returns how many bytes topic, key, headers and value have together."""
     headers = sum(len(name) + len(value or b"") for name, value in message.headers() or ())
     return len(message.topic() or "") + len(message.key() or b"") + headers + len(message.value() or b"")
 
 
 def described(request: GetRequest) -> str:
-    """The question in words, for an error."""
+    """Returns the question in words, for an error."""
     shown = {
         name: getattr(request, name) for name in ("partition", "offset", "start_time", "last_by_key", "next_by_key")
     }
@@ -315,14 +335,17 @@ def described(request: GetRequest) -> str:
 
 
 def newer(one: RawMessage, other: RawMessage) -> bool:
-    """Of two messages of one key: by offset in a partition, by time between two."""
+    """Returns whether `one` is newer than `other`, another message of the same key.
+
+    Offsets decide within a partition, timestamps between two partitions.
+    """
     if one.partition() == other.partition():
         return (one.offset() or 0) > (other.offset() or 0)
     return one.timestamp()[1] > other.timestamp()[1]
 
 
 def _by_time(kept: Mapping[TopicPartition, Sequence[RawMessage]]) -> Iterator[RawMessage]:
-    """All of them: in offset order per partition, between partitions the older one first."""
+    """Yields all messages: in offset order per partition, and between partitions the older one first."""
     waiting = {tp: deque(messages) for tp, messages in kept.items() if messages}
     while waiting:
         tp = min(waiting, key=lambda tp: (waiting[tp][0].timestamp()[1], tp.partition))
@@ -332,7 +355,10 @@ def _by_time(kept: Mapping[TopicPartition, Sequence[RawMessage]]) -> Iterator[Ra
 
 
 def _cut(messages: Sequence[RawMessage], request: GetRequest) -> list[RawMessage]:
-    """At most `batch` messages and `max_bytes` bytes. Raises BadRequest where not even the first one fits."""
+    """Returns the first messages, at most `batch` of them with at most `max_bytes` bytes together.
+
+    Raises BadRequest if not even the first one fits.
+    """
     limit, size = request.max_bytes or MAX_BYTES_DEFAULT, 0
     taken: list[RawMessage] = []
     for message in messages[: request.batch]:

@@ -1,4 +1,7 @@
-"""One question to a topic, checked: which messages are wanted, as in JetStream's Direct Get (ADR-31). Reads nothing."""
+"""Holds one question to a topic, checked: which messages are wanted, as in JetStream's Direct Get (ADR-31).
+
+It reads nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,18 @@ from marshal_py.errors import BadRequest, TooManyKeys
 from marshal_py.protocol.records import OFFSET_MAX
 from marshal_py.topics.keys import Key, exact, matcher
 
-MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024  # the seed's: what a server sends when max_bytes is left out
-KEYS_MAX: Final = 1024  # of one multi_last
+MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024  # as in ADR-31: what a server sends at most without max_bytes
+KEYS_MAX: Final = 1024  # keys that one multi_last may name or find
 Time = str | datetime
 
 
 @dataclass(frozen=True, kw_only=True)
 class GetRequest:
-    """What `Topic.get` was asked. Raises BadRequest (408) or TooManyKeys (413) from its construction.
+    """Says what `Topic.get` was asked. Its construction raises BadRequest (408) or TooManyKeys (413).
 
-    Offsets are per partition. `lower` and `up_to` bound a page of a larger question: the first offset of each partition
-    that is still to be read, and the last offset that counts. `next_request` of a batch fills them in.
+    Fields mean what they mean in `Topic.get`. `StoredBatch.next_request` makes the request for the next page: there
+    `lower` is the first offset of each partition that is still to be read, and `up_to_offset` the last one that the
+    answer covers, so that all pages show the same point in time.
     """
 
     offset: int | None = None
@@ -60,17 +64,20 @@ class GetRequest:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the answer is a StoredBatch."""
+        """Returns whether the answer is a StoredBatch."""
         return self.batch is not None or self.multi_last is not None
 
     @property
     def key(self) -> bytes | None:
-        """Of last_by_key or next_by_key."""
+        """Returns the key that last_by_key or next_by_key names, as bytes; None if neither is given."""
         key = self.next_by_key if self.last_by_key is None else self.last_by_key
         return None if key is None else exact("last_by_key" if self.next_by_key is None else "next_by_key", key)
 
     def page(self, lower: Mapping[int, int], up_to: Mapping[int, int]) -> Self:
-        """The same question about what is left of it, at the same point in time."""
+        """Returns the same question about the messages that are left, at the same point in time.
+
+        `lower`: by partition, the first offset to read. `up_to`: by partition, the last offset that the answer covers.
+        """
         return replace(
             self,
             offset=None,
@@ -132,7 +139,10 @@ def _check_number(name: str, value: object, least: int, most: int) -> None:
 
 
 def time_ms(name: str, when: object) -> int:
-    """A datetime or an RFC 3339 text as ms since 1970; without a zone it is UTC. Raises BadRequest."""
+    """Returns a datetime or an RFC 3339 text as ms since 1970. A time without a zone is taken as UTC.
+
+    `name`: the argument that holds the time, for the error. Raises BadRequest.
+    """
     try:
         at = datetime.fromisoformat(when) if isinstance(when, str) else when
         if not isinstance(at, datetime):

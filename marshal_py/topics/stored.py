@@ -1,4 +1,4 @@
-"""What a topic answers: stored messages, alone or in a batch with its end. Values; they read nothing by themselves."""
+"""Holds what a topic answers: stored messages, alone or in a batch with its end. None of it reads from Kafka."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ END_OF_BATCH: Final = 204
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message of a topic. `key` and `value` are bytes or None, or what the topic's deserializers made of them.
+    """Is one message of a topic. `key` and `value` are bytes or None, or what the deserializers made of them.
 
-    `timestamp`: ms since 1970, -1 if there is none. In a batch `num_pending` is how many messages that match come after
-    this one, and `last_offset` the offset of the batch's message before it in the same partition, -1 for the first.
-    Without a key filter `num_pending` counts offsets, so it is too high where compaction or transactions left holes.
+    `timestamp`: ms since 1970, -1 if there is none. Only in a batch: `num_pending` is how many messages that match the
+    request come after this one; `last_offset` is the offset of the message before it in the batch and in the same
+    partition, -1 for the first. Without a key filter `num_pending` counts offsets, so it is too high where compaction
+    or transactions left holes.
     """
 
     topic: str
@@ -32,16 +33,17 @@ class StoredMessage:
 
     @property
     def tombstone(self) -> bool:
-        """Whether it deletes its key: a message without value."""
+        """Returns whether the message has no value, and so deletes its key."""
         return self.value is None
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfBatch:
-    """How a batch ended. `num_pending`: messages that match and are not in it; 0 means that all is read.
+    """Says how a batch ended. `num_pending`: how many messages match but are not in the batch; 0 if all was read.
 
-    `last_offset`: the last offset in the batch, by partition. `up_to`: the last offset that counts, by partition, as of
-    the first request: the point in time of all pages. `status` is 204, `description` "EOB", as in ADR-31.
+    `last_offset`: the offset of the last message in the batch, for each partition that has one there. `up_to`: for each
+    partition, the last offset that the whole answer covers; the first request fixes it, so that all pages show the same
+    point in time. `status` (204) and `description` ("EOB") are what ADR-31 says.
     """
 
     num_pending: int
@@ -52,13 +54,19 @@ class EndOfBatch:
 
 
 class StoredBatch(Sequence[StoredMessage]):
-    """The messages of one answer: by partition and offset for multi_last, else by time, per partition by offset."""
+    """Holds the messages of one answer, and how it ended (`end`).
+
+    For multi_last they are in the order of partition and offset, otherwise by time, and in each partition by offset.
+    """
 
     def __init__(self, messages: Sequence[StoredMessage], end: EndOfBatch, following: GetRequest | None) -> None:
         self._messages, self.end, self._following = tuple(messages), end, following
 
     def next_request(self) -> GetRequest | None:
-        """The question for the next page, at the same point in time, for `Topic.get_page`; None when all is read."""
+        """Returns the request for the next page, at the same point in time; None when all is read.
+
+        Pass it to `Topic.get_page`.
+        """
         return self._following
 
     @overload

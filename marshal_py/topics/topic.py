@@ -1,4 +1,7 @@
-"""A topic as an object: any of its messages by offset, time or key. Apart from every group; it writes nothing."""
+"""Gives programs a topic as an object: reads any of its messages by offset, time or key, apart from every group.
+
+Only `purge` changes the topic.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,17 @@ Deserializer = Callable[[Any, Any], Any]
 
 
 class ReadingTransport(Protocol):
-    """What a Topic needs of a transport."""
+    """Declares what a Topic needs of a transport."""
 
     def admin(self) -> ClusterAdmin: ...
     def reader(self, client_id: str, settings: Mapping[str, Any]) -> MessageReader: ...
 
 
 class SerializationField:
-    """What deserializers get beside the bytes, as confluent-kafka's SerializationContext."""
+    """Holds what deserializers get beside the bytes, as confluent-kafka's SerializationContext does.
+
+    `field`: key or value, which says what the bytes are.
+    """
 
     __slots__ = ("field", "headers", "topic")
 
@@ -38,9 +44,10 @@ class SerializationField:
 
 
 class Topic:
-    """Made by `Marshal.topic`. Any thread may call it; one question is answered at a time. `close` lets its client go.
+    """Reads one topic. `Marshal.topic` makes it. Any thread may call it; one question is answered at a time.
 
-    Reads promise no read-after-write: with `client.rack` among the connection's settings the nearest replica answers.
+    A read may miss a message that was just written: with `client.rack` among the connection's settings the nearest
+    replica answers. `close` frees the connection.
     """
 
     def __init__(
@@ -84,17 +91,19 @@ class Topic:
         up_to_time: Time | None = None,
         tombstones: bool = False,
     ) -> Any:
-        """One message, or with `batch` or `multi_last` a StoredBatch (ADR-31).
+        """Returns one message, or with `batch` or `multi_last` a StoredBatch (ADR-31).
 
         - `offset`: exactly that message; a topic of several partitions needs `partition` as well.
-        - `start_time`: the first message that is not older; a datetime or RFC 3339 text, UTC without a zone.
-        - `last_by_key`, `next_by_key`: the last message of a key; the first one, at or after `offset` or `start_time`.
-        - `batch`: up to so many messages from there on, of the key if one is named; without a start from the beginning.
-        - `multi_last`: the last message of each key, at most 1,024; `*` stands for one token between dots, `>` for the
-          rest. `up_to_offset` (a number with `partition`, or a map of partition: offset) or `up_to_time` (inclusive)
-          answers as things were then.
-        - `max_bytes`: upper bound of a batch, of topics, keys, headers and values; 64 MiB if left out.
-        - `tombstones`: messages that delete their key are found too; otherwise they are as if they were not there.
+        - `start_time`: the first message at or after it; a datetime or RFC 3339 text, without a zone taken as UTC.
+        - `last_by_key`: the last message of this key.
+        - `next_by_key`: the first message of this key, at or after `offset` or `start_time` if one is given.
+        - `batch`: up to so many messages, from `offset` or `start_time` on, otherwise from the topic's beginning; with
+          `next_by_key` only messages of that key.
+        - `multi_last`: the last message of each of these keys, at most 1,024; `*` stands for one token between dots,
+          `>` for the rest. Messages after `up_to_offset` (a number with `partition`, or a map of partition: offset) or
+          `up_to_time` are ignored, so the answer shows the topic as it was then.
+        - `max_bytes`: how many bytes a batch may have (topics, keys, headers and values); 64 MiB if left out.
+        - `tombstones`: whether messages that delete their key are found, too; otherwise they are passed over.
 
         Raises BadRequest (408) for a request that is empty or contradicts itself, MessageNotFound (404), TooManyKeys
         (413), TopicMissing, AccessDenied, ClusterUnreachable.
@@ -115,19 +124,22 @@ class Topic:
         return self.get_page(request) if request.is_batch else self.find(request)
 
     def __getitem__(self, key: Key) -> StoredMessage:
-        """The last message of a key: ADR-31's subject-appended form, which takes no further arguments."""
+        """Returns the last message of a key: ADR-31's subject-appended form, which takes no further arguments."""
         if isinstance(key, tuple | slice):
             raise BadRequest(f"topic[{key!r}]: one key and nothing else; use get() for more")
         return self.find(GetRequest(last_by_key=key))
 
     def find(self, request: GetRequest) -> StoredMessage:
-        """The answer to a request for one message. Raises as `get`."""
+        """Returns the answer to a request for one message. Raises what `get` raises."""
         with self._lock:
             raw = self._reads().find(request)
         return self._stored(raw, None, None)
 
     def get_page(self, request: GetRequest) -> StoredBatch:
-        """The answer to `StoredBatch.next_request`. Raises as `get`."""
+        """Returns the answer to a request for a batch, mostly one of `StoredBatch.next_request`.
+
+        Raises what `get` raises.
+        """
         with self._lock:
             page = self._reads().page(request)
         last: dict[int, int] = {}
@@ -140,7 +152,7 @@ class Topic:
         return StoredBatch(messages, end, request.page(page.lower, page.up_to) if page.left else None)
 
     def pages(self, request: GetRequest) -> Iterator[StoredBatch]:
-        """Every page of a question, all at the point in time of the first."""
+        """Yields every page of a question. All pages show the point in time of the first one."""
         following: GetRequest | None = request
         while following is not None:
             batch = self.get_page(following)
@@ -148,7 +160,7 @@ class Topic:
             following = batch.next_request()
 
     def info(self) -> TopicInfo:
-        """What the cluster says of the topic. Raises TopicMissing, ClusterUnreachable, AccessDenied."""
+        """Returns what the cluster says of the topic. Raises TopicMissing, ClusterUnreachable, AccessDenied."""
         with self._lock:
             admin, _ = self._connection()
             return info_of(admin, self.name)
@@ -162,15 +174,17 @@ class Topic:
         partition: int | None = None,
         dry_run: bool = False,
     ) -> dict[int, Purged]:
-        """Deletes the beginning of partitions, for good. Returns what went, by partition, or with `dry_run` would go.
+        """Deletes the beginning of partitions, for good. Returns by partition number where it began and begins now.
 
-        One of: `before_offset`, messages below it (a number with `partition`, or a map of partition: offset);
-        `before_time`, messages that are older (a datetime or RFC 3339 text, UTC without a zone); `keep`, all but the
-        last so many offsets of each partition. `partition` limits it to one. Kafka deletes by DeleteRecords (KIP-107).
+        Name exactly one of `before_offset`, `before_time` and `keep`. `before_offset` deletes messages with lower
+        offsets (a number with `partition`, or a map of partition: offset). `before_time` deletes older messages (a
+        datetime or RFC 3339 text, without a zone taken as UTC). `keep` deletes all but the last so many offsets of each
+        partition. `partition` limits the purge to one partition. With `dry_run` nothing is deleted. Kafka deletes by
+        DeleteRecords (KIP-107).
 
-        Raises BadRequest for none or several of them and for an offset beyond the end, PurgeRefused where Kafka refuses
-        (a topic that is compacted only, a missing right; the partitions before it are purged), TopicMissing,
-        UnsupportedPlatform, ClusterUnreachable.
+        Raises BadRequest if none or several are named and for an offset beyond the end, TopicMissing,
+        UnsupportedPlatform, ClusterUnreachable. Raises PurgeRefused where Kafka refuses (a topic that is compacted
+        only, a missing right); then partitions with lower numbers have been purged already.
         """
         with self._lock:
             admin, _ = self._connection()
@@ -178,10 +192,10 @@ class Topic:
             return purge(admin, self.name, target, dry_run)
 
     def key_index(self, path: str | Path) -> KeyIndex:
-        """Answers questions by key with the index in this file from now on; creates it if it does not exist.
+        """Opens the key index in this file, or creates it, and answers questions by key with it from now on.
 
-        Each question brings it up to date first; `update_index` does so beforehand, which takes a while for a long
-        topic. Raises IndexUnusable, IndexBusy, TopicMissing, ClusterUnreachable.
+        Each question brings the index up to date first, which takes a while for a long topic; `update_index` does so
+        beforehand. Raises IndexUnusable, IndexBusy, TopicMissing, ClusterUnreachable.
         """
         with self._lock:
             admin, _ = self._connection()
@@ -194,23 +208,27 @@ class Topic:
             return self._index
 
     def update_index(self) -> Status:
-        """Indexes everything that the topic holds now, and says what the index has.
+        """Indexes everything that the topic holds now. Returns what the index holds then.
 
-        Raises InvalidOption without an index, IndexBusy if another process writes it for 30 s, IndexUnusable.
+        Raises InvalidOption if `key_index` was not called, IndexBusy if another process writes the index for 30 s,
+        IndexUnusable.
         """
         with self._lock:
             self._indexed().catch_up(wait=True)
         return self.index_status()
 
     def index_status(self) -> Status:
-        """What the index has, and how far it is behind the topic. Changes nothing. Raises InvalidOption without one."""
+        """Returns what the index holds, and how far it is behind the topic. Changes nothing.
+
+        Raises InvalidOption if `key_index` was not called.
+        """
         with self._lock:
             reads = self._indexed()
             assert self._index is not None
             return self._index.status({tp: bounds.end for tp, bounds in reads.bounds().items()})
 
     def close(self) -> None:
-        """Lets the connection and the index go. A later question opens another connection."""
+        """Closes the connection and the index. A later question opens another connection, without the index."""
         with self._lock:
             if self._index is not None:
                 self._index.close()

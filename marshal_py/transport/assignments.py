@@ -1,7 +1,7 @@
-"""Bookkeeping of assignments: what to fetch, what the client fetches, and which assignment an answer belongs to.
+"""Keeps the books of assignments: what to fetch, what the client fetches, and which assignment an answer belongs to.
 
 It has no clock, thread or client: KafkaSource and the simulator's consumer run the same class. An assignment is
-identified by its round. Every answer names a round, and an answer of an earlier round changes nothing.
+identified by a number, its round. Every answer names a round, and an answer of an earlier round changes nothing.
 
 Two sides use it. Callers assign, unassign and pause, one at a time (under the Marshal's lock), and so only note what
 they want. The thread that holds the client takes the difference (`take`), passes it to the client, and reports what
@@ -19,7 +19,7 @@ from marshal_py.transport.ports import Broken, OutOfRange
 
 RETRY_MS: Final = 100  # after the first failure of a fetch; doubled after each further failure
 RETRY_MS_MAX: Final = 5_000
-FAILURES_MAX: Final = 10  # in a row, about 26 s: an election of a leader or a restart of a broker is over by then
+FAILURES_MAX: Final = 10  # in a row: they take about 26 s, and a leader election or a broker's restart is over by then
 FORGET_FAILURES_MS: Final = 10_000  # after this long without a failure, counting starts again
 
 
@@ -30,7 +30,7 @@ class State(IntEnum):
 
 
 class Assignment:
-    """One assignment of one partition. `reached`: the next offset to fetch."""
+    """Holds one assignment of one partition. `reached`: the next offset to fetch."""
 
     __slots__ = ("failures", "has_received", "paused", "paused_in_client", "reached", "round", "state", "tried_ms")
 
@@ -46,7 +46,7 @@ class Assignment:
 
 
 class Changes:
-    """What to pass to the client, in this order: resume, unassign, assign, pause."""
+    """Holds what to pass to the client, in this order: resume, unassign, assign, pause."""
 
     __slots__ = ("assign", "pause", "resume", "unassign")
 
@@ -58,7 +58,7 @@ class Changes:
 
 
 class Assignments:
-    """All assignments of one source."""
+    """Holds all assignments of one source."""
 
     def __init__(self) -> None:
         self._wanted: dict[TopicPartition, Assignment] = {}
@@ -72,7 +72,7 @@ class Assignments:
     # --- called by those who assign
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Notes that these positions are to be fetched, each as a new round."""
+        """Notes that these partitions are to be fetched from these positions on, each in a new round."""
         for tp, position in positions.items():
             self._round += 1
             self._wanted[tp] = Assignment(self._round, position)
@@ -92,26 +92,26 @@ class Assignments:
                 self._changed.add(tp)
 
     def round(self, tp: TopicPartition) -> int:
-        """Number of the current assignment, even a refused one; 0 if there is none."""
+        """Returns the number of the partition's current assignment, even a refused one; 0 if there is none."""
         wanted = self._wanted.get(tp)
         return 0 if wanted is None else wanted.round
 
     def fetching(self, tp: TopicPartition) -> bool:
-        """Whether there is a current assignment that has not been stopped."""
+        """Returns whether the partition has a current assignment that has not been stopped."""
         wanted = self._wanted.get(tp)
         return wanted is not None and wanted.state is not State.STOPPED
 
     def received_up_to(self, tp: TopicPartition) -> int:
-        """The offset after the last message of the current assignment; -1 if none has come."""
+        """Returns the offset after the last message of the current assignment; -1 if none has come."""
         wanted = self._wanted.get(tp)
         return wanted.reached if wanted is not None and wanted.has_received else -1
 
     def current(self, tp: TopicPartition, round_: int) -> bool:
-        """Whether an answer of this round belongs to the current assignment."""
+        """Returns whether `round_` is the round of the partition's current assignment."""
         return self.round(tp) == round_ != 0
 
     def out_of_range(self) -> list[OutOfRange]:
-        """Positions of current assignments that the cluster has refused since the last call."""
+        """Returns the positions of current assignments that the cluster has refused since the last call."""
         found: list[OutOfRange] = []
         while self._refused:
             tp, refused = self._refused.popitem()
@@ -120,7 +120,7 @@ class Assignments:
         return found
 
     def broken(self) -> list[Broken]:
-        """Current assignments that the cluster has not served since the last call."""
+        """Returns the current assignments that have failed for good since the last call."""
         found: list[Broken] = []
         while self._broken:
             tp, broken = self._broken.popitem()
@@ -131,11 +131,11 @@ class Assignments:
     # --- called by the thread that holds the client
 
     def pending(self, now_ms: int) -> bool:
-        """Whether `take` would return a change."""
+        """Returns whether `take` would return a change."""
         return bool(self._changed) or any(self._due(one, now_ms) for one in list(self._failed.values()))
 
     def due_ms(self, tp: TopicPartition) -> int | None:
-        """When a failed fetch of `tp` will be retried; None if no retry is due."""
+        """Returns when a failed fetch of `tp` will be retried, on the clock of `now_ms`; None if no retry is due."""
         one = self._failed.get(tp)
         return one.tried_ms if one is not None and one.state is State.WAITING else None
 
@@ -143,7 +143,7 @@ class Assignments:
         return one.state is State.WAITING and now_ms >= one.tried_ms
 
     def take(self, now_ms: int) -> Changes:
-        """The changes that make the client fetch what is wanted. The caller must pass them to the client."""
+        """Returns the changes that make the client fetch what is wanted. The caller must pass them to the client."""
         changes = Changes()
         self._compare(changes)  # before a retry, so that the failed fetch ends first
         for tp, one in list(self._failed.items()):
@@ -182,7 +182,7 @@ class Assignments:
         fetched.paused_in_client = False
 
     def unassigned_by_client(self, tps: Iterable[TopicPartition]) -> None:
-        """The client no longer fetches any of these, whatever it was told before."""
+        """Notes that the client fetches none of these partitions any more. The next `take` assigns the wanted ones."""
         for tp in tps:
             fetched = self.fetched.pop(tp, None)
             if fetched is not None:
@@ -190,7 +190,10 @@ class Assignments:
             self._changed.add(tp)
 
     def received(self, tp: TopicPartition, to: int) -> int:
-        """Notes that messages below `to` have come. Returns the round that fetched them."""
+        """Notes that messages with offsets below `to` have come. Returns the round that fetched them.
+
+        Returns 0 if the partition is not being fetched.
+        """
         fetched = self.fetched.get(tp)
         if fetched is None:
             return 0
@@ -199,17 +202,20 @@ class Assignments:
         return fetched.round
 
     def drained(self, now_ms: int) -> None:
-        """Notes that the client has no more events: retries without a new failure count as successful."""
+        """Notes that the client has no more events. Retries that have not failed again count as successful."""
         for tp, one in list(self._failed.items()):
             if one.state is State.FETCHING and (not one.failures or now_ms - one.tried_ms >= FORGET_FAILURES_MS):
                 one.failures = 0
                 del self._failed[tp]
 
     def refuse(self, tp: TopicPartition, position: int, truncated: str, now_ms: int) -> None:
-        """The cluster does not have the position (-1: it did not say which one).
+        """Handles the cluster's refusal of a fetch position: stops the assignment, or retries its fetch.
 
-        The refusal may be late and belong to an earlier assignment; only the position can show that. If this
-        assignment has not reached that position, its fetch is retried, and is refused again if it is out of range.
+        `position`: the refused offset, -1 if the client did not name it. `truncated`: the client's text if the log lost
+        its newest records, else "". A refusal may come late and belong to an earlier assignment, and only its position
+        shows that. So if `position` is not the next offset of the current assignment, the fetch is retried; it is
+        refused again if that offset is out of range, too. A truncation stops the assignment in any case once one of its
+        messages has come.
         """
         fetched = self._current_fetch(tp)
         if fetched is None:
@@ -224,7 +230,10 @@ class Assignments:
             self._changed.add(tp)
 
     def fail(self, tp: TopicPartition, reason: str, now_ms: int) -> None:
-        """A fetch failed, perhaps temporarily: it is retried from where it was, at most FAILURES_MAX times."""
+        """Handles a fetch that failed, perhaps temporarily: retries it from the same offset.
+
+        After FAILURES_MAX failures in a row it stops the assignment, and `broken` reports it.
+        """
         fetched = self._current_fetch(tp)
         if fetched is not None:
             self._fail(tp, fetched, reason, now_ms)
@@ -242,7 +251,7 @@ class Assignments:
             self._failed[tp] = fetched
 
     def refuse_permanently(self, tp: TopicPartition, reason: str) -> None:
-        """The cluster will not serve the partition, and a retry would not help."""
+        """Stops the assignment because the cluster will not serve the partition, so that no retry would help."""
         fetched = self._current_fetch(tp)
         if fetched is not None:
             fetched.state = State.STOPPED
@@ -250,7 +259,10 @@ class Assignments:
             self._changed.add(tp)
 
     def _current_fetch(self, tp: TopicPartition) -> Assignment | None:
-        """The assignment that an error belongs to, if it is the current one and is being fetched."""
+        """Returns the current assignment of a partition for which an error came; None if it is not being fetched.
+
+        Then the error belongs to an assignment that has ended, and the caller ignores it.
+        """
         fetched = self.fetched.get(tp)
         if fetched is None or fetched is not self._wanted.get(tp) or fetched.state is not State.FETCHING:
             return None

@@ -1,4 +1,4 @@
-"""The clocks of this machine. protocol/ reads no clock: it gets an Instant from here as an argument."""
+"""Reads the clocks of this machine. protocol/ reads no clock: it gets an Instant from here as an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class SystemClock:
-    """The clocks of the operating system."""
+    """Implements Clock by the clocks of the operating system."""
 
     # A C function, not a method around one: it is called before every message.
     boot_ns: Callable[[], int] = staticmethod(

@@ -1,8 +1,8 @@
-"""The first request to a cluster: does it answer, and if not, why? Requests metadata and nothing else.
+"""Makes the first request to a cluster: does it answer, and if not, why? Requests metadata and nothing else.
 
 A call into librdkafka cannot be interrupted by a signal, so the timeout is cut into slices; between them the client's
 errors are handled. librdkafka cannot tell a TLS listener from a server that hangs up, so a port that does not answer is
-probed once with and without TLS.
+tried once with and without TLS.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ _WAITS: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaEr
 def metadata(
     client: Any, topic: str | None, timeout_s: float, on_no_answer: Callable[[str], None] | None = None
 ) -> Any:
-    """`client.list_topics` (a ClusterMetadata) in slices. Raises KafkaException.
+    """Returns what `client.list_topics` returns (a ClusterMetadata), asked for in slices of the timeout.
 
-    `on_no_answer` is called with the reason after each slice without an answer, and may raise.
+    `topic`: None asks for all topics. `on_no_answer` is called with the reason after each slice without an answer, and
+    may raise. Raises KafkaException.
     """
     began_s = time.monotonic()
     deadline = began_s + timeout_s
@@ -65,7 +66,7 @@ def metadata(
 
 
 def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
-    """The cluster's id. Raises ClusterUnreachable, AuthenticationFailed, TlsMismatch."""
+    """Returns the cluster's id, None if it has none. Raises ClusterUnreachable, AuthenticationFailed, TlsMismatch."""
     errors, servers = ConnectionErrors(given), str(given["bootstrap.servers"])
     client: AdminClient = settings.create_client(
         AdminClient,
@@ -101,7 +102,10 @@ def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> st
 
 
 def tls_mismatch(given: Mapping[str, Any]) -> TlsMismatch | None:
-    """An error if a server speaks TLS and the client does not, or the reverse; None if no server shows that."""
+    """Returns an error if a server speaks TLS and the client does not, or the reverse.
+
+    Returns None if no server shows that.
+    """
     protocol = str(given.get("security.protocol", "plaintext")).lower()
     ours = protocol.endswith("ssl")
     for server in str(given["bootstrap.servers"]).split(","):
@@ -119,7 +123,7 @@ def _address(server: str) -> tuple[str, int]:
 
 
 def _speaks_tls(address: tuple[str, int]) -> bool:
-    """Whether the server answers a TLS handshake, whatever the certificates. Raises OSError."""
+    """Returns whether the server answers a TLS handshake, whatever the certificates. Raises OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection(address, PROBE_TIMEOUT_S) as raw:
@@ -133,7 +137,7 @@ def _speaks_tls(address: tuple[str, int]) -> bool:
 
 
 def _speaks_plainly(address: tuple[str, int]) -> bool:
-    """Whether the server answers an ApiVersions request without TLS. Raises OSError."""
+    """Returns whether the server answers an ApiVersions request without TLS. Raises OSError."""
     with socket.create_connection(address, PROBE_TIMEOUT_S) as raw, raw.makefile("rb") as answer:
         raw.sendall(_API_VERSIONS)
         head = answer.read(8)

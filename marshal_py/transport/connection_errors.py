@@ -1,8 +1,11 @@
-"""The errors of a connection: librdkafka's last message, and when refusals count as permanent.
+"""Keeps the errors of a connection: librdkafka's last message, and refusals, which become permanent in time.
 
 One refused request or failed authentication proves nothing, because a restarting broker may refuse what the cluster
 grants. A refusal counts as permanent once it has been repeated for some time without any success of its kind; a success
-clears it. Sends no request and raises nothing: the thread that polls the client reports errors here, and others read.
+clears it. The kinds are READ, WRITE, CONNECTION and, for records that are too large, SIZE (kafka.py).
+
+This module sends no request and raises nothing: the thread that polls the client reports errors to it, and other
+threads read them.
 """
 
 from __future__ import annotations
@@ -41,12 +44,15 @@ class _Refusal(Struct):
 
 
 def principal_of(given: Mapping[str, Any]) -> str:
-    """The principal that an ACL must name. Without a user in the settings (TLS), only the brokers know it."""
+    """Returns the principal that an ACL must name. Without a user in the settings (TLS), only the brokers know it.
+
+    Then the result is UNKNOWN_PRINCIPAL.
+    """
     return f"User:{given['sasl.username']}" if "sasl.username" in given else UNKNOWN_PRINCIPAL
 
 
 class ConnectionErrors:
-    """The errors of one client. `given`: its settings, including the user's own callbacks, which are called, too.
+    """Keeps the errors of one client. `given`: its settings, with the user's own callbacks, which are called, too.
 
     Needs no lock: each step is one store into a dict or an attribute.
     """
@@ -61,7 +67,7 @@ class ConnectionErrors:
     # --- reported by the client
 
     def on_error(self, error: KafkaError) -> None:
-        """The `error_cb` of a client: notes the error, then calls the user's own callback."""
+        """Notes an error, then calls the user's own callback. Is the `error_cb` of the client."""
         code, text = error.code(), error.str()
         if code in _UNAUTHENTICATED:
             self.refuse(CONNECTION, AuthenticationFailed(self._servers, principal_of(self._given), text))
@@ -75,7 +81,10 @@ class ConnectionErrors:
             own(error)
 
     def log(self, level: int, form: str, *values: object) -> None:
-        """The `logger` of a client: only there does librdkafka report a connection that was cut."""
+        """Notes a connection that was cut, then calls the user's logger. Is the `logger` of the client.
+
+        librdkafka reports such connections nowhere else.
+        """
         if "FAIL" in values:
             self.note(str(values[-1]).partition("]: ")[2] or str(values[-1]))
         own = self._given.get("logger")
@@ -86,7 +95,7 @@ class ConnectionErrors:
         self._words, self._heard_s = text, self._now_s()
 
     def refuse(self, kind: str, error: MarshalError) -> None:
-        """A request of this kind, or a connection, has just been refused."""
+        """Notes that a request of this kind, or a connection, has just been refused."""
         now_s, known = self._now_s(), self._refusals.get(kind)
         if known is None or (kind != WRITE and now_s - known.last_s > STALE_S):  # writes may be minutes apart
             self._refusals[kind] = _Refusal(now_s, now_s, error)
@@ -101,24 +110,24 @@ class ConnectionErrors:
             self._refusals.pop(CONNECTION, None)
 
     def forget(self) -> None:
-        """Called before a request, which did not fail because of earlier errors."""
+        """Forgets the last message. Is called before a request, whose failure an earlier error would not explain."""
         self._words = ""
 
     # --- read by those who wait
 
     @property
     def last_words(self) -> str:
-        """librdkafka's last error message; "" after a success."""
+        """Returns librdkafka's last error message; "" after a success."""
         return self._words
 
     def reason(self, text: str) -> str:
-        """`text`, with librdkafka's last message unless that is old or contained in it."""
+        """Returns `text` followed by librdkafka's last message, unless that is old or already part of `text`."""
         if not self._words or self._now_s() - self._heard_s > STALE_S or self._words in text:
             return text
         return f"{text} ({self._words})"
 
     def refused(self) -> MarshalError | None:
-        """The error of a permanent refusal; None if there is none."""
+        """Returns the error of a permanent refusal; None if there is none."""
         if not self._refusals:
             return None
         now_s = self._now_s()
@@ -131,7 +140,10 @@ class ConnectionErrors:
 
 
 def redirect_callbacks(given: Mapping[str, Any], call: Callable[[Callable[[], object]], object]) -> dict[str, Any]:
-    """The settings with wrapped callbacks: `call` runs the user's callbacks, instead of the thread that polls."""
+    """Returns the settings with the user's callbacks wrapped, so that `call` runs them.
+
+    Otherwise the thread that polls the client would run them.
+    """
     found = dict(given)
     for name in ("error_cb", "stats_cb", "throttle_cb"):
         own = given.get(name)
@@ -150,7 +162,7 @@ def _redirected(own: Callable[[Any], object], call: Callable[[Callable[[], objec
 
 
 class _RedirectedLogger:
-    """A logger as far as librdkafka's clients need it; `call` runs the user's."""
+    """Stands in for the user's logger as far as librdkafka's clients need one; `call` runs the user's."""
 
     def __init__(self, own: logging.Logger, call: Callable[[Callable[[], object]], object]) -> None:
         self._own, self._call = own, call
@@ -160,7 +172,10 @@ class _RedirectedLogger:
 
 
 def call_directly(call: Callable[[], object]) -> None:
-    """Runs a callback of the user at once, on a thread that sends no heartbeats. Logs what it raises."""
+    """Runs a callback of the user in the calling thread. Logs what it raises, and raises nothing.
+
+    Commands and tools use it, because none of their threads must send heartbeats, which a slow callback would delay.
+    """
     try:
         call()
     except Exception:

@@ -40,7 +40,7 @@ _PLACE = re.compile(rb'"log":(\d{1,6}),"offset":(\d{1,19})')
 
 
 class Span(Struct, frozen=True):
-    """One log of a dump, with offsets `first` to `end` - 1."""
+    """Names one log of a dump and its offsets: `first` to `end` - 1."""
 
     log: int
     first: int
@@ -48,7 +48,7 @@ class Span(Struct, frozen=True):
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What a dump holds. `group` is "" for a dump of all logs; `by` names the library, for people."""
+    """Says what a dump holds. `group` is "" for a dump of all logs; `by` names the library, for people."""
 
     topic: str
     incarnation: str | None  # hex; None if the topic has no root yet
@@ -62,7 +62,7 @@ class Header(Struct, frozen=True, kw_only=True):
 
 
 class _Line(Struct, frozen=True):
-    """The fields of a record's line that readers need."""
+    """Holds the fields of a record's line that readers need."""
 
     log: int
     offset: int
@@ -83,13 +83,13 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class _RunningSum:
-    """The hash of everything so far."""
+    """Computes the hash of everything that was added so far."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=SUM_BYTES)
 
     def tail(self, body: bytes) -> bytes:
-        """Adds a line without its end to the hash; returns the end of the line, with the sum."""
+        """Adds a line without its end to the hash. Returns the end of the line, which holds the sum."""
         self._hash.update(body)
         return b',"sum":"%s"}\n' % self._hash.hexdigest().encode()
 
@@ -131,7 +131,7 @@ class Reader:
     """Reads a dump once, line by line. Every method raises DumpDamaged, which names the nearest offset."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header."""
+        """Opens the file and reads the header."""
         self._path = path
         self._sum = _RunningSum()
         self._number = 1
@@ -171,13 +171,16 @@ class Reader:
         return header
 
     def _locate(self, line: bytes) -> None:
-        """Finds the nearest offset after a damaged header: in the same line, if its end is lost, or in the next one."""
+        """Finds the offset nearest to a damaged header, for the error.
+
+        The offset is in the same line if the end of that line is lost, else in the next line.
+        """
         found = _PLACE.search(line) or _PLACE.search(self._file.readline(PLACE_BYTES))
         if found is not None:
             self._log, self._next = int(found[1]), int(found[2])
 
     def _begin_log(self, after: int) -> None:
-        """Expects the first record of the next log that has any."""
+        """Expects the first record of the next log after number `after` that holds any record."""
         for log in sorted(self._spans):
             span = self._spans[log]
             if log > after and span.first < span.end:
@@ -194,7 +197,7 @@ class Reader:
             raise self._damage(f"the line is not of the format: {error}") from error
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """The records, log after log in the order of their offsets. Checks that none is missing."""
+        """Yields the records, log after log in the order of their offsets. Checks that none is missing."""
         for count, line in enumerate(self._file):
             self._number += 1
             body = line[:-_TAIL_BYTES]
@@ -228,7 +231,10 @@ class Reader:
 
 
 def memory_transport(path: Path) -> tuple[Header, MemoryTransport]:
-    """A cluster in memory that holds the logs of a dump, for tools that read a log. Raises DumpDamaged."""
+    """Returns a dump's header, and a cluster in memory that holds its logs, for tools that read a log.
+
+    Raises DumpDamaged.
+    """
     broker = MemoryBroker()
     with Reader(path) as reader:
         header = reader.header

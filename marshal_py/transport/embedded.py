@@ -142,7 +142,7 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
 
 
 class EmbeddedCallFailed(Exception):
-    """The mock cluster refused a call: a topic that exists already, a broker that does not exist."""
+    """Is raised when the mock cluster refuses a call: a topic exists already, or a broker does not exist."""
 
     def __init__(self, call: str, code: int, reason: str) -> None:
         self.call, self.code, self.reason = call, code, reason
@@ -150,7 +150,10 @@ class EmbeddedCallFailed(Exception):
 
 
 class EmbeddedLogDropped(Exception):
-    """Records are gone because a partition outgrew what the embedded broker keeps. What was read cannot be trusted."""
+    """Says that records are gone because a partition outgrew what the embedded broker keeps.
+
+    What was read from that partition cannot be trusted.
+    """
 
     def __init__(self, topic: str, partition: int, first_offset: int, kept_bytes: int) -> None:
         self.topic, self.partition, self.first_offset, self.kept_bytes = topic, partition, first_offset, kept_bytes
@@ -161,19 +164,19 @@ class EmbeddedLogDropped(Exception):
 
 
 class LogBounds(NamedTuple):
-    """Where a partition begins and ends: the first offset that can be read, and the one that is written next."""
+    """Says where a partition begins and ends: the first offset that can be read, and the one that is written next."""
 
     low: int
     high: int
 
 
 def is_embedded(cluster_id: str | None) -> bool:
-    """Whether a cluster id, from `list_topics().cluster_id` or `describe_cluster`, is that of an embedded broker."""
+    """Returns whether the id of a cluster (`list_topics().cluster_id`) is that of an embedded broker."""
     return cluster_id is not None and CLUSTER_ID.fullmatch(cluster_id) is not None
 
 
 def record_bytes_max(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]] = ()) -> int:
-    """The most bytes that one record can add to its partition, whatever batch it is in."""
+    """Returns the most bytes that one record can add to its partition, whatever batch it is in."""
     size_bytes = RECORD_OVERHEAD_BYTES_MAX + len(key or b"") + len(value or b"")
     for name, content in headers:
         size_bytes += HEADER_OVERHEAD_BYTES_MAX + len(name.encode()) + len(content or b"")
@@ -195,7 +198,10 @@ class LogGuard:
         self._lock = threading.Lock()
 
     def reserve(self, topic: str, partition: int, record_bytes: int) -> int:
-        """Reserve `record_bytes` for a record. Returns the bytes reserved so far; raises EmbeddedLogFull."""
+        """Reserves `record_bytes` for a record of a partition. Raises EmbeddedLogFull beyond `limit_bytes`.
+
+        Returns how many bytes of the partition are reserved then.
+        """
         with self._lock:
             total_bytes = self._used_bytes.get((topic, partition), 0) + record_bytes
             if total_bytes > self.limit_bytes:
@@ -205,7 +211,10 @@ class LogGuard:
 
 
 def _library() -> ctypes.CDLL:
-    """The librdkafka that confluent_kafka has loaded. Another copy would have its own state and other options."""
+    """Returns the librdkafka that confluent_kafka has loaded. Raises UnsupportedPlatform if none is found.
+
+    Another copy of the library would have its own state and other options.
+    """
     if sys.platform == "win32":
         raise UnsupportedPlatform("marshal_py.embedded", "Windows", "use Linux, macOS or WSL, or a real broker")
     # First the extension module: a look-up in it also searches the libraries that it is linked to, whatever they are
@@ -231,7 +240,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _bind(library: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
-    """The C functions by name, without those that this library lacks."""
+    """Returns the C functions by name. A function that this library lacks is left out."""
     functions: dict[str, Callable[..., Any]] = {}
     for name, (result, *arguments) in _SIGNATURES.items():
         if hasattr(library, name):
@@ -242,19 +251,25 @@ def _bind(library: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
 
 
 class Broker:
-    """The embedded broker. `with Broker() as broker:`, or `start()` and `close()`; any thread may call any method.
+    """Runs the embedded broker: `with Broker() as broker:`, or `start()` and `close()`.
+
+    Any thread may call any method. Three things always hold:
 
     1. `_cluster` and `_handle` are set exactly while the broker runs.
+
     2. `_lock` is held around every call into C, so that no call uses a cluster that is being destroyed.
-    3. `_truncated` holds, per partition, the first offset that `truncate` left. Lower offsets do not count as dropped.
+
+    3. `_truncated` holds, per partition, the first offset that `truncate` left. Records below it do not count as
+    dropped.
     """
 
     def __init__(
         self, brokers: int = 1, partitions: int = AUTO_CREATED_PARTITIONS, topics: Mapping[str, int] | None = None
     ) -> None:
-        """`partitions`: default of `create_topic`. `topics`: created at the start, partition count by name.
+        """Does not listen yet. `brokers`: how many there are. `partitions`: what `create_topic` uses by default.
 
-        Topics that are created because a client asks for them always have AUTO_CREATED_PARTITIONS.
+        `topics`: partition count by name of the topics that `start` creates. Topics that are created because a client
+        asks for them always have AUTO_CREATED_PARTITIONS.
         """
         _require("brokers", brokers, 1, BROKERS_MAX)
         _require("partitions", partitions, 1, PARTITIONS_MAX)
@@ -270,7 +285,7 @@ class Broker:
         self._lock = threading.RLock()
 
     def start(self) -> Self:
-        """Listen. Does nothing if the broker runs. After `close` it starts again, empty and on other ports."""
+        """Listens. Does nothing if the broker runs. After `close` it starts again, empty and on other ports."""
         with self._lock:
             if self._cluster is not None:
                 return self
@@ -296,7 +311,7 @@ class Broker:
             return self
 
     def _new_handle(self) -> int:
-        """A client handle of librdkafka, to which the mock cluster belongs. It connects to nothing."""
+        """Creates the client handle of librdkafka to which the mock cluster belongs. It connects to nothing."""
         text = ctypes.create_string_buffer(ERROR_TEXT_BYTES)
         conf = self._functions["rd_kafka_conf_new"]()
         # Errors only: otherwise it would warn on stderr that it has no servers to connect to.
@@ -308,7 +323,7 @@ class Broker:
         return int(handle)
 
     def close(self) -> None:
-        """Stop listening and forget everything. Closing twice, or in a forked process, does nothing."""
+        """Stops listening and forgets everything. Closing twice, or in a forked process, does nothing."""
         if os.getpid() != self._pid:
             return  # the broker and the threads that C would wait for exist only in the parent
         with self._lock:
@@ -337,7 +352,7 @@ class Broker:
     # --- topics
 
     def create_topic(self, name: str, partitions: int | None = None, replication: int = 1) -> None:
-        """Create a topic. Partitions cannot be added later. Raises EmbeddedCallFailed, code 36, if it exists."""
+        """Creates a topic. Partitions cannot be added later. Raises EmbeddedCallFailed, code 36, if it exists."""
         if not TOPIC_NAME.fullmatch(name):
             raise InvalidName("topic", name, "1 to 249 of A-Z a-z 0-9 . _ - and not . or ..")
         count = self.partitions if partitions is None else partitions
@@ -346,7 +361,7 @@ class Broker:
         self._call("rd_kafka_mock_topic_create", name.encode(), count, replication)
 
     def topics(self) -> dict[str, int]:
-        """Every topic with its partition count, including those that clients created by asking for them."""
+        """Returns the partition count of every topic, including those that clients created by asking for them."""
         try:
             found = self._client().list_topics(timeout=LOOKUP_TIMEOUT_S).topics
         except KafkaException as error:
@@ -354,7 +369,7 @@ class Broker:
         return {name: len(topic.partitions) for name, topic in found.items()}
 
     def bounds(self) -> dict[tuple[str, int], LogBounds]:
-        """First and end offset of every partition, by topic and partition."""
+        """Returns first and end offset of every partition. The keys are pairs of topic and partition."""
         found = {}
         for key in [(name, index) for name, count in self.topics().items() for index in range(count)]:
             try:
@@ -365,14 +380,14 @@ class Broker:
         return found
 
     def truncate(self, topic: str, partition: int, before_offset: int) -> None:
-        """Drop the records before an offset, as retention does. Clients cannot: the broker has no DeleteRecords."""
+        """Drops the records before an offset, as retention does. No client can: the broker has no DeleteRecords."""
         _require("before_offset", before_offset, 0, 2**63 - 1)
         with self._lock:
             self._call("rd_kafka_mock_partition_delete_records", topic.encode(), partition, before_offset)
             self._truncated[topic, partition] = max(before_offset, self._truncated.get((topic, partition), 0))
 
     def require_nothing_dropped(self) -> None:
-        """Raise EmbeddedLogDropped if a partition grew too large and lost its oldest records. Call it after a run."""
+        """Raises EmbeddedLogDropped if a partition grew too large and lost its oldest records. Call it after a run."""
         for (topic, partition), (low, _) in self.bounds().items():
             if low > self._truncated.get((topic, partition), 0):
                 raise EmbeddedLogDropped(topic, partition, low, KEPT_BYTES)
@@ -380,35 +395,39 @@ class Broker:
     # --- fault switches
 
     def broker_down(self, broker_id: int = 1) -> None:
-        """Close all connections to a broker and refuse new ones. It keeps its data and its leaderships."""
+        """Closes all connections to a broker and refuses new ones. It keeps its data and its leaderships."""
         self._call_broker("rd_kafka_mock_broker_set_down", broker_id)
 
     def broker_up(self, broker_id: int = 1) -> None:
-        """End `broker_down`; the port is the same."""
+        """Makes a broker answer again after `broker_down`, on the same port."""
         self._call_broker("rd_kafka_mock_broker_set_up", broker_id)
 
     def set_round_trip_ms(self, broker_id: int, round_trip_ms: int) -> None:
-        """Delay every answer of a broker. Requests take effect at once; a later `broker_down` loses the answers."""
+        """Delays every answer of a broker by so many ms. 0 ends the delay.
+
+        Requests still take effect at once, so a `broker_down` during the delay loses only the answers.
+        """
         _require("round_trip_ms", round_trip_ms, 0, ROUND_TRIP_MS_MAX)
         self._call_broker("rd_kafka_mock_broker_set_rtt", broker_id, round_trip_ms)
 
     def fail_requests(self, api_key_name: str, *error_codes: int) -> None:
-        """Answer the next requests of a kind with these errors, one each. `KafkaError._TRANSPORT` disconnects.
+        """Answers the next requests of a kind with these errors, one each. `KafkaError._TRANSPORT` disconnects.
 
-        A failed request has no effect. Code 0 lets a request pass, so (0, 0, 7) fails the third one.
+        `api_key_name` is a name in API_KEYS. A failed request has no effect. Code 0 lets a request pass, so (0, 0, 7)
+        fails the third one.
         """
         codes = (ctypes.c_int * len(error_codes))(*error_codes)
         self._call("rd_kafka_mock_push_request_errors_array", _api_key(api_key_name), len(error_codes), codes)
 
     def set_leader(self, topic: str, partition: int, broker_id: int) -> None:
-        """Move the leadership of a partition. Clients notice by an error and ask for metadata."""
+        """Moves the leadership of a partition to a broker. Clients notice by an error and ask for metadata."""
         self._require_broker(broker_id)
         if topic not in self.topics():
             raise TopicMissing(topic)  # the mock would create it with just enough partitions
         self._call("rd_kafka_mock_partition_set_leader", topic.encode(), partition, broker_id)
 
     def clear(self) -> None:
-        """End all faults: brokers up, no delays, no planned errors. Leaders stay where they are."""
+        """Ends all faults: brokers are up, no answer is delayed, no error is planned. Leaders stay where they are."""
         for key in API_KEYS.values():
             self._call("rd_kafka_mock_clear_request_errors", key)
         for broker_id in range(1, self.brokers + 1):
@@ -442,7 +461,7 @@ class Broker:
             raise ConsumerClosed("embedded Broker", "it was not started, or it was closed")
 
     def _client(self) -> Consumer:
-        """The client for look-ups: a consumer, because a consumer does not create the topics that it asks about."""
+        """Returns the client for look-ups. It is a consumer, because a consumer creates no topic that it asks about."""
         with self._lock:
             self._require_running()
             if self._lookup is None:

@@ -1,8 +1,7 @@
-"""The transport to Kafka: the coordination log over confluent_kafka, and the factory of all three interfaces.
+"""Implements the transport to Kafka: the coordination log over confluent_kafka, and the factory of all interfaces.
 
 The log is read with `poll` and then drained with `consume(n, 0)`, because `consume(n, timeout)` would wait for n
-messages or the whole timeout. This file reports what the cluster answered; gaps and foreign records are judged by the
-fold.
+messages or the whole timeout. This file reports what the cluster answered; the fold judges gaps and foreign records.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _NO_RIGHT: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.
 
 
 class KafkaLog:
-    """CoordinationLog over a Consumer and a Producer."""
+    """Implements CoordinationLog over a Consumer and a Producer."""
 
     def __init__(self, given: settings.Settings, topic: str, client_id: str, fetch_wait_ms: int, writes: bool) -> None:
         self.topic = topic
@@ -107,7 +106,10 @@ class KafkaLog:
             self._wake_lock.release()
 
     def _start_following(self, log: int, offset: int) -> None:
-        """Called by the polling thread: the client admits no other thread at the same time."""
+        """Makes the client read `log` from `offset` on.
+
+        Only the polling thread calls it, because the client admits no other thread at the same time.
+        """
         at = KafkaPartition(self.topic, log, offset)
         if not self._followed:
             # As in KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
@@ -154,7 +156,7 @@ class KafkaLog:
         return records
 
     def _handle_events(self) -> None:
-        """Handles the results of earlier appends and requests. Never waits."""
+        """Handles the results of earlier appends and requests. Retries reads that failed. Never waits."""
         producer, now_s = self._producer, time.monotonic()
         if producer is not None:
             try:
@@ -176,9 +178,10 @@ class KafkaLog:
             self._start_following(log, self._followed[log])  # likewise
 
     def _drop_producer(self, producer: Producer, error: KafkaError) -> None:
-        """Drops a producer that can never write again; the next append creates another one.
+        """Drops a producer that can never write again. The next append creates another one.
 
-        This is how a missing right to Write shows first: the idempotent producer cannot be initialized.
+        `error`: why it cannot write. This is how a missing right to Write shows first, because the idempotent producer
+        cannot be initialized then.
         """
         failed = PartitionError(self.topic, -1, f"the producer has failed permanently: {error.str()}")
         self._errors.refuse(WRITE, failed)
@@ -234,7 +237,10 @@ class KafkaLog:
             consumer.close()
 
     def _is_group_refusal(self, message: Message) -> bool:
-        """librdkafka looks up a group that a reader never uses. A missing right to that group does no harm."""
+        """Returns whether a message is an error about the group, which does no harm.
+
+        librdkafka looks up the group although a reader never uses it, and the right to do so may be missing.
+        """
         error = message.error()
         return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
@@ -306,7 +312,10 @@ class KafkaLog:
 
 
 def _in_thread(question: Callable[[], T]) -> Future[T]:
-    """Answers a question that waits in a new thread. Questions are rare enough for that."""
+    """Runs `question`, which may wait, in a new thread. Returns the future of its answer.
+
+    Such questions are rare, so that each may have a thread.
+    """
     answer: Future[T] = Future()
 
     def ask() -> None:
@@ -320,7 +329,7 @@ def _in_thread(question: Callable[[], T]) -> Future[T]:
 
 
 class _Named(Struct):
-    """The fields of librdkafka's statistics that are read here."""
+    """Holds the only field of librdkafka's statistics that is read here."""
 
     name: str
 
@@ -329,7 +338,7 @@ _name_of: Final = msgspec.json.Decoder(_Named)
 
 
 class KafkaTransport:
-    """Access to a Kafka cluster; the embedded broker is one, too."""
+    """Gives access to a Kafka cluster, which may be the embedded broker."""
 
     def __init__(
         self,
@@ -352,13 +361,16 @@ class KafkaTransport:
         self._statistics: dict[str, tuple[float, str]] = {}
 
     def collect_statistics(self, interval_ms: int) -> None:
-        """Makes every log and source created from now on report librdkafka's statistics. 0: none of them."""
+        """Makes every log and source that is created later report librdkafka's statistics. 0 ends that."""
         self._statistics_settings = (
             {"statistics.interval.ms": interval_ms, "stats_cb": self._keep_statistics} if interval_ms else {}
         )
 
     def _keep_statistics(self, text: str) -> None:
-        """The `stats_cb` of every client; called while it is polled."""
+        """Keeps a client's newest statistics (JSON). Is the `stats_cb` of every client, which calls it while polled.
+
+        It also calls the user's own `stats_cb`, and forgets clients that have been closed.
+        """
         own = self._settings.get("stats_cb")
         if own is not None:
             own(text)
@@ -369,7 +381,7 @@ class KafkaTransport:
             del self._statistics[name]  # its client has been closed
 
     def statistics(self) -> dict[str, str]:
-        """The newest statistics of each client as JSON text, by the client's name."""
+        """Returns the newest statistics of each client as JSON text, by the client's name."""
         return {name: text for name, (_, text) in self._statistics.copy().items()}
 
     def log(self, topic: str, client_id: str, writes: bool = True) -> KafkaLog:

@@ -85,7 +85,7 @@ def _kafka_partitions(tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
 
 
 class KafkaAdmin:
-    """ClusterAdmin over an AdminClient."""
+    """Implements ClusterAdmin over an AdminClient."""
 
     def __init__(self, given: settings.Settings, client_id: str, is_embedded: bool, timeout_s: float) -> None:
         self._given, self._client_id, self._timeout_s = given, client_id, timeout_s
@@ -106,12 +106,12 @@ class KafkaAdmin:
         return self._ask(what, lambda: ask_any_broker(self._client, ask, self._timeout_s), right)
 
     def _ask_coordinator(self, ask: Callable[[AdminClient, float], Future[T]]) -> T:
-        """The answer of a group's coordinator to `ask(client, request_timeout)`. Raises KafkaException, TimeoutError.
+        """Returns what a group's coordinator answers to `ask(client, request_timeout)`.
 
-        When such a request times out inside librdkafka (2.16) and a connection comes back later, a failed assertion
-        ends the process. So requests never time out there: the wait is limited here, and a late request ends with its
-        client. A new client helps for another reason, too: one that has seen an outage may wait for a connection that
-        it has given up.
+        Raises KafkaException, TimeoutError. When such a request times out inside librdkafka (2.16) and a connection
+        comes back later, a failed assertion ends the process. So requests never time out there: the wait is limited by
+        this method, and a late request ends with its client. The next attempt uses a new client, also because a client
+        that has seen an outage may wait for a connection that it has given up.
         """
         first_s = min(COORDINATOR_TIMEOUT_S, self._timeout_s)
         deadline = time.monotonic() + max(self._timeout_s, first_s + LIST_TIMEOUT_S_MIN)
@@ -132,7 +132,10 @@ class KafkaAdmin:
         raise late
 
     def _replace(self, client: Requester) -> None:
-        """Replaces a client. The old one is kept until others that wait for its answers have timed out."""
+        """Replaces the client, unless another thread has done so. Keeps the old one for `timeout_s`.
+
+        Until then other threads may still wait for answers to it.
+        """
         if self._client is client:
             now_s = time.monotonic()
             recent = [(at_s, old) for at_s, old in self._replaced if now_s - at_s < self._timeout_s]
@@ -151,7 +154,10 @@ class KafkaAdmin:
         return found
 
     def _wait_until_shown(self, topic: str, question: Callable[[], T | None]) -> T:
-        """The first answer that is not None: a broker may learn of a new topic later than the one that created it."""
+        """Asks until the answer is not None, and returns it. Raises ClusterUnreachable after CREATED_TIMEOUT_S.
+
+        A broker may learn of a new topic later than the broker that created it.
+        """
         deadline = time.monotonic() + CREATED_TIMEOUT_S
         while True:
             failed = ClusterUnreachable(self._servers, f"{topic} to appear", "it was created and is not shown")
@@ -199,7 +205,11 @@ class KafkaAdmin:
             raise error
 
     def wrong_settings(self, topic: str, partitions: int = COORDINATION_PARTITIONS) -> list[WrongTopicSetting]:
-        """Every setting of the coordination topic that could lose history (L1)."""
+        """Returns an error for every setting of the coordination topic that could lose history (L1).
+
+        `partitions`: how many the topic should have. The errors do not complain about the number, but their command
+        adds partitions to a topic that is still empty.
+        """
         found = self._wait_until_shown(topic, lambda: self.settings(topic))
         replicas = self._wait_until_shown(topic, lambda: self._replicas(topic))
         brokers = len(self.brokers())
@@ -208,9 +218,10 @@ class KafkaAdmin:
         return [*wrong_settings(topic, found, brokers, replicas, self._servers, self.can_grow(topic, partitions))]
 
     def can_grow(self, topic: str, partitions: int) -> int:
-        """`partitions` if the coordination topic has fewer and is still empty; otherwise, or if that is unknown, 0.
+        """Returns `partitions` if the coordination topic has fewer and is still empty; otherwise 0.
 
-        Once a Genesis record has fixed the partition count, additional partitions are useless (L3).
+        It is 0, too, if the cluster does not say. Once a Genesis record has fixed the partition count, additional
+        partitions are useless (L3).
         """
         with contextlib.suppress(ClusterError):
             if (self.partition_count(topic) or partitions) < partitions:
@@ -219,7 +230,7 @@ class KafkaAdmin:
         return 0
 
     def _replicas(self, topic: str) -> int | None:
-        """The replica count of the partition that has the fewest; None if there is no such topic."""
+        """Returns the replica count of the partition that has the fewest; None if there is no such topic."""
         found = self._metadata(topic).topics.get(topic)
         return min((len(p.replicas) for p in found.partitions.values()), default=None) if found is not None else None
 
@@ -273,7 +284,7 @@ class KafkaAdmin:
         return KafkaTopics(self._client, self._given, self._timeout_s)
 
     def brokers(self) -> dict[int, str]:
-        """Address of every live broker, by its id."""
+        """Returns the address (host:port) of every live broker, by its id."""
         return {broker.id: f"{broker.host}:{broker.port}" for broker in self._metadata(None).brokers.values()}
 
     def settings(self, topic: str) -> dict[str, str]:
@@ -353,7 +364,10 @@ class KafkaAdmin:
             raise ClusterUnreachable(self._servers, f"the members of group {group}", reason) from error
 
     def _group(self, group: str, *, rights: bool = False) -> ConsumerGroupDescription:
-        """Raises KafkaException, TimeoutError."""
+        """Returns the coordinator's description of a group. `rights`: whether to ask for our rights on it, too.
+
+        Raises KafkaException, TimeoutError.
+        """
 
         def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupDescription]:
             return client.describe_consumer_groups(
@@ -363,10 +377,10 @@ class KafkaAdmin:
         return self._ask_coordinator(ask)
 
     def allowed(self, kind: str, name: str) -> frozenset[str]:
-        """The operations that the authorizer allows this client on a topic or group, named as in ACLs.
+        """Returns the operations that this client may carry out on a topic or group, named as in ACLs.
 
-        `kind`: topic or group. Without an authorizer everything is allowed. Raises TopicMissing if the topic does not
-        exist and this client may know that; ClusterUnreachable.
+        `kind`: topic or group. Without an authorizer everything is allowed. Raises ClusterUnreachable, and TopicMissing
+        if the topic does not exist and this client may know that.
         """
         what = f"the rights on {kind} {name}"
         try:
@@ -390,9 +404,9 @@ class KafkaAdmin:
         return frozenset("".join(word.capitalize() for word in one.name.split("_")) for one in found or ())
 
     def lagging_replicas(self, topic: str) -> int:
-        """How many replicas of the topic's partitions are not in sync with their leaders."""
+        """Returns how many replicas of the topic's partitions are not in sync with their leaders."""
         found = self._metadata(topic).topics[topic].partitions.values()
         return sum(len(p.replicas) - len(p.isrs) for p in found)
 
     def close(self) -> None:
-        """Nothing to do: librdkafka frees the admin client with its last reference."""
+        """Does nothing, because librdkafka frees the admin client with its last reference."""

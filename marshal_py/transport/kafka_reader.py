@@ -26,7 +26,7 @@ _REFUSED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.C
 
 
 class KafkaReader:
-    """MessageReader over confluent_kafka. One thread at a time."""
+    """Implements MessageReader over confluent_kafka. One thread at a time."""
 
     def __init__(self, given: Mapping[str, Any], client_id: str, fetch_wait_ms: int | None) -> None:
         self._errors = ConnectionErrors(given)
@@ -39,7 +39,7 @@ class KafkaReader:
     def read(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> Iterator[Sequence[Message]]:
-        """See MessageReader.read."""
+        """Yields messages as MessageReader.read says."""
         consumer = self._client()
         try:
             for topic in {tp.topic for tp in starts} - self._known:
@@ -62,7 +62,11 @@ class KafkaReader:
     def _read(
         self, consumer: Consumer, at: dict[TopicPartition, int], ends: dict[TopicPartition, int], timeout_s: float
     ) -> Iterator[Sequence[Message]]:
-        """Ends when each partition's position has passed its end, however many offsets are missing in between."""
+        """Yields the messages in the ranges. `at`: the start of each partition that is still being read.
+
+        A partition is finished when a message at or beyond its last wanted offset has come, or its end. So offsets that
+        are missing in between do no harm.
+        """
         deadline = time.monotonic() + timeout_s
         while at:
             first = consumer.poll(max(0.0, min(POLL_S, deadline - time.monotonic())))
@@ -91,7 +95,11 @@ class KafkaReader:
             consumer.incremental_unassign([KafkaPartition(*tp)])
 
     def _note(self, event: Message, at: dict[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        """The end of a partition, or what keeps it from being read. Raises what does not pass."""
+        """Handles an event that is an error. `at`: the start of each partition that is still being read.
+
+        If a partition has no further messages, it is removed from `at`. Raises RangeLost if the start is outside the
+        partition, AccessDenied without the right to read. Any other error is only noted, because librdkafka retries it.
+        """
         error, tp = event.error(), _place(event)
         assert error is not None
         if error.code() == KafkaError._PARTITION_EOF:
@@ -104,7 +112,7 @@ class KafkaReader:
             self._errors.note(error.str())
 
     def close(self) -> None:
-        """Lets the client go."""
+        """Closes the client. A later `read` creates another one."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()

@@ -1,11 +1,12 @@
-"""Data messages from Kafka: explicit assignment, without group membership, commits or resets.
+"""Fetches data messages from Kafka by explicit assignment, without group membership, commits or resets.
 
-Messages are grouped into chunks of one partition, where possible without a Python step per message: this is the hot
-path of every consumer.
+Messages are grouped into chunks of one partition, where possible without a Python step per message, because every
+message of a consumer passes through here.
 
 confluent-kafka admits one thread at a time into a Consumer, and others wait as long as a poll takes. So no thread that
-holds a lock may call it: `assign` and `pause` only write to `Assignments`, and the polling thread applies that and
-notes the end offsets of the partitions. While no thread polls, because of a slow handler, `carry_out` does so.
+holds a lock may call it: `assign` and `pause` only write to `Assignments`, and the polling thread passes that to the
+client and notes the end offsets of the partitions. While no thread polls, because of a slow handler, `carry_out` does
+so.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ T = TypeVar("T")
 
 
 class KafkaSource:
-    """DataSource over one Consumer of librdkafka."""
+    """Implements DataSource over one Consumer of librdkafka."""
 
     def __init__(self, configuration: Mapping[str, Any]) -> None:
         self._consumer = settings.create_client(Consumer, configuration)
@@ -124,7 +125,10 @@ class KafkaSource:
     # --- with the client
 
     def _run(self, work: Callable[[], T]) -> T | None:
-        """Runs `work` unless the client is closed or this thread is inside it already. `_client_lock` is held."""
+        """Returns what `work` returns. The caller holds `_client_lock`.
+
+        Returns None, without running it, if the client is closed or this thread is inside the client already.
+        """
         if self._inside:
             return None
         try:
@@ -162,7 +166,7 @@ class KafkaSource:
                 self._client_lock.release()
 
     def _synchronize(self) -> None:
-        """Makes the client fetch what is wanted, and notes the end offsets that it knows."""
+        """Makes the client fetch what is wanted, and notes the end offsets that the client knows."""
         now = time.monotonic()
         if self._unconfirmed:
             self._forget_unconfirmed()
@@ -190,7 +194,10 @@ class KafkaSource:
         self._unconfirmed = set()
 
     def _forget_unconfirmed(self) -> None:
-        """An exception (Ctrl-C) interrupted `_apply`: unassigns everything that the client may or may not have done."""
+        """Unassigns every partition for which an interrupted `_apply` may have told the client something.
+
+        An exception such as Ctrl-C interrupts it. The wanted partitions are assigned again afterwards.
+        """
         for tp in self._unconfirmed:
             with contextlib.suppress(KafkaException):  # it was not assigned
                 self._consumer.resume([KafkaPartition(*tp)])
@@ -199,7 +206,10 @@ class KafkaSource:
         self._unconfirmed = set()
 
     def _note_ends(self, now: float) -> None:
-        """Notes end offsets from the last answers: first of partitions whose end is unknown, then of all in turn."""
+        """Notes the end offsets that came with the last fetches, for some partitions at each call.
+
+        Those whose end is unknown come first, then all in turn.
+        """
         fetched = self._assignments.fetched
         for tp in list(islice(self._ends_unknown, ENDS_AT_ONCE_MAX)):
             self._note_end(tp)
@@ -259,7 +269,7 @@ class KafkaSource:
         return [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]
 
     def _chunks(self, messages: list[Message]) -> list[Chunk]:
-        """Cuts the messages at every change of partition. The loops over messages run in C."""
+        """Returns the messages as chunks: a new one begins at every change of partition. Its loops run in C."""
         count = len(messages)
         if not count:
             return []
@@ -285,7 +295,11 @@ class KafkaSource:
         return Chunk(tp, self._assignments.received(tp, (messages[-1].offset() or 0) + 1), messages)
 
     def _take_errors(self, messages: list[Message], now_ms: int) -> list[Message]:
-        """Handles the errors among the messages and returns the others. Messages before an error have been reached."""
+        """Handles the errors among the messages and returns the other messages.
+
+        Messages of a partition that come before its error are kept; those after it are dropped, because some may be
+        missing in between.
+        """
         good: list[Message] = []
         ended: set[TopicPartition] = set()
         for message in messages:

@@ -1,7 +1,7 @@
-"""A small Kafka in memory with the same interfaces, for unit tests of client and admin. No network, no files.
+"""Implements the interfaces of ports.py by a small Kafka in memory, for unit tests of client and admin.
 
-A MemoryBroker stands for a cluster; `connect` takes its MemoryTransport instead of servers. Waiting is real, on a
-condition. It knows nothing of the protocol.
+A MemoryBroker stands for a cluster; `connect` takes its MemoryTransport instead of servers. It uses no network and no
+files. A thread that waits really waits, on a condition. The broker knows nothing of the protocol.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ READ_MAX: Final = 10_000  # records taken at once, like DRAIN_MAX of the Kafka t
 
 
 class MemoryMessage:
-    """A message with the methods of confluent_kafka.Message."""
+    """Is a message with the methods of confluent_kafka.Message."""
 
     __slots__ = ("_headers", "_key", "_offset", "_partition", "_timestamp_ms", "_topic", "_value")
 
@@ -82,7 +82,7 @@ class MemoryMessage:
 
 
 class MemoryBroker:
-    """Topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method."""
+    """Holds topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # acquired inside C, so an exception in a signal handler cannot leave it locked
@@ -131,7 +131,7 @@ class MemoryBroker:
         headers: list[tuple[str, bytes]] | None = None,
         timestamp_ms: int = 0,
     ) -> int:
-        """Appends a message; returns its offset."""
+        """Appends a message. Returns its offset. Raises TopicMissing."""
         with self.lock:
             if topic not in self.topics:
                 raise TopicMissing(topic)
@@ -155,7 +155,7 @@ class MemoryBroker:
         return Bounds(max(self.first.get(tp, 0), base), base + len(messages))
 
     def read(self, tp: TopicPartition, offset: int, limit: int) -> list[MemoryMessage]:
-        """At most `limit` messages from `offset` on. The caller holds `lock` and has checked the bounds."""
+        """Returns at most `limit` messages from `offset` on. The caller holds `lock` and has checked the bounds."""
         at = offset - self.base.get(tp, 0)
         return self.topics[tp.topic][tp.partition][at : at + limit]
 
@@ -164,7 +164,7 @@ class MemoryBroker:
 
 
 class MemoryLog:
-    """CoordinationLog over a MemoryBroker."""
+    """Implements CoordinationLog over a MemoryBroker."""
 
     def __init__(self, broker: MemoryBroker, topic: str) -> None:
         self.broker, self.topic = broker, topic
@@ -248,7 +248,7 @@ class MemoryLog:
 
 
 class MemorySource:
-    """DataSource over a MemoryBroker."""
+    """Implements DataSource over a MemoryBroker."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
@@ -326,7 +326,7 @@ class MemorySource:
 
 
 class MemoryReader:
-    """MessageReader over a MemoryBroker."""
+    """Implements MessageReader over a MemoryBroker."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
@@ -354,7 +354,7 @@ class MemoryReader:
 
 
 class MemoryTopics:
-    """TopicAdmin over a MemoryBroker."""
+    """Implements TopicAdmin over a MemoryBroker."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
@@ -398,7 +398,7 @@ class MemoryTopics:
 
 
 class MemoryAdmin:
-    """ClusterAdmin over a MemoryBroker."""
+    """Implements ClusterAdmin over a MemoryBroker."""
 
     capabilities = ALL_CAPABILITIES
 
@@ -477,7 +477,7 @@ class MemoryAdmin:
 
 
 class MemoryTransport:
-    """Access to a MemoryBroker."""
+    """Gives access to a MemoryBroker."""
 
     name = "memory"
 

@@ -42,7 +42,11 @@ _WRITER: Final[Mapping[str, Any]] = {
 
 
 class KafkaProducer:
-    """Writes to existing topics. One thread writes. `write` and `flush` call `on_written(tp, offset)`."""
+    """Writes to existing topics. One thread writes.
+
+    `on_written(tp, offset)` is called inside `write`, `poll` and `flush` for each message that the cluster
+    acknowledged.
+    """
 
     def __init__(self, transport: KafkaTransport, on_written: OnWritten | None = None) -> None:
         self.written = 0  # acknowledged by the cluster
@@ -80,7 +84,10 @@ class KafkaProducer:
         self._enqueue(topic, value, key, list(headers), -1 if partition is None else partition, timestamp_ms)
 
     def _partitions(self, topic: str) -> int:
-        """The topic's partition count. Asked first, because the embedded broker would create a missing topic."""
+        """Returns the topic's partition count. Raises TopicMissing.
+
+        It is asked before the first message, because the embedded broker would create a missing topic.
+        """
         count = self._counts.get(topic)
         if count is None:
             found = self._admin.partition_count(topic)
@@ -90,7 +97,11 @@ class KafkaProducer:
         return count
 
     def _choose_partition(self, key: bytes | None, count: int) -> int:
-        """The partition that librdkafka would choose by default for a keyed message. The guard must know it first."""
+        """Returns the partition that librdkafka would choose by default for a message with this key.
+
+        Messages without a key take turns. The guard of the embedded broker must know the partition before the message
+        is sent.
+        """
         if key:
             return zlib.crc32(key) % count
         self._turn += 1
@@ -139,7 +150,7 @@ class KafkaProducer:
             raise error
 
     def poll(self) -> None:
-        """Handles acknowledgements that have come, without waiting. Raises the errors of earlier messages."""
+        """Handles the acknowledgements that have come, without waiting. Raises the errors of earlier messages."""
         self._producer.poll(0)
         self._raise_error()
 

@@ -1,7 +1,8 @@
-"""Read-only requests to a cluster, retried while no broker answers; a failure carries librdkafka's last message.
+"""Sends read-only requests to a cluster and repeats them while no broker answers.
 
 librdkafka sends a request to one broker. That broker may be dying, may no longer lead the partition, or may not know a
-new topic yet, so the request is repeated after a few seconds with fresh metadata. Nothing here changes the cluster.
+new topic yet, so the request is repeated after a few seconds with fresh metadata. If it fails for good, the error
+carries librdkafka's last message. Nothing here changes the cluster.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ _KINDS: Final = {
 
 
 class Requester(AdminClient):
-    """An admin client for requests. librdkafka reports its connection errors only while it is polled."""
+    """Is an admin client for requests, with the errors of its connections.
+
+    librdkafka reports these errors only while the client is polled.
+    """
 
     errors: ConnectionErrors
 
@@ -58,7 +62,7 @@ class Requester(AdminClient):
         return self.errors
 
     def reason(self, error: KafkaException | TimeoutError) -> str:
-        """Why a request failed, with librdkafka's last message."""
+        """Returns why a request failed, with librdkafka's last message."""
         return self.listen().reason(text_of(error))
 
 
@@ -70,7 +74,10 @@ def make_requester(given: settings.Settings, client_id: str) -> Requester:
 
 
 def _refresh_leaders(client: Requester, topics: Iterable[str], timeout_s: float) -> None:
-    """librdkafka uses the leader epoch that it knows, and does not look again when a broker calls it old."""
+    """Requests the metadata of these topics, so that the client learns of new leaders.
+
+    librdkafka uses the leader epoch that it knows, and does not look again when a broker calls that epoch old.
+    """
     with contextlib.suppress(KafkaException):  # the request itself will show what is wrong
         for topic in sorted(topics):
             metadata(client, topic, timeout_s)
@@ -79,7 +86,10 @@ def _refresh_leaders(client: Requester, topics: Iterable[str], timeout_s: float)
 def as_cluster_error(
     client: Requester, given: settings.Settings, error: KafkaException | TimeoutError, what: str, right: tuple[str, str]
 ) -> ClusterError:
-    """A failed request as an error of ours. `right`: operation and resource name, for AccessDenied."""
+    """Returns the error of ours for a failed request: AccessDenied or ClusterUnreachable.
+
+    `what`: what was asked for, in words. `right`: the ACL operation and the resource name that AccessDenied shows.
+    """
     kind = _KINDS.get(code_of(error))
     if kind is not None:
         return AccessDenied(principal_of(given), right[0], kind, right[1])
@@ -96,10 +106,10 @@ def list_offsets(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     exists: bool = False,
 ) -> dict[TopicPartition, int]:
-    """One offset per partition (-1: none), in one request. `spec`: an OffsetSpec.
+    """Returns for each partition the offset that `spec` asks for, -1 if there is none.
 
-    `exists`: the partitions are known to exist, so a broker that does not know them yet is asked again. Raises
-    ClusterUnreachable, AccessDenied.
+    One request asks for all of them. `spec`: an OffsetSpec, for example `OffsetSpec.latest()`. `exists`: the partitions
+    are known to exist, so a broker that does not know them yet is asked again. Raises ClusterUnreachable, AccessDenied.
     """
     deadline, passing = time.monotonic() + timeout_s, _MOVING | (_UNKNOWN if exists else frozenset())
     wanted = {KafkaPartition(*tp): spec for tp in tps}
@@ -131,7 +141,7 @@ def list_bounds(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     exists: bool = False,
 ) -> dict[TopicPartition, Bounds]:
-    """First and end offsets of partitions: `list_offsets` twice, with the same errors."""
+    """Returns first and end offset of each partition. Calls `list_offsets` twice and raises the same errors."""
     deadline = time.monotonic() + timeout_s
     earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
     first = list_offsets(client, tps, earliest, timeout_s, given, isolation=isolation, exists=exists)
@@ -141,10 +151,10 @@ def list_bounds(
 
 
 def ask_any_broker(client: Requester, ask: Callable[[], Future[T]], timeout_s: float) -> T:
-    """The result of a request that any broker can answer. Raises KafkaException, TimeoutError.
+    """Returns the result of a request that any broker can answer. Raises KafkaException, TimeoutError.
 
     librdkafka (2.16) sends such requests to the broker that the metadata name as controller, and refreshes the metadata
-    only after half a minute, so they are refreshed here. (In KRaft any live broker may be named as controller.)
+    only after half a minute, so this function refreshes them. (In KRaft any live broker may be named as controller.)
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -1,4 +1,4 @@
-"""librdkafka settings: the caller's, and ours where librdkafka's defaults are slow or wrong for us.
+"""Builds the settings of librdkafka's clients: the caller's, and ours where its defaults are slow or wrong for us.
 
 The caller's settings take precedence, except those with which the protocol would break (L9): these raise InvalidOption.
 """
@@ -88,7 +88,10 @@ PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})
 
 
 def from_user(servers: str | Mapping[str, Any]) -> Settings:
-    """The caller's settings: a bootstrap string or a mapping of librdkafka's keys. Raises InvalidOption."""
+    """Returns the caller's settings, given as a bootstrap string or a mapping of librdkafka's keys.
+
+    Raises InvalidOption.
+    """
     if not isinstance(servers, str | Mapping):
         raise InvalidOption("servers", servers, "a text of host:port, a comma between several, or a mapping")
     given: Settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
@@ -103,7 +106,7 @@ def from_user(servers: str | Mapping[str, Any]) -> Settings:
 
 
 def checked(given: Settings) -> Settings:
-    """The caller's settings, unchanged. Raises InvalidOption for one with which the protocol would break."""
+    """Returns the caller's settings unchanged. Raises InvalidOption for one with which the protocol would break."""
     for key, reason in _FORBIDDEN.items():
         if key in given:
             raise InvalidOption(key, given[key], reason)
@@ -111,7 +114,10 @@ def checked(given: Settings) -> Settings:
 
 
 def create_client(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]) -> T:
-    """Creates a client of librdkafka. Raises InvalidOption for a setting that librdkafka refuses."""
+    """Calls `client` with the configuration and returns the client of librdkafka that it makes.
+
+    Raises InvalidOption for a setting that librdkafka refuses.
+    """
     try:
         return client(dict(configuration))
     except (KafkaException, TypeError, ValueError) as error:
@@ -166,10 +172,10 @@ def admin(given: Settings, client_id: str) -> Settings:
 
 
 def default_client_id() -> str:
-    """The host name; callers make it unique."""
+    """Returns the host name. Callers make it unique."""
     return socket.gethostname() or "marshal"
 
 
 def truncation_text(error: KafkaError) -> str:
-    """librdkafka's text about a log that lost its newest records; "" if the error is another one."""
+    """Returns librdkafka's text if the error says that a log lost its newest records, else an empty text."""
     return error.str() if _TRUNCATED in error.str() else ""

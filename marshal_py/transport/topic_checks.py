@@ -25,10 +25,11 @@ def check_settings(
 def wrong_settings(
     topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
 ) -> Iterator[WrongTopicSetting]:
-    """Every setting that could lose history, each with the one command that fixes all of them.
+    """Yields an error for every setting that could lose history; each names one command that fixes all of them.
 
-    `grow_to`: the wanted partition count if the topic has fewer and is empty, else 0. A broker that created the topic
-    automatically gave it its default, often a single partition.
+    `found`: the topic's settings. `brokers`: how many the cluster has. `replicas`: the topic's replication factor.
+    `grow_to`: the wanted partition count if the topic has fewer and is empty, else 0. (A broker that created the topic
+    automatically gave it the broker's default, often a single partition.)
     """
     right = KEEP_FOREVER | (SAFE_SETTINGS if brokers >= SAFE_BROKERS else {})
     pairs = ",".join(f"{key}={value}" for key, value in right.items())
@@ -56,10 +57,10 @@ def wrong_settings(
 
 
 def initial_settings(replicas: int) -> dict[str, str]:
-    """The settings with which to create a coordination topic."""
+    """Returns the settings with which to create a coordination topic."""
     return KEEP_FOREVER | (SAFE_SETTINGS if replicas >= SAFE_BROKERS else {"unclean.leader.election.enable": "false"})
 
 
 def grow_command(topic: str, partitions: int, servers: str) -> str:
-    """The command that adds partitions. It is useless once a Genesis record has fixed their number (L3)."""
+    """Returns the command that adds partitions. It is useless once a Genesis record has fixed their number (L3)."""
     return f"kafka-topics.sh --bootstrap-server {servers} --alter --topic {topic} --partitions {partitions}"
