@@ -27,8 +27,9 @@ class AdminEnvironment(Environment, Protocol):
 
 
 class CrashPoint(NamedTuple):
-    """When a run of the tool dies, and when its user hits Ctrl-C. Both count the records that were sent, without
-    probes.
+    """Says when a run of the tool dies, and when its user hits Ctrl-C. Both count the records that were sent.
+
+    Probes are not counted.
     """
 
     crash_after: int
@@ -36,7 +37,7 @@ class CrashPoint(NamedTuple):
 
 
 class AdminProcess(Process):
-    """A process that carries out one operation of the admin tool."""
+    """Simulates a process that carries out one operation of the admin tool."""
 
     environment: AdminEnvironment
 

@@ -49,7 +49,9 @@ def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
 
 
 def s12_reports(history: History) -> Iterator[Violation]:
-    """S12: what a tool reported about its move agrees with what happened before and after the report."""
+    """Yields each breach of S12: what a tool reported about its move agrees with what happened before and after the
+    report.
+    """
     first: dict[tuple[str, int, int], int] = {}
     for d in history.evidence.deliveries:
         first[d.group, d.epoch, d.partition] = min(d.offset, first.get((d.group, d.epoch, d.partition), d.offset))
@@ -82,7 +84,9 @@ def s12_reports(history: History) -> Iterator[Violation]:
 
 
 def s15_honest_wait(history: History) -> Iterator[Violation]:
-    """S15: an evictor has waited long enough. The group's model checks that no extension came in between."""
+    """Yields each breach of S15: an evictor has waited long enough. The group's model checks that no extension came in
+    between.
+    """
     for eviction in history.evictions:
         if eviction.offset < history.evidence.inherited:
             continue  # of a dump: its clocks are unknown

@@ -41,7 +41,9 @@ def is_late(history: History, d: Delivery, claim: ClaimSpan) -> bool:
 
 
 def s2_one_owner(history: History) -> Iterator[Violation]:
-    """S2: a delivery names its client's own claim of the partition, which is live in what the client has read."""
+    """Yields each breach of S2: a delivery names its client's own claim of the partition, which is live in what the
+    client has read.
+    """
     for d in history.deliveries:
         claim, what = claim_of(history, d), f"client {d.client} delivers {d.key} {d.offset}"
         if claim is None or (d.read_to >= 0 and not d.epoch < d.read_to <= claim.end):
@@ -55,8 +57,8 @@ def s2_one_owner(history: History) -> Iterator[Violation]:
 
 
 def s3_lease(history: History) -> Iterator[Violation]:
-    """S3: a client delivers nothing after another session's claim, after its own release, or after its lease has
-    ended.
+    """Yields each breach of S3: a client delivers nothing after another session's claim, after its own release, or
+    after its lease has ended.
     """
     slack = history.slack
     for d in history.deliveries:
@@ -79,8 +81,8 @@ def s3_lease(history: History) -> Iterator[Violation]:
 
 
 def s4_fencing(history: History) -> Iterator[Violation]:
-    """S4: a store that keeps the greatest token rejects only writes by clients that cannot know yet that they lost a
-    claim.
+    """Yields each breach of S4: a store that keeps the greatest token rejects only writes by clients that cannot know
+    yet that they lost a claim.
     """
     newest: dict[Key, Delivery] = {}  # the first delivery with the greatest token
     incarnation = (history.oracle.incarnation or b"").hex()
@@ -107,8 +109,8 @@ def s4_fencing(history: History) -> Iterator[Violation]:
 
 
 def s11_pause(history: History) -> Iterator[Violation]:
-    """S11: a client delivers nothing in a pause that it has read. If it is unknown what the client has read, S3 judges
-    alone.
+    """Yields each breach of S11: a client delivers nothing in a pause that it has read. If it is unknown what the
+    client has read, S3 judges alone.
     """
     for d in history.deliveries:
         for start, end in history.pauses.get(d.group, ()):

@@ -39,7 +39,7 @@ def endings(history: History) -> Iterator[Ending]:
 
 
 def s13_poison_proof(history: History) -> Iterator[Violation]:
-    """S13: a client stops only for a reason in the log, and never by an unforeseen crash."""
+    """Yields each breach of S13: a client stops only for a reason in the log, and never by an unforeseen crash."""
     evidence = history.evidence
     for crash in evidence.crashes:
         yield Violation("S13", crash.ms, -1, f"client {crash.client} ended with {crash.how}")
@@ -55,7 +55,9 @@ def s13_poison_proof(history: History) -> Iterator[Violation]:
 
 
 def s14_fail_closed(history: History) -> Iterator[Violation]:
-    """S14: a client that has stopped does nothing more, and a client that must stop does stop and names an error."""
+    """Yields each breach of S14: a client that has stopped does nothing more, and a client that must stop does stop and
+    names an error.
+    """
     yield from _past_the_end(history)
     yield from _after_the_error(history)
     for client in history.evidence.stale_clients:

@@ -18,7 +18,7 @@ Client = int | str  # the number of a simulated process, the client id of a real
 
 
 class Slack(NamedTuple):
-    """How much a judge allows for clocks and scheduling before it objects. Everything is zero if time is exact."""
+    """Says how much a judge allows for clocks and scheduling before it objects. Everything is zero if time is exact."""
 
     stamp_ms: float = 0  # error of one process's times: floored, or a bit too early
     wait_ms: float = 0  # by which a client's clock and true time may differ
@@ -31,7 +31,7 @@ SIMULATED = Slack(wait_ms=3, drift_ppm=1_000, progress_ms=200)
 
 
 class OffsetList(MutableSequence[Item], Generic[Item]):
-    """A list by offset that begins at `first`. Offsets before it are deleted and read as `below`, but take no memory.
+    """Lists items by offset from `first` on. Offsets before it are deleted and read as `below`, but take no memory.
 
     So a log that is a year old, and begins at a large offset, fits into memory.
     """
@@ -65,7 +65,7 @@ class OffsetList(MutableSequence[Item], Generic[Item]):
 
 
 class Delivery:
-    """One message handed to a handler.
+    """Describes one message that was handed to a handler.
 
     `instance` is the instance id of the client's Join, or its client id if the journal knows no more. `gate_ms` is when
     `Member.may_deliver` allowed it, `read_to` how much of the log the client had read then (-1: unknown). `ack_ms` is
@@ -148,7 +148,7 @@ class ToolReport(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A reader that refused to read on, and the error that it raised (S13, S14)."""
+    """Describes a reader that refused to read on, and the error that it raised (S13, S14)."""
 
     group: str
     client: Client
@@ -158,8 +158,9 @@ class Stop(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """A process that read the log, and for how long. If the log becomes unreadable meanwhile, the process must end and
-    name the error (S14).
+    """Says that a process read the log, and for how long.
+
+    If the log becomes unreadable meanwhile, the process must end and name the error (S14).
     """
 
     group: str
@@ -169,7 +170,7 @@ class Presence(NamedTuple):
 
 
 class Crash(NamedTuple):
-    """A process that ended in an unforeseen way (S13)."""
+    """Describes a process that ended in an unforeseen way (S13)."""
 
     client: Client
     ms: float
@@ -178,7 +179,7 @@ class Crash(NamedTuple):
 
 @dataclass
 class Evidence:
-    """All evidence of one log.
+    """Holds all evidence of one log.
 
     `log` is what a plain consumer saw that read every record as it came. A record was appended at `appended_ms` or
     later, and read by that consumer at `read_ms`; both are the time of the append if that is known. `sent` maps a value

@@ -12,7 +12,7 @@ FOREVER: Final = 2**62  # an offset after every log
 
 
 class ClaimSpan:
-    """One accepted claim. It lasts from the record at offset `epoch` to the one at offset `end`."""
+    """Describes one accepted claim. It lasts from the record at offset `epoch` to the one at offset `end`."""
 
     __slots__ = (
         "client_id",
@@ -65,7 +65,7 @@ class Extension(NamedTuple):
 
 
 class SessionFacts:
-    """The facts of one session."""
+    """Holds the facts of one session."""
 
     def __init__(self, instance: bytes, client_id: str, interval_ms: int) -> None:
         self.instance, self.client_id, self.interval_ms = instance, client_id, interval_ms
@@ -74,7 +74,7 @@ class SessionFacts:
         self.left: dict[Client, float] = {}  # each sender of a Leave of it, and when it first did
 
     def extended_ms(self, read_to: int, ms: float) -> float:
-        """Returns when the extension was sent by which a client may deliver at the time `ms`.
+        """Returns when the extension was sent that allows a client to deliver at the time `ms`; -1 if there is none.
 
         `read_to` is how much of the log the client has read. With -1 (unknown) the sending times decide.
         """
@@ -86,7 +86,7 @@ class SessionFacts:
 
 
 class Advance(NamedTuple):
-    """A growth of a position in at-least-once mode, by a record of the owner."""
+    """Says that a record of the owner moved a position forward, in at-least-once mode."""
 
     key: Key
     generation: int
@@ -121,7 +121,7 @@ class Eviction(NamedTuple):
 
 
 class FinalPosition(NamedTuple):
-    """The position of a partition at the offset by which everything should be done."""
+    """Holds the position of a partition at the offset by which everything should be done."""
 
     position: int
     parked: bool

@@ -66,7 +66,7 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
 
 
 class History:
-    """The facts of one log, which it folds once by the oracle."""
+    """Holds the facts of one log, which it folds once by the oracle."""
 
     def __init__(self, evidence: Evidence, slack: Slack = SIMULATED) -> None:
         self.evidence, self.slack = evidence, slack
@@ -244,7 +244,7 @@ class History:
     def _note_attempt(
         self, offset: int, group: str, record: Record, accepted: bool, sent_ms: float, sender: Client
     ) -> None:
-        """Notes what a record shows about its sender, even if it was rejected."""
+        """Notes what a record shows about its sender. A rejected record shows that, too."""
         fields, kind = record.fields, record.type
         session = fields.get("session", NOBODY)
         if kind == "Heartbeat" and fields["digest"] is not None:

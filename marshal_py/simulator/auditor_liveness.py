@@ -26,7 +26,7 @@ GONE, STARVED = "gone", "starved"
 
 
 class Departure(NamedTuple):
-    """A client that is gone, or that can no longer do its work (`how` says which)."""
+    """Describes a client that is gone, or that can no longer do its work (`how` says which)."""
 
     ms: float
     group: str
@@ -37,7 +37,7 @@ class Departure(NamedTuple):
 
 
 class Absence(NamedTuple):
-    """A time in which nothing is demanded of a process, because it was gone, stopped, or got no turn on its machine."""
+    """Names a time in which nothing is demanded of a process: it was gone, stopped, or got no turn on its machine."""
 
     client_id: str
     since_ms: float
@@ -46,7 +46,7 @@ class Absence(NamedTuple):
 
 
 class Demands(NamedTuple):
-    """The course of a run. What the run must achieve follows from it."""
+    """Describes the course of a run. What the run must achieve follows from it."""
 
     interval_ms: int
     healed_ms: float
@@ -138,7 +138,9 @@ def _waits(demands: Demands, history: History) -> Iterator[tuple[Departure, Clai
 
 
 def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
-    """V1: a dead owner's partition is claimed within two intervals and a second of the owner's last sign of life."""
+    """Yields each breach of V1: a dead owner's partition is claimed within two intervals and a second of the owner's
+    last sign of life.
+    """
     yield from _unowned(demands, history, "V1")
     for gone, held, claimed_ms in _waits(demands, history):
         # Records of the dead may still be on their way: its last sign of life counts. A client that still runs must
@@ -154,7 +156,7 @@ def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v2_released(demands: Demands, history: History) -> Iterator[Violation]:
-    """V2: a released partition is claimed within a second and a third of an interval."""
+    """Yields each breach of V2: a released partition is claimed within a second and a third of an interval."""
     yield from _unowned(demands, history, "V2")
     for gone, held, claimed_ms in _waits(demands, history):
         released_ms = _ended_ms(history, held, gone.ms)
@@ -164,8 +166,8 @@ def v2_released(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v3_all_done(demands: Demands, history: History) -> Iterator[Violation]:
-    """V3: after the heal every partition is owned, and once producers have been silent for a while, every message is
-    done.
+    """Yields each breach of V3: after the heal every partition is owned, and once producers have been silent for a
+    while, every message is done.
     """
     yield from _unowned(demands, history, "V3")
     for key in _keys(demands, history):
@@ -189,14 +191,15 @@ def claims_per_interval(demands: Demands, history: History) -> dict[Key, int]:
 
 
 def v4_no_herd(demands: Demands, history: History) -> Iterator[Violation]:
-    """V4: at most CLAIMS_MAX claim records of a partition come within one interval."""
+    """Yields each breach of V4: at most CLAIMS_MAX claim records of a partition come within one interval."""
     for key, most in claims_per_interval(demands, history).items():
         if most > CLAIMS_MAX * demands.herd:
             yield Violation("V4", demands.end_ms, -1, f"{most} claim records of {key} in one interval")
 
 
 def v5_noticed(demands: Demands, history: History) -> Iterator[Violation]:
-    """V5: a divergence is noticed within a checkpoint and a heartbeat: a client says so in the log, or ends.
+    """Yields each breach of V5: a divergence is noticed within a checkpoint and a heartbeat: a client says so in the
+    log, or ends.
 
     It begins where the simulator falsified a client's memory, or where a heartbeat reports another state than the
     oracle's.
@@ -239,7 +242,9 @@ def _is_watched(demands: Demands, client_id: str) -> bool:
 
 
 def v6_no_spurious(demands: Demands, history: History) -> Iterator[Violation]:
-    """V6: no client that lives, is connected and holds a claim is evicted, whatever happens to brokers."""
+    """Yields each breach of V6: no client that lives, is connected and holds a claim is evicted, whatever happens to
+    brokers.
+    """
     read_ms = history.evidence.read_ms
     first_ms = min((gone.ms for gone in demands.departures), default=demands.end_ms)
     for eviction in history.evictions if demands.no_evictions else ():
@@ -262,7 +267,7 @@ def v6_no_spurious(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
-    """V7: in a pause, an owner that reads the log releases everything within one interval (T12)."""
+    """Yields each breach of V7: in a pause, an owner that reads the log releases all within one interval (T12)."""
     read_ms = history.evidence.read_ms
     for name, asked_ms in demands.pauses:
         for start, end in history.pauses.get(name, ()) if name in demands.topics else ():
@@ -285,7 +290,9 @@ def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
-    """V8: a hand-over ends in time: the claim ends, or its owner delivers again because the successor has gone."""
+    """Yields each breach of V8: a hand-over ends in time: the claim ends, or its owner delivers again because the
+    successor has gone.
+    """
     evidence, gone = history.evidence, {(one.group, one.session): one.ms for one in demands.departures}
     for begun_ms, group, epoch in evidence.handovers:
         held = history.claims.get((group, epoch))
@@ -307,7 +314,9 @@ def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v9_parked(demands: Demands, history: History) -> Iterator[Violation]:
-    """V9: an owner releases a partition whose position has been beyond its end for an interval and a second."""
+    """Yields each breach of V9: an owner releases a partition whose position has been beyond its end for an interval
+    and a second.
+    """
     for key in _keys(demands, history):
         offsets = history.evidence.topics[key[1], key[2]]
         position = history.final_positions.get(key, FinalPosition(-1, False)).position

@@ -21,7 +21,9 @@ DROPPED = "amo_dropped"  # D3
 
 
 class Noted(NamedTuple):
-    """A Note that names messages which no client will get. `kind` says why, `sent_ms` when it was last sent."""
+    """Describes a Note that names messages which no client will get. `kind` says why, `sent_ms` when it was last
+    sent.
+    """
 
     kind: str
     start: int
@@ -30,7 +32,7 @@ class Noted(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Messages of one grant that no client got. `kinds`: of the Notes that may name them."""
+    """Names messages of one grant that no client got. `kinds`: the kinds of Notes that may name them."""
 
     grant: Grant
     client: Client
@@ -40,8 +42,9 @@ class Suspect(NamedTuple):
 
 
 def s6_losses(history: History) -> Iterator[Violation]:
-    """S6: judges one grant after the other. Grants of a dump are left out, because their processes were not
-    observed.
+    """Yields each breach of S6 by a grant whose messages were lost in silence. Grants of a dump are left out.
+
+    The processes that obtained the grants of a dump were not observed.
     """
     suspects = list(_suspects(history))
     noted = _notes(history) if suspects else {}

@@ -31,7 +31,7 @@ def _by_epoch(deliveries: list[Delivery]) -> dict[tuple[str, int], list[Delivery
 
 
 def s5_once(history: History) -> Iterator[Violation]:
-    """S5: in at-most-once mode, no offset is delivered twice in one generation of its position.
+    """Yields each breach of S5: in at-most-once mode, no offset is delivered twice in one generation of its position.
 
     A cloned machine still holds the grants that the original obtained before the cloning. Deliveries by these are
     counted, but are no violations.
@@ -55,8 +55,8 @@ def s5_once(history: History) -> Iterator[Violation]:
 
 
 def s6_granted(history: History) -> Iterator[Violation]:
-    """S6: in at-most-once mode, each delivery lies in one grant of its claim. The client got that grant before the
-    delivery, and after its last fence.
+    """Yields each breach of S6: in at-most-once mode, each delivery lies in one grant of its claim. The client got that
+    grant before the delivery, and after its last fence.
     """
     for d, claim in _at_most_once(history):
         what = f"{d.key} {d.offset}"
@@ -112,9 +112,9 @@ def _is_lost(history: History, key: Key, offset: int) -> bool:
 
 
 def _ended(history: History) -> dict[tuple[Key, int, int], float]:
-    """Returns, for each message, when the first handler was done with it.
+    """Returns when the first handler was done with each message, by partition, generation and offset.
 
-    Clients count that have not noticed yet that the topic was recreated, because their records count, too.
+    Clients that have not noticed yet that the topic was recreated count, too, because their records count.
     """
     ended: dict[tuple[Key, int, int], float] = {}
     for d in history.evidence.deliveries + history.evidence.other_deliveries:
@@ -139,21 +139,26 @@ def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | No
 
 
 def s7_never_lost(history: History) -> Iterator[Violation]:
-    """S7: in at-least-once mode, an accepted position is only moved over messages that handlers have finished."""
+    """Yields each breach of S7: in at-least-once mode, an accepted position is only moved over messages that handlers
+    have finished.
+    """
     for record, sent_ms, key, offset, end_ms in _passed(history):
         if end_ms is None and not _is_lost(history, key, offset):
             yield Violation("S7", sent_ms, record, f"{key} {offset} is skipped")
 
 
 def s8_heartbeat_honest(history: History) -> Iterator[Violation]:
-    """S8: a record that moves a position over a message was sent after a handler had finished that message."""
+    """Yields each breach of S8: a record that moves a position over a message was sent after a handler had finished
+    that message.
+    """
     for record, sent_ms, key, offset, end_ms in _passed(history):
         if end_ms is not None and end_ms > sent_ms + history.slack.stamp_ms:
             yield Violation("S8", sent_ms, record, f"{key} {offset} was unfinished when reported")
 
 
 def s9_redelivery(history: History) -> Iterator[Violation]:
-    """S9: in at-least-once mode, a message that the old owner reported as finished is not delivered again.
+    """Yields each breach of S9: in at-least-once mode, a message that the old owner reported as finished is not
+    delivered again.
 
     After a hand-over only messages that handlers held for too long may be delivered again.
     """
@@ -194,8 +199,8 @@ def _repeated(begun: list[Delivery], again: list[Delivery], old: ClaimSpan) -> I
 
 
 def _told(history: History, old: ClaimSpan, begun: list[Delivery], again: list[Delivery]) -> Iterator[Violation]:
-    """Yields a violation for each message that comes again although it was acked before the old owner's last
-    heartbeat.
+    """Yields a violation for each message that is delivered again although the old owner's last heartbeat reported it
+    acked.
     """
     for client, sent_ms in history.sessions[old.key[0], old.session].heartbeats.items():
         before = {d.offset: d for d in begun if d.client == client and d.begin_ms <= sent_ms}
@@ -220,9 +225,10 @@ def _told_later(history: History, begun: Delivery, offset: int) -> bool:
 
 
 def s10_position(history: History) -> Iterator[Violation]:
-    """S10: a claim delivers in order; in at-least-once mode it begins at its position and leaves no gap.
+    """Yields each breach of S10: a claim delivers in order; in at-least-once mode it begins at its position, without a
+    gap.
 
-    These are the deliveries. auditor_model.py judges the positions in the log.
+    Only deliveries are judged here. auditor_model.py judges the positions in the log.
     """
     clones = {clone for _, _, clone in history.evidence.forks}
     for (group, epoch), given in _by_epoch(history.deliveries).items():

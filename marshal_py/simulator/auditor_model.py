@@ -34,7 +34,7 @@ Finding = tuple[str, str]  # the invariant that is broken, and how
 
 
 class GroupModel:
-    """The model of one group, which follows the log record by record."""
+    """Models one group by following the log record by record."""
 
     def __init__(self) -> None:
         self.mode = 0
@@ -51,7 +51,7 @@ class GroupModel:
         return self.pause_ms > 0
 
     def adopt(self, state: Group) -> None:
-        """Takes over the oracle's state: where reading begins, and after a difference was reported."""
+        """Takes over the oracle's state. Called where reading begins, and after a difference was reported."""
         self.mode, self.pause_change, self.pause_ms = state.mode, state.pause_change, state.pause_duration_ms
         self.extended = {session.id: session.extended for session in state.sessions.values()}
         self.positions = {place: part.position for place, part in state.partitions.items()}
@@ -120,7 +120,10 @@ class GroupModel:
                 pass
 
     def _forbidden_return(self, place: Place, fields: dict[str, Any]) -> Iterator[Finding]:
-        """F6.3: an owner that gives messages back must have read all its grants, and gives back no more than these."""
+        """Yields what is wrong about giving messages back.
+
+        An owner that does so must have read all its grants, and gives back no more than these (F6.3).
+        """
         if self.mode != AT_MOST_ONCE or place[1] < 0 or fields["observed"] == NONE:
             return
         position, first = self.positions.get(place, NONE), self.claimed_at.get(place, NONE)

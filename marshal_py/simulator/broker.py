@@ -20,7 +20,7 @@ MILLION = 1_000_000
 
 
 class CoordinationLog:
-    """One coordination log, which is one partition of the coordination topic."""
+    """Holds one coordination log, which is one partition of the coordination topic."""
 
     def __init__(self) -> None:
         self.values: MutableSequence[bytes | None] = []  # the values that readers get now
@@ -48,7 +48,7 @@ class CoordinationLog:
 
 
 class LeaderClock:
-    """The wall clock of one broker, with its own rate and with jumps."""
+    """Is the wall clock of one broker, with its own rate and with jumps."""
 
     def __init__(self) -> None:
         self.rate_ppm = 0
@@ -59,8 +59,9 @@ class LeaderClock:
 
 
 class Broker:
-    """The brokers that every client reads from and writes to. Requests are held and not answered before
-    `*_down_until_ms`.
+    """Stands for the brokers that every client reads from and writes to.
+
+    Requests are held and not answered before `*_down_until_ms`.
     """
 
     def __init__(self, logs: int) -> None:

@@ -34,7 +34,7 @@ BUFFERED_MIN = 4  # a fetch begins when fewer fetched messages wait
 
 
 class ClientEnvironment(Environment, Protocol):
-    """The cluster around a client: what a client needs of it beyond what every process needs."""
+    """Declares what a client needs of the cluster around it, beyond what every process needs."""
 
     def handler_ms(self, place: TopicPartition) -> int: ...
     def delivered(self, delivery: Delivery) -> None: ...
@@ -49,7 +49,7 @@ class ClientEnvironment(Environment, Protocol):
 
 
 class Client(Process):
-    """A consumer process, with one Member in one group."""
+    """Simulates a consumer process, with one Member in one group."""
 
     environment: ClientEnvironment
 
@@ -421,7 +421,9 @@ class Client(Process):
     # --- a cloned machine
 
     def clone(self, number: int, clock: MachineClock) -> Client:
-        """Returns a copy of this process, which has the same memory and will draw other random bits (T18)."""
+        """Returns a copy of this process on a cloned machine. It has the same memory and will draw other random bits
+        (T18).
+        """
         clone = Client(self.environment, number, self.group, self.options, clock, self.concurrency)
         memo: dict[int, Any] = {id(self.environment.rng): self.environment.rng}
         clone.detached, clone.forked = self.detached, self.forked

@@ -53,7 +53,7 @@ class Runaway(Exception):
 
 
 class Cluster:
-    """Everything that exists in one run: broker, network, processes, and the evidence for the judges."""
+    """Holds everything that exists in one run: broker, network, processes, and the evidence for the judges."""
 
     def __init__(self, scenario: Scenario, rng: Random) -> None:
         self.scenario = scenario
@@ -177,7 +177,7 @@ class Cluster:
         self.evidence.restarts.setdefault(client.number, []).append((self.now_ms, read_to))
 
     def falsify(self, client: Client) -> None:
-        """Changes the state in a client's memory although no record changed it (V5)."""
+        """Changes the state in a client's memory although no record changed it, to see whether that is noticed (V5)."""
         group = client.world.groups[client.group]
         partition = list(group.partitions.values())[int(self.rng.random() * len(group.partitions))]
         partition.generation += 1

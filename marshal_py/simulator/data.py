@@ -19,7 +19,7 @@ BATCH: Final = 8  # messages per fetch: small, so that claims end in mid-batch o
 
 
 class Fetch:
-    """A fetch of one partition that is under way, or that was refused. There is at most one per partition."""
+    """Describes a fetch of one partition that is under way, or that was refused. There is at most one per partition."""
 
     __slots__ = ("position", "refused", "tp")
 
@@ -38,7 +38,7 @@ class FetchReceiver(Protocol):
 
 
 class DataClient:
-    """The fetches of one consumer process. They make no progress while the process is stopped."""
+    """Makes the fetches of one consumer process. They make no progress while the process is stopped."""
 
     def __init__(self, environment: Environment, process: Process, receiver: FetchReceiver) -> None:
         self.environment, self.process, self.receiver = environment, process, receiver

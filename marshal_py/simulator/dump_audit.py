@@ -65,7 +65,7 @@ DIFFERENCES: Final = (
 
 
 class FirstViolation(Struct, frozen=True):
-    """The first violation: the record, its sender, its time, and the rule that the record breaks."""
+    """Describes the first violation: the record, its sender, its time, and the rule that the record breaks."""
 
     invariant: str
     log: int
@@ -77,7 +77,7 @@ class FirstViolation(Struct, frozen=True):
 
 
 class Audit(Struct, kw_only=True):
-    """What a dump contains, and what the audit found in it."""
+    """Says what a dump contains, and what the audit found in it."""
 
     file: str = ""
     topic: str = ""

@@ -65,9 +65,10 @@ def _sealed(value: bytes, incarnation: bytes) -> bytes:
 
 
 def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: str) -> tuple[bytes, str]:
-    """Draws a value that must do no harm, and returns it with the name of its shape.
+    """Draws a value that must do no harm. Returns it and the name of its shape: what kind of value it is.
 
-    A replayed record may count again; it is then a duplicate and not noise.
+    The shape "replay" is a copy of an earlier record of the log. The fold may accept such a copy, as it may accept any
+    record that a producer wrote twice.
     """
     value = log[int(rng.random() * len(log))]
     if value is MISSING or value is None:
@@ -99,10 +100,10 @@ def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: 
 
 
 def _unsound(rng: Random, end: int, genesis: Genesis) -> Snapshot:
-    """Returns a snapshot that is unsound, or a foreign witness of one; both name the same digests of a checkpoint (N4,
-    N5).
+    """Returns a Snapshot record that readers must not begin with (N4, N5): its digests are not those of the log.
 
-    The snapshot's bytes are noise, or a state without groups, whose digest is not the one that the record names.
+    It may look like a stored snapshot, or like a second client's confirmation of one. Its bytes are noise, or a state
+    without groups, whose digest is not the one that the record names.
     """
     at = CHECKPOINT_OFFSETS * int(rng.random() * (end // CHECKPOINT_OFFSETS + 2))  # now and then ahead of the log (N1)
     data = (b"", rng.randbytes(20), NO_GROUPS)[int(rng.random() * 3)]

@@ -40,7 +40,9 @@ SEEDS_BASE: Final = 1_000_000  # schedules of mutants do not overlap with those 
 
 
 class Mutant(NamedTuple):
-    """One planted bug."""
+    """Describes one planted bug. `says`: what it does wrong, in words. `bias`: the options under which it is likely to
+    show.
+    """
 
     name: str
     says: str
@@ -49,7 +51,7 @@ class Mutant(NamedTuple):
 
 
 class Hunt(NamedTuple):
-    """The result of the search for one planted bug."""
+    """Holds the result of the search for one planted bug."""
 
     mutant: str
     found: bool
@@ -188,7 +190,7 @@ def _x36() -> list[Patch]:
     act = PositionPlan.act
 
     def hasty(self: PositionPlan, group: Group, now: Instant) -> None:
-        """Ends with `not moved` as soon as the first SetPosition was sent, without waiting for its verdict."""
+        """Ends the operation with `not moved` once the first SetPosition was sent, without waiting for its verdict."""
         act(self, group, now)
         if self.moved is None and any(self.sent(SetPosition)):
             self.end()

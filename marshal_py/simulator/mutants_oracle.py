@@ -20,7 +20,10 @@ NONE: Final = -1
 
 
 class _EarlierClaims:
-    """The partition that each claim of a group was for, of all claims that a rule has seen live."""
+    """Remembers for each claim, by group and epoch, which partition it was for, even after the claim has ended.
+
+    It learns only of claims that are live when a rule calls `of`.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Group, dict[int, Partition]]] = {}  # keeps the group: its id stays its own

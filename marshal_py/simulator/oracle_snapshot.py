@@ -25,7 +25,7 @@ Name = tuple[bytes, int, int, int, int]  # instance, N, number of chunks, state 
 
 
 class LogState(NamedTuple):
-    """The state of one log at the checkpoint `at`."""
+    """Holds the state of one log at the checkpoint `at`."""
 
     incarnation: bytes
     partitions: int
@@ -34,7 +34,7 @@ class LogState(NamedTuple):
 
 
 class Snapshots:
-    """The snapshots of a log: their chunks by name (N1), and the witnesses that confirm them (N5)."""
+    """Collects the snapshots of a log: their chunks by name (N1), and the witnesses that confirm them (N5)."""
 
     def __init__(self) -> None:
         self.chunks: dict[Name, dict[int, dict[str, Any]]] = {}

@@ -27,13 +27,16 @@ MAX_DEPTH = 100
 
 
 class Foreign(NamedTuple):
-    """A well-formed MessagePack value that no field of the protocol accepts: a map, an ext, a str that is not utf-8."""
+    """Stands for a well-formed MessagePack value that no field of the protocol accepts.
+
+    `kind` says which: a map, an ext, or a str that is not utf-8.
+    """
 
     kind: str
 
 
 class _Reader:
-    """A cursor over bytes that refuses to read past the end."""
+    """Reads bytes from first to last, and refuses to read past the end."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

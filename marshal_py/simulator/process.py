@@ -30,7 +30,7 @@ GENESIS_MS = 5_000  # between two attempts to write a Genesis, as in client/loop
 
 
 class Environment(Protocol):
-    """The cluster around a process, as far as the process needs it."""
+    """Declares what a process needs of the cluster around it."""
 
     now_ms: int
     events: int
@@ -48,7 +48,7 @@ class Environment(Protocol):
 
 
 class InFlightRecord:
-    """A record on its way to the log."""
+    """Holds a record on its way to the log."""
 
     __slots__ = ("landed", "log", "value")
 
@@ -57,7 +57,7 @@ class InFlightRecord:
 
 
 class Process:
-    """A process with one World, one reader of the log and one producer."""
+    """Simulates a process with one World, one reader of the log and one producer."""
 
     def __init__(self, environment: Environment, number: int, name: str, group: str, clock: MachineClock) -> None:
         self.environment = environment
@@ -99,7 +99,7 @@ class Process:
             self.thaw(self._sleeping_ms)
 
     def thaw(self, slept_ms: int = 0) -> None:
-        """Continues: first with the step at which the process stopped, then with the steps that were held back."""
+        """Lets the process continue: first the step at which it stopped, then the steps that were held back."""
         self.frozen = False
         self.clock.sleep(slept_ms)
         while self.held_steps and not self.frozen and not self.dead:
@@ -107,8 +107,9 @@ class Process:
             step(argument)
 
     def stall(self, step: Step, argument: Any) -> bool:
-        """May stop this process at this point; returns True if it did. `step` is then called when the process
-        continues.
+        """Stops this process at this point, if the seed says so. Returns True if it did.
+
+        `step` is then called, with `argument`, when the process continues.
         """
         duration_ms = self.environment.network_faults.stall_ms()
         if not duration_ms:

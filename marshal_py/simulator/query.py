@@ -38,7 +38,9 @@ TRIGGER_INTERVALS = (0.0, 0.0, 0.5, 2.0, 8.0)  # the last is beyond every handle
 
 
 class Checkpoint:
-    """The checkpoint that Spark keeps of a query: the planned end offsets, and the number of committed batches."""
+    """Stands for the checkpoint that Spark keeps of a query: the planned end offsets, and the number of committed
+    batches.
+    """
 
     def __init__(self) -> None:
         self.ends: list[str] = []
@@ -48,7 +50,9 @@ class Checkpoint:
         self.unacked: list[Delivery] = []
 
     def end(self, batch: int) -> End:
-        """Returns the end offset of a batch; for -1, before the first batch, FIRST."""
+        """Returns the end offset of a batch by its number. For -1, which is before the first batch, it returns
+        FIRST.
+        """
         found: End = json.loads(self.ends[batch]) if batch >= 0 else FIRST
         return found
 
@@ -58,7 +62,7 @@ class Checkpoint:
 
 
 class QueryEnvironment(ClientEnvironment, Protocol):
-    """The cluster around a query: what a query needs of it beyond what every client needs."""
+    """Declares what a query needs of the cluster around it, beyond what every client needs."""
 
     healed: bool
     evidence: Evidence
@@ -67,7 +71,7 @@ class QueryEnvironment(ClientEnvironment, Protocol):
 
 
 class Query(Client):
-    """A streaming query: Spark's driver and the process of its source, which die together."""
+    """Simulates a streaming query: Spark's driver and the process of its source, which die together."""
 
     environment: QueryEnvironment
 

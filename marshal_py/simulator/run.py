@@ -69,7 +69,7 @@ V6_KINDS: Final = frozenset(
 
 
 class Result(NamedTuple):
-    """The result of one seed."""
+    """Holds the result of one seed."""
 
     seed: int
     verdict: str  # ok, violation
@@ -220,7 +220,7 @@ def _go_on(cluster: Cluster, most_ms: int, enough: Callable[[], bool]) -> bool:
 
 
 def _depart(cluster: Cluster, how: str) -> list[Departure]:
-    """Makes one client leave, or do what comes to the same (`how`). Returns its departure, or [] if no client can go.
+    """Makes one client leave, or go in another way (`how`). Returns its departure in a list, or [] if no client can go.
 
     The client must own something, and must not be alone in its group.
     """

@@ -29,7 +29,7 @@ NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "truncatio
 
 
 class Options(NamedTuple):
-    """The caller's wishes. None leaves a choice to the seed."""
+    """Holds the caller's wishes. None leaves a choice to the seed."""
 
     clients: int | None = None
     partitions: int | None = None
@@ -51,7 +51,7 @@ class Options(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """One group of the run."""
+    """Describes one group of the run."""
 
     name: str
     mode: int
@@ -60,7 +60,7 @@ class GroupPlan(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """Everything about a run that was decided before it begins."""
+    """Holds everything about a run that was decided before it begins."""
 
     groups: tuple[GroupPlan, ...]
     clients: int

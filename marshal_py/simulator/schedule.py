@@ -27,7 +27,7 @@ TEXTS: Final = ("dump", "group")
 
 
 class Schedule(NamedTuple):
-    """One run that can be repeated. `violates` is the invariant that it is known to violate, "" for none."""
+    """Describes one run that can be repeated. `violates` is the invariant that it is known to violate, "" for none."""
 
     seed: int
     options: Options = Options()

@@ -47,7 +47,7 @@ def fold_again(process: Process, at: int, group: str = "") -> World | None:
 
 
 class SnapshotMaintenance:
-    """What one process does to maintain the snapshots of its log."""
+    """Does what one process does to maintain the snapshots of its log."""
 
     def __init__(self, process: Process, advise: Callable[[str], None]) -> None:
         """Prepares a snapshotter with a random distance between snapshots. `advise` is called with the kind of each

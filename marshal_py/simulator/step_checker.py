@@ -19,7 +19,7 @@ AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
 
 
 class AcceptedClaim(NamedTuple):
-    """One accepted claim of a partition."""
+    """Describes one accepted claim of a partition."""
 
     key: Key
     session: int
@@ -30,7 +30,9 @@ class AcceptedClaim(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """The newest extension of a live session. `sent_ms` is the time of the latest send among the extensions so far."""
+    """Describes the newest extension of a live session. `sent_ms` is the latest time at which an extension so far was
+    sent.
+    """
 
     offset: int
     sent_ms: int
@@ -38,7 +40,7 @@ class Extension(NamedTuple):
 
 
 class PositionAdvance(NamedTuple):
-    """A growth of a position of an at-least-once group, by a record of the owner."""
+    """Says that a record of the owner moved a position of an at-least-once group forward, from `before` to `after`."""
 
     key: Key
     generation: int
@@ -47,7 +49,7 @@ class PositionAdvance(NamedTuple):
 
 
 class Facts:
-    """The facts of one prefix of the log about one group."""
+    """Holds the facts of one prefix of the log about one group."""
 
     __slots__ = (
         "advances",
@@ -192,7 +194,7 @@ class Facts:
 
 
 class Delivery(NamedTuple):
-    """A message that is being handed to a handler. `first`: whether it is the claim's first."""
+    """Describes a message that is being handed to a handler. `first`: whether it is the claim's first."""
 
     instance: bytes
     epoch: int
@@ -242,7 +244,7 @@ def finished(claim: AcceptedClaim, offset: int) -> Mark:
 
 
 def judge_advances(facts: Facts, journal: frozenset[Mark]) -> str:
-    """S7: judges whether the newest record moved a position over finished messages only."""
+    """Judges whether the newest record moved a position over finished messages only (S7)."""
     for step in facts.advances:
         for offset in range(step.before, step.after):
             if ("finished", *step.key, step.generation, offset) not in journal:
@@ -251,7 +253,7 @@ def judge_advances(facts: Facts, journal: frozenset[Mark]) -> str:
 
 
 def judge_fold(facts: Facts, outcome: str, reason: str, digest: int) -> str:
-    """S1: judges whether the rationalizer's verdict (`outcome`, `reason`) and state digest are the oracle's."""
+    """Judges whether the rationalizer's verdict (`outcome`, `reason`) and state digest are the oracle's (S1)."""
     if (outcome, reason) != (facts.outcome, facts.reason):
         return f"S1: {outcome} {reason}, where the oracle says {facts.outcome} {facts.reason}"
     return "" if digest == facts.digest else "S1: another world than the oracle's"

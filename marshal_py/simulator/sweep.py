@@ -59,7 +59,7 @@ Done = TypeVar("Done")
 
 
 class Total(NamedTuple):
-    """The sum over many seeds."""
+    """Holds the sum over many seeds."""
 
     seeds: int
     violations: int
@@ -75,7 +75,7 @@ class Total(NamedTuple):
 
 
 class Counted(Protocol):
-    """The fields of a result that `total` needs. A Result has them, and so has a row of a sweep on Spark."""
+    """Declares the fields of a result that `total` needs. A Result has them, and so has a row of a sweep on Spark."""
 
     @property
     def seed(self) -> int: ...
@@ -153,7 +153,7 @@ def leave_interrupts_to_the_parent() -> None:
 
 
 class Found(NamedTuple):
-    """The result of the search for one planted bug."""
+    """Holds the result of the search for one planted bug."""
 
     mutant: str
     found: bool | str  # also "counted", and "pending" where no run can show it yet
@@ -217,7 +217,7 @@ def why_not(name: str) -> str:
 
 
 class TraceEvent(NamedTuple):
-    """Something that happened in a run."""
+    """Describes something that happened in a run."""
 
     ms: float
     who: str
@@ -228,7 +228,9 @@ class TraceEvent(NamedTuple):
 
 
 class _TracingCluster(Cluster):
-    """A cluster that also notes every event. It draws no random number and decides nothing, so it changes no run."""
+    """Simulates a cluster and notes every event. It draws no random number and decides nothing, so it changes no
+    run.
+    """
 
     def __init__(self, scenario: Scenario, rng: Random) -> None:
         self.noted: list[TraceEvent] = []
@@ -267,7 +269,7 @@ def run_one(seed: int, mutant: str | None = None) -> Result:
 
 
 class TracedRun(NamedTuple):
-    """A run, with everything that happened in it in the order of time."""
+    """Holds a run, with everything that happened in it in the order of time."""
 
     result: Result
     trace: list[TraceEvent]

@@ -28,7 +28,7 @@ from marshal_py.transport.ports import LogRecord
 
 
 class Difference(Struct, frozen=True):
-    """The first offset of a log at which a comparison failed. `group` is "" if the whole log is concerned."""
+    """Names the first offset of a log at which a comparison failed. `group` is "" if the whole log is concerned."""
 
     log: int
     offset: int
@@ -39,7 +39,7 @@ class Difference(Struct, frozen=True):
 
 
 class Comparison(Struct):
-    """The counts of what was compared, and the differences: the first one of each log."""
+    """Holds the counts of what was compared, and the differences: the first one of each log."""
 
     logs: int = 0
     records: int = 0
@@ -237,7 +237,7 @@ class TwoFolds:
 
 
 class Truncated:
-    """A log whose beginning is gone. It is kept to its end, then folded from its oldest confirmed snapshot."""
+    """Holds a log whose beginning is gone, up to its end. Then it is folded from its oldest confirmed snapshot."""
 
     def __init__(self, folds: TwoFolds, first: int) -> None:
         self.folds, self.first = folds, first

@@ -41,7 +41,7 @@ def instant(now_ms: int) -> Instant:
 
 
 class Effects(Struct):
-    """What one event of an actor did to the actor's surroundings."""
+    """Says what one event of an actor did to the actor's surroundings."""
 
     sent: list[tuple[Record, int]] = field(default_factory=list)  # record, when
     handed: tuple[int, int, bool] | None = None  # epoch, offset, whether it is the claim's first
@@ -50,7 +50,9 @@ class Effects(Struct):
 
 
 class Feed:
-    """The messages of one claim, all fetched at once, and what its handlers did, as the actor itself counts it."""
+    """Holds the messages of one claim, all fetched at once, and what its handlers did, as the actor itself counts
+    it.
+    """
 
     __slots__ = ("claim", "first", "handed_to", "low", "run")
 
@@ -70,8 +72,8 @@ class Feed:
         claim.end_offset = messages
 
     def offer(self, messages: int) -> None:
-        """In at-most-once mode, sets on the claim the range to ask a grant for: the next OFFER messages that are not
-        granted yet.
+        """Sets on the claim the range to ask a grant for, in at-most-once mode: the next OFFER messages without a
+        grant.
         """
         tracker = self.claim.tracker
         if not isinstance(tracker, AtLeastOnce) and tracker.granted_to() < messages:
@@ -91,7 +93,7 @@ class Feed:
 
 
 class Actor:
-    """A process that reads the log and writes to it."""
+    """Stands for a process that reads the log and writes to it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -150,8 +152,9 @@ class Actor:
             self.tick(now_ms, effects)
 
     def _check_evict(self, record: Evict, sent_ms: int, effects: Effects) -> None:
-        """S15, at the sender: before it sends an Evict, it has waited two intervals since it read the extension that
-        this names.
+        """Notes a breach of S15 at the sender of an Evict.
+
+        Before it sends the record, it must have waited two intervals since it read the extension that the record names.
         """
         read_ms = self.read_ms.get(record.observed)
         if read_ms is None or sent_ms - read_ms < 2 * INTERVAL_MS:
@@ -171,7 +174,7 @@ class Actor:
 
 
 class Consumer(Actor):
-    """A consumer: one Member, and handlers that take one message per claim at a time."""
+    """Stands for a consumer: one Member, and handlers that take one message per claim at a time."""
 
     def __init__(
         self, number: int, options: MemberOptions, world: World, counts: dict[str, int], messages: int
@@ -224,8 +227,8 @@ class Consumer(Actor):
         return bool(ready.claimed or ready.start_prefetch or ready.resolve) or member.deadline_ms <= now_ms + 1
 
     def _check_heartbeat(self, record: Heartbeat, effects: Effects) -> None:
-        """S8, S9: each position that a heartbeat reports, or leaves as it was, is exactly how far the handlers have
-        finished.
+        """Notes a breach of S8 or S9: a position that a heartbeat reports, or leaves as it was, must be how far
+        handlers finished.
         """
         group = self.member.group
         if group is None:
@@ -242,7 +245,9 @@ class Consumer(Actor):
             effects.broken = f"{invariant}: epoch {epoch} is reported at {position} with all below {feed.low} finished"
 
     def _check_give(self, record: ReleasingPartition, effects: Effects) -> None:
-        """S6: a ReleasingPartition gives back every granted message that was not handed over, and no other."""
+        """Notes a breach of S6: a ReleasingPartition gives back every granted message that was not handed over, and no
+        other.
+        """
         feed = self.feeds.get(record.epoch)
         if feed is not None and feed.handed_to >= 0 and record.give != feed.handed_to:
             effects.broken = f"S6: epoch {record.epoch} is given back to {record.give}, handed over to {feed.handed_to}"
@@ -300,7 +305,7 @@ class Consumer(Actor):
 
 
 class AdminActor(Actor):
-    """An admin's tool, which carries out one operation."""
+    """Stands for an admin's tool, which carries out one operation."""
 
     def __init__(
         self, number: int, name: str, world: World, plan: type[Operation], position: int, history: Iterable[Verdict]

@@ -20,7 +20,9 @@ PROGRESS_STATES: Final = 20_000  # expanded between two reports of progress: a s
 
 
 class Broken(NamedTuple):
-    """A promise that a step breaks. `path` has every step from the beginning of the search to that one, in words."""
+    """Describes a promise that a step breaks. `path` has every step from the beginning of the search to that one, in
+    words.
+    """
 
     invariant: str
     text: str
@@ -28,7 +30,7 @@ class Broken(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a search has come."""
+    """Says how far a search has come."""
 
     depth: int
     states: int
@@ -36,7 +38,9 @@ class Progress(NamedTuple):
 
 
 class SearchReport(NamedTuple):
-    """The result of a search. `clipped` counts the steps that were not taken because they would leave the bounds."""
+    """Holds the result of a search. `clipped` counts the steps that were not taken because they would leave the
+    bounds.
+    """
 
     configuration: str
     complete: bool
@@ -53,7 +57,11 @@ class SearchReport(NamedTuple):
 
 
 class Share:
-    """The states that process `number` of `of` processes expands, level by level. A state's log decides whose it is."""
+    """Holds the states that one process of the search expands, level by level.
+
+    There are `of` processes with the numbers 0 to `of` - 1, and this is the share of process `number`. A state's log
+    decides to which share the state belongs. `first` is the state where the search begins.
+    """
 
     def __init__(self, search: Search, first: int, number: int = 0, of: int = 1) -> None:
         self.search = search
@@ -103,7 +111,7 @@ class Share:
                 break
 
     def _keep(self, at: int, steps: list[int]) -> None:
-        """Adds the successors of state number `at` to the next level. For a share of all states."""
+        """Adds the successors of state number `at` to the next level. Used only if one process has all states."""
         seen = self.seen
         for ordinal, to in enumerate(steps):
             count = len(seen)
@@ -114,7 +122,7 @@ class Share:
                 self._ordinals.append(ordinal)
 
     def _part(self, steps: list[int]) -> None:
-        """Divides the successors of a state among the shares."""
+        """Divides the successors of a state among the shares: those of other processes are collected for sending."""
         for to in steps:
             owner = self._owner(to)
             if owner != self.number:

@@ -28,7 +28,9 @@ def consumer(name: str, mode: int = AT_LEAST_ONCE, **changed: object) -> MemberO
 
 
 class Role(NamedTuple):
-    """The process that may run in a slot: a consumer with `options`, or an admin with the operation `plan`."""
+    """Describes the process that may run in a slot: a consumer with `options`, or an admin with the operation
+    `plan`.
+    """
 
     name: str
     options: MemberOptions | None = None
@@ -38,7 +40,7 @@ class Role(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """How far the search goes from where it begins. Each field counts over all processes."""
+    """Says how far the search goes from where it begins. Each field counts over all processes."""
 
     quanta: int  # thirds of an interval
     records: int  # records by which the log may grow
@@ -58,7 +60,9 @@ UNBOUNDED: Final = Bounds(quanta=200, records=200, in_flight=50, stops=15, crash
 
 
 class Configuration(NamedTuple):
-    """One small model, without the script that leads to where its search begins (configurations.py has that)."""
+    """Describes one small model, without the script that leads to where its search begins (configurations.py has
+    that).
+    """
 
     name: str
     says: str

@@ -26,7 +26,7 @@ SILENT_QUANTA: Final = 6  # a waiting consumer evicts in the course of the seven
 
 
 class Model(NamedTuple):
-    """A configuration, and the script that leads to the state where its search begins."""
+    """Holds a configuration, and the script that leads to the state where its search begins."""
 
     configuration: Configuration
     setup: Callable[[SetupScript], None]
@@ -71,7 +71,7 @@ def silent_owner(script: SetupScript) -> None:
 
 
 def dead_owner(script: SetupScript) -> None:
-    """As `silent_owner`, but the owner has crashed, and none of its records is on its way."""
+    """Differs from `silent_owner` in that the owner has crashed, and none of its records is on its way."""
     owner_and_waiter(script)
     script.must("deliver", 0)
     script.must("crash", 0)
@@ -79,7 +79,9 @@ def dead_owner(script: SetupScript) -> None:
 
 
 def granted_ahead(script: SetupScript) -> None:
-    """At-most-once: the owner has handed one message over and holds a grant for another. A second consumer waits."""
+    """In at-most-once mode, the owner has handed one message over and holds a grant for another. A second consumer
+    waits.
+    """
     owner_and_waiter(script)
     script.wait(1, 0, 1)
     script.must("deliver", 0)
@@ -125,7 +127,9 @@ def stepped_down(script: SetupScript) -> None:
 
 
 def half_changed(script: SetupScript) -> None:
-    """The group is paused, its partitions are released. A change of mode and the pause's end are on their way."""
+    """The group is paused and its partitions are released. A change of mode and the end of the pause are on their
+    way.
+    """
     owner(script)
     script.plant(lambda group: [ReleaseGroup(-1, -1, 8 * INTERVAL_MS, by="anne")])
     script.must("stray")

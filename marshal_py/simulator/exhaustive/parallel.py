@@ -28,7 +28,7 @@ NO_LIMIT: Final = 2**63  # of the states of one process: the parent counts them 
 
 
 class Counts(NamedTuple):
-    """What one process has counted so far. States are waiting until the process has computed their steps."""
+    """Says what one process has counted so far. States are waiting until the process has computed their steps."""
 
     states: int
     waiting: int  # states that are not expanded yet
@@ -41,7 +41,7 @@ class Counts(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The conditions and logs that one process met. The parent joins these sets, so that each counts once."""
+    """Names the conditions and logs that one process met. The parent joins these sets, so that each counts once."""
 
     conditions: set[tuple[int, bytes]]
     logs: set[int]
@@ -62,7 +62,7 @@ def search(
 
 
 class WorkerPool:
-    """The processes of a search, as their parent sees them."""
+    """Holds the processes of a search, as their parent sees them."""
 
     def __init__(self, prepare: Prepare, of: int) -> None:
         context = get_context("spawn")  # not fork: the caller may have threads

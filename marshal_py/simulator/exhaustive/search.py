@@ -100,9 +100,10 @@ class Search:
     # --- steps
 
     def steps(self, state: int, labels: list[Label] | None = None) -> list[int]:
-        """Returns every state that one step leads to. `labels` is filled with a label of each step.
+        """Returns every state that one step leads to. `labels`, if given, is filled with a label of each step.
 
-        What a step breaks goes into `self.broken`. A step that breaks something is not taken unless that is tolerated.
+        What a step breaks is added to `self.broken`. A step that breaks an invariant is taken only if that invariant is
+        tolerated.
         """
         found: list[int] = []
         self.broken.clear()

@@ -65,7 +65,7 @@ def newer(record: Record) -> bytes:
 
 
 class Entry(NamedTuple):
-    """A record that is in the log, or on its way there."""
+    """Holds a record that is in the log, or on its way there."""
 
     value: bytes
     sent_ms: int
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
 
 
 class View(NamedTuple):
-    """The part of a process's condition that decides which steps the process can take."""
+    """Holds the part of a process's condition that decides which steps the process can take."""
 
     log: int  # the prefix that was read
     due_quanta: int  # a tick at this time or later does something
@@ -83,7 +83,7 @@ class View(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """A condition of a process, as it is stored."""
+    """Holds a condition of a process, in the form in which it is stored."""
 
     view: View
     digest: bytes  # of its canonical form
@@ -91,7 +91,7 @@ class Frozen(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of one event of a process: its new condition, what it sent, and what it broke."""
+    """Holds the result of one event of a process: its new condition, what it sent, and what it broke."""
 
     what: str
     argument: int
@@ -103,8 +103,9 @@ class Outcome(NamedTuple):
 
 
 class Network(NamedTuple):
-    """The records on their way: one queue per process, which keeps its order, and strays, which may come at any time or
-    never.
+    """Holds the records on their way: a queue per process, which keeps its order, and strays.
+
+    A stray record may come at any time, or never.
     """
 
     queues: tuple[tuple[int, ...], ...]
@@ -116,7 +117,7 @@ class Network(NamedTuple):
 
 
 class StateStore:
-    """The tables of every log, network, journal and condition that the search has met."""
+    """Holds the tables of every log, network, journal and condition that the search has met."""
 
     def __init__(self, slots: int) -> None:
         self.entries: list[Entry] = []

@@ -15,7 +15,7 @@ from marshal_py.simulator.step_checker import Mark
 
 
 class StateTransfer(NamedTuple):
-    """States with the definitions that they need. Each definition uses only earlier ones."""
+    """Carries states with the definitions that they need. Each definition uses only earlier ones."""
 
     sender: int
     entries: list[tuple[int, Entry]]
