@@ -90,7 +90,7 @@ ALARMING: Final = frozenset(
 
 
 class Advisory(Struct, frozen=True, gc=False):
-    """One event of a group; a field that the event does not have is NONE or "".
+    """Describes one event of a group; a field that the event does not have is NONE or "".
 
     `kind` is one of KINDS, or the kind of a Note that a newer library wrote. KINDS says what `offset`, `to` and `text`
     mean. `log` and `log_offset` name the record behind the event. `time_ms` is that record's timestamp; in
@@ -113,10 +113,10 @@ class Advisory(Struct, frozen=True, gc=False):
 
 
 class GroupEvents:
-    """Derives events of a group as a whole from its accepted records, one after the other."""
+    """Derives the events of a group as a whole; the caller passes the group's accepted records one after the other."""
 
     def __init__(self, group: Group | None = None) -> None:
-        """`group`: the group before the first record that `read` gets, None if it does not exist yet."""
+        """Begins with the state of `group` before the first record that `read` gets; None if it does not exist yet."""
         self._paused = group is not None and group.paused
         self._topics = {name: (topic.count, topic.id) for name, topic in group.topics.items()} if group else {}
 
@@ -147,7 +147,7 @@ class GroupEvents:
                 pass
 
     def _topology(self, record: Topology) -> str:
-        """Says what a Topology means for the topic's id: that it is another one, or known now; else ""."""
+        """Returns a sentence if a Topology gives the topic another id or its first known one; else ""."""
         known = self._topics.get(record.topic)
         count, topic_id = known or (0, "")
         self._topics[record.topic] = record.partitions, record.topic_id or topic_id
@@ -164,11 +164,11 @@ class GroupEvents:
 
 
 def silence(record: Evict) -> str:
-    """Says for how long an evicted session was silent, and who evicted it."""
+    """Returns a text that says for how long an evicted session was silent, and who evicted it."""
     return f"after {record.waited_ms / 1000:g} s of silence{_reason('', record.by, ', ')}"
 
 
 def _reason(reason: str, by: str, mark: str = "") -> str:
-    """Returns `deploy, by ops` with `mark` before it. A part that is empty is left out, and `mark` if both are."""
+    """Returns a text like `deploy, by ops`, with `mark` before it; "" if `reason` and `by` are empty."""
     text = ", ".join(part for part in (reason, f"by {by}" if by else "") if part)
     return f"{mark}{text}" if text else ""

@@ -1,4 +1,4 @@
-"""The order of candidates and the target, as one member last computed them (PROTOCOL.md F9.9, A1, A2, T4).
+"""Keeps the order of candidates and the target, as one member last computed them (PROTOCOL.md F9.9, A1, A2, T4).
 
 The target says which session should own which partition. A member has waited out a session that was silent for so long
 that it may evict it; such a session is no candidate. Order and target follow from the world and the sessions waited
@@ -46,7 +46,7 @@ class Candidacy:
 
     @property
     def moves(self) -> bool:
-        """Whether the policy takes partitions from live owners (A3)."""
+        """Returns whether the policy takes partitions from live owners (A3)."""
         return self.policy in MOVING_POLICIES
 
     def refresh(self, group: Group) -> None:
@@ -99,7 +99,7 @@ class Candidacy:
         return self.place[self.member.session]
 
     def awaits_hand_overs(self, group: Group) -> bool:
-        """Whether the target gives this member partitions that live members still own (A3)."""
+        """Returns whether the target gives this member partitions that live members still own (A3)."""
         self.refresh(group)
         return bool(self.taking)
 
@@ -152,7 +152,7 @@ class Candidacy:
         return bisect_right(self._all, silent.extended) + len(self._before) - older
 
     def successors(self, group: Group) -> Target:
-        """Returns the target without this member and the others that are stopping (A6).
+        """Returns the target as it would be without this member and the others that are about to leave (A6).
 
         So each of their partitions moves once, to a member that stays.
         """
@@ -164,7 +164,7 @@ class Candidacy:
         return self._successors[1]
 
     def can_hand_over(self, group: Group) -> bool:
-        """Whether members that stay would take over partitions of this member while it still delivers (A3, A6)."""
+        """Returns whether members that stay would take over partitions while this member still delivers (A3, A6)."""
         self.refresh(group)
         me, stays = self.member.session, group.sessions.keys() - self.stopping
         if not self.moves:

@@ -1,4 +1,4 @@
-"""One client's own view of what it owns: each claim from its acceptance to its end (PROTOCOL.md T12, T16, 8).
+"""Holds one client's own view of what it owns: each claim from its acceptance to its end (PROTOCOL.md T12, T16, 8).
 
 A claim is OPEN (delivering), DRAINING (delivery has stopped, handlers finish), RELEASING (its Release was sent; it
 never delivers again) or GONE. Nothing here reads the world: the parts of the member report what was read. Times are
@@ -21,7 +21,7 @@ class ClaimPhase(IntEnum):
 
 
 class Claim:
-    """A claim of this client that the fold accepted."""
+    """Holds the state of a claim of this client that the fold accepted."""
 
     __slots__ = (
         "drain_until_ms",
@@ -69,7 +69,8 @@ class Claim:
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
         """Ends delivery; handlers may finish until `drain_until_ms`, or as long as they need if it is None.
 
-        If delivery has ended already, the earlier deadline counts, with its reason and successor.
+        `reason`: for people, why. `successor`: the session that should get the partition, or NONE. If delivery has
+        ended already, the call with the earlier deadline counts, with its reason and successor.
         """
         if self.phase is ClaimPhase.OPEN:
             self.phase = ClaimPhase.DRAINING
@@ -80,9 +81,10 @@ class Claim:
                 self.reason, self.successor = reason, successor
 
     def park(self, parking: str, reason: str, drain_until_ms: int) -> None:
-        """Ends delivery permanently: the Release will park the partition, whatever it was to do before (F6.4).
+        """Ends delivery permanently. The Release will park the partition: nobody may then claim it (F6.4).
 
-        `parking`: why, the name of an error (parking.py). `reason`: the text of the Release.
+        `parking`: why, as the name of an error (parking.py). `reason`: the text of the Release. Both replace what an
+        earlier call of `stop` has set.
         """
         self.stop(reason, drain_until_ms)
         self.parking, self.reason, self.successor = parking, reason, NONE
@@ -98,7 +100,10 @@ class Claim:
             self.revoking_reported = False
 
     def drained(self, now_ms: int) -> bool:
-        """Whether the Release may be sent: no handler has a message of the claim, or the deadline is over (T12)."""
+        """Returns whether the Release may be sent (T12).
+
+        It may if no handler has a message of the claim, or if the deadline is over.
+        """
         if self.drain_until_ms is not None and now_ms >= self.drain_until_ms:
             return True
         if isinstance(self.tracker, AtLeastOnce):
@@ -116,9 +121,10 @@ class Claim:
         return max(0, self.end_offset - position) if self.end_offset != NONE else 0
 
     def handler_since_ms(self) -> int | None:
-        """Returns since when the longest silent handler has been silent (D4); None if none has a message.
+        """Returns the monotonic ms since when the longest silent handler has been silent (D4).
 
-        In at-most-once mode: since when the handler has had messages.
+        In at-most-once mode it is when the handler got the first of its messages. Returns None if no handler has a
+        message.
         """
         if isinstance(self.tracker, AtLeastOnce):
             oldest = self.tracker.oldest()

@@ -1,4 +1,4 @@
-"""The records of one claim: its entry in a heartbeat (PROTOCOL.md T11) and its Release (T16, F6)."""
+"""Builds the records of one claim: its entry in a heartbeat (PROTOCOL.md T11) and its Release (T16, F6)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from marshal_py.protocol.world import Partition
 
 
 def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
-    """Returns the heartbeat entry of a claim; None if the world holds the same already (T11)."""
+    """Returns the heartbeat entry of a claim; None if the world already holds the same values (T11)."""
     tracker = claim.tracker
     if isinstance(tracker, AtMostOnce):
         lag, in_flight = claim.lag(tracker.delivered_to), tracker.in_flight

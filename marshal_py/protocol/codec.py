@@ -78,6 +78,7 @@ Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
 def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
     """Returns the value to append to the log. Raises InvalidRecord if a field or the size is out of bounds (E6).
 
+    `group`: the record's group, "" for Genesis and Snapshot. `incarnation`: of the log, it is part of the checksum.
     `version`: the record version of a group's record (E8); Genesis and Snapshot always have LOG_RECORD_VERSION.
     """
     kind = RECORD_TYPES.index(type(record))
@@ -107,9 +108,9 @@ def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD
 
 
 def _trimmed(struct: Struct) -> list[Any]:
-    """Returns the fields of a record (after its type) or nested array as a list.
+    """Returns the fields of a record, or of an array in a record, as a list; a record's type number comes first.
 
-    Trailing fields that have their defaults are left out (E7).
+    Leaves out the last fields as far as they have their defaults (E7).
     """
     values = list(astuple(struct))
     defaults = struct.__struct_defaults__
@@ -123,14 +124,14 @@ def _trimmed(struct: Struct) -> list[Any]:
 
 
 def _flat(value: Any) -> Any:
-    """Returns the value of a field with nested structs turned into lists, trimmed as well."""
+    """Returns the value of a field; structs in it become lists by `_trimmed`."""
     if isinstance(value, Struct):
         return _trimmed(value)
     return [_flat(each) for each in value] if type(value) is tuple and value and isinstance(value[0], Struct) else value
 
 
 def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
-    """Returns the envelope of a value, or None for garbage (E1, E2).
+    """Returns the envelope of a value, or None if the value is garbage: not ours, or damaged (E1, E2).
 
     `seed` is crc32(incarnation), or -1 before the Genesis is known.
     """
@@ -173,7 +174,7 @@ def _open_unowned(value: bytes, seed: int) -> Envelope | None:
 def open_snapshot(value: bytes | None) -> Snapshot | None:
     """Returns the Snapshot in a value, whatever incarnation it names; None if the value is no Snapshot.
 
-    For readers that search a log for a snapshot to begin at (N9).
+    Readers use it to search a log for a snapshot to begin at (N9).
     """
     if value is None or len(value) < HEADER_BYTES or value[11] or value[13] != SNAPSHOT:
         return None
@@ -195,7 +196,7 @@ def decode_body(kind: int, body: bytes) -> Record | None:
 
 
 def _too_deep(body: bytes) -> bool:
-    """Whether the MessagePack value nests deeper than DEPTH_MAX; broken bytes are left to the decoder."""
+    """Returns whether the MessagePack value nests deeper than DEPTH_MAX; malformed bytes are left to the decoder."""
     left: list[int] = []  # elements still to come, per open container
     at, size = 0, len(body)
     while at < size:

@@ -23,7 +23,9 @@ MARK_MS = 1_000  # grain of delivery times: handler timeouts are many seconds, a
 
 
 class OffsetRun:
-    """Offsets of one claim that were fetched together, lowest first. An index is a place in `offsets`.
+    """Holds offsets of one claim that were fetched together, in ascending order, and which of them are finished.
+
+    An index is a place in `offsets`. The messages below index `delivered` were handed over.
 
     Invariants:
       R1  0 <= low <= delivered <= len(offsets)
@@ -42,7 +44,7 @@ class OffsetRun:
         self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last reported to be at work
 
     def deliver(self, count: int, mono_ms: int) -> int:
-        """Records that the next `count` messages are handed over; returns the index of the first."""
+        """Records that the next `count` messages are handed over at `mono_ms`; returns the index of the first."""
         first = self.delivered
         self.delivered = first + count
         marks = self.marks
@@ -79,11 +81,14 @@ class OffsetRun:
 
     @property
     def unfinished(self) -> int:
-        """How many messages were handed over and are not finished."""
+        """Returns how many messages were handed over and are not finished."""
         return self.delivered - self.low - len(self.finished)
 
     def delivered_ms(self, index: int) -> int:
-        """Returns when the message at `index` was handed over: at most MARK_MS too late, never too early."""
+        """Returns the monotonic ms at which the message at `index` was handed over.
+
+        The result may be up to MARK_MS too high, because at most one time per MARK_MS is recorded. It is never too low.
+        """
         marks = self.marks
         for position in range(len(marks) - 1, -1, -1):
             if marks[position][0] <= index:
@@ -92,7 +97,7 @@ class OffsetRun:
         return 0
 
     def touch(self, first: int, stop: int, mono_ms: int) -> None:
-        """Records that at `mono_ms` the handlers of the messages at [first, stop) were still at work."""
+        """Records that at `mono_ms` the handlers of the messages at the indexes [first, stop) were still at work."""
         if self.touched is None:
             self.touched = {}
         for index in range(max(first, self.low), min(stop, self.delivered)):
@@ -104,10 +109,10 @@ class OffsetRun:
         self.marks, self.touched = [(self.low, mono_ms)], None
 
     def oldest(self) -> tuple[int, int] | None:
-        """Returns since when the longest silent handler has been silent, and the index of its message (D4).
+        """Returns (monotonic ms, index): since when the longest silent handler has been silent, and its message (D4).
 
-        A handler is silent from when it got its message or last reported that it is at work. None if no handler has a
-        message.
+        A handler is silent since it got its message or last reported that it is at work. Returns None if no handler has
+        a message.
         """
         touched, finished, index = self.touched, self.finished, self.low
         if not touched:
@@ -122,10 +127,10 @@ class OffsetRun:
 
 
 class AtLeastOnce:
-    """Tracks one claim in at-least-once mode: the lowest unfinished offset is the position (D1).
+    """Tracks one claim in at-least-once mode. Its position is the lowest offset that is not finished (D1).
 
-    Messages above the position that earlier owners finished are not delivered again. How often earlier owners delivered
-    the others is counted (D11).
+    Earlier owners are the sessions that owned the partition before. Messages above the position that they finished are
+    not delivered again. For the other messages it counts how often earlier owners delivered them (D11).
     """
 
     __slots__ = (
@@ -143,8 +148,8 @@ class AtLeastOnce:
     def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
         """Begins at the claim's `position`; earlier owners delivered the message there `attempts` times.
 
-        `in_flight`: how many messages the last owner had delivered and not finished. `known`: its progress above the
-        position, as bytes (4.2).
+        `in_flight`: how many messages the last owner had delivered and not finished. `known`: which messages above the
+        position are finished or were delivered, as the last owner reported it, in the bytes of progress.py (4.2).
         """
         self._base = self._floor = self._fetched_to = position
         ranges = progress.decode(position, known)
@@ -158,9 +163,9 @@ class AtLeastOnce:
     # --- what earlier owners have done
 
     def finished_to(self) -> int:
-        """Returns the end of what earlier owners finished above the position; 0 if they finished nothing there.
+        """Returns the offset after the last message that earlier owners finished above the position, or 0.
 
-        A partition that ends below this offset was truncated (D1).
+        It is 0 if they finished none there. A partition that ends below this offset was truncated (D1).
         """
         return self._finished_before[-1][1] if self._finished_before else 0
 
@@ -169,9 +174,10 @@ class AtLeastOnce:
         self._finished_before, self._delivered_before, self._attempts = [], [], 0
 
     def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
-        """Adds fetched offsets (ascending), without those that earlier owners finished; returns them and their run.
+        """Adds fetched offsets, which are in ascending order, but leaves out those that earlier owners finished.
 
-        Returns the same object `offsets` if none is left out, and None for the run if all are.
+        Returns the added offsets and the run that holds them. The offsets are the same object `offsets` if none was
+        left out; the run is None if all were left out.
         """
         spans, kept = self._finished_before, offsets
         if offsets[0] < self._floor or (spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]):
@@ -189,9 +195,9 @@ class AtLeastOnce:
         return at >= 0 and offset < self._finished_before[at][1]
 
     def next_finished(self, offset: int) -> tuple[int, int]:
-        """Returns the first span (start, end) that earlier owners finished and that ends above `offset`.
+        """Returns the first span [start, end) of offsets that earlier owners finished and that ends above `offset`.
 
-        Returns (OFFSET_MAX, OFFSET_MAX) if there is none.
+        Returns (OFFSET_MAX, OFFSET_MAX) if there is no such span.
         """
         if offset < self._floor:
             return offset, self._floor
@@ -217,7 +223,7 @@ class AtLeastOnce:
         return run
 
     def forget_undelivered(self) -> int:
-        """Drops the offsets that were fetched and not handed over; returns where delivery continues."""
+        """Drops the offsets that were fetched and not handed over; returns the offset from which to fetch again."""
         while self.runs and not self.runs[-1].delivered:
             self.runs.pop()
         if not self.runs:
@@ -229,9 +235,10 @@ class AtLeastOnce:
         return self._fetched_to
 
     def withdraw(self, run: OffsetRun, first: int) -> int:
-        """Undoes the newest delivery, that of the messages from index `first` of `run` on; returns the first offset.
+        """Undoes the newest delivery, which handed over the messages of `run` from index `first` on.
 
-        None of these messages may be finished, and nothing may have been fetched after them.
+        Returns the offset of the first of these messages. None of them may be finished, and nothing may have been
+        fetched after them.
         """
         offset = run.offsets[first]
         run.offsets, run.delivered = run.offsets[:first], first
@@ -243,7 +250,7 @@ class AtLeastOnce:
         return offset
 
     def position(self) -> int:
-        """The next offset that a new owner must read: everything below it is finished."""
+        """Returns the offset at which a new owner must begin to read; every message below it is finished."""
         low = max(self._low(), self._floor)
         spans = self._finished_before
         if spans:
@@ -278,16 +285,17 @@ class AtLeastOnce:
 
     @property
     def tracked(self) -> int:
-        """How many offsets cost memory: all from the position to the newest fetched one, finished or not (D1)."""
+        """Returns how many offsets take memory: all from the position to the newest fetched one (D1)."""
         self.position()
         return sum(len(run.offsets) for run in self.runs) - (self.runs[0].low if self.runs else 0)
 
     # --- what it reports
 
     def progress(self) -> bytes:
-        """Returns the progress for a heartbeat or a Release, as bytes (4.2, D1).
+        """Returns what is known of the messages above the position, in the bytes of progress.py (4.2, D1).
 
-        It names the messages above the position that are finished, and how often others there were delivered.
+        The bytes name the messages that are finished, and say how often the others were delivered. They go into
+        heartbeats and Releases.
         """
         position = self.position()
         before, mine, in_flight = self._delivered_before, self._delivered_to(), self.in_flight
@@ -308,11 +316,11 @@ class AtLeastOnce:
         return whole if fits else progress.encode(position, done)
 
     def _out_of_order(self) -> bool:
-        """Whether a message above the lowest unfinished one is finished."""
+        """Returns whether a message above the lowest unfinished one is finished."""
         return any(run.finished or (run.low and at) for at, run in enumerate(self.runs))
 
     def _finished_spans(self, position: int) -> list[tuple[int, int]]:
-        """Returns the lowest spans, about SPANS_REPORTED, that this claim has finished above the position.
+        """Returns spans [start, to) that this claim has finished above the position: the lowest, about SPANS_REPORTED.
 
         Two finished offsets are in one span if no offset between them was fetched, because such offsets do not exist or
         were finished by earlier owners.
@@ -334,9 +342,10 @@ class AtLeastOnce:
         return spans
 
     def _delivered_again(self, position: int, mine: int) -> list[Range]:
-        """Returns the ranges above the position that earlier owners delivered, with their counts.
+        """Returns the ranges above the position that earlier owners delivered, and how often each was delivered.
 
-        Below `mine`, the end of what this claim has delivered, the counts include this claim's delivery.
+        `mine`: the offset after the last one that this claim has delivered. Below it the counts include this claim's
+        delivery.
         """
         counted = []
         for start, to, times in self._delivered_before:
@@ -354,16 +363,19 @@ class AtLeastOnce:
         return self._base
 
     def attempts(self) -> int:
-        """How often the message at the position counts as delivered if this owner dies now (F4.5)."""
+        """Returns how often the message at the position counts as delivered if this owner dies now (F4.5).
+
+        That is once more than earlier owners delivered it, because nobody will know whether this owner did.
+        """
         return self._delivered_before_at(self._message()) + 1
 
     def deliveries(self) -> int:
-        """How often earlier owners and this one delivered the message at the position."""
+        """Returns how often earlier owners and this one delivered the message at the position."""
         before = self._delivered_before_at(self._message())
         return before + (bool(self.runs) and self.runs[0].delivered > self.runs[0].low)
 
     def delivery_count(self, offset: int) -> int:
-        """Returns which delivery of `offset` this claim's is: 1 if no earlier owner is known to have made one (D11)."""
+        """Returns 1 plus how often earlier owners are known to have delivered the message at `offset` (D11)."""
         return 1 + self._delivered_before_at(offset)
 
     def _message(self) -> int:
@@ -378,10 +390,10 @@ class AtLeastOnce:
         return max(times, self._attempts) if offset == self._first else times
 
     def oldest(self) -> tuple[int, int] | None:
-        """Returns since when the longest silent handler has been silent, and the offset of its message (D4).
+        """Returns (monotonic ms, offset): since when the longest silent handler has been silent, and its message (D4).
 
-        A handler is silent from when it got its message or last reported that it is at work. None if no handler has a
-        message.
+        A handler is silent since it got its message or last reported that it is at work. Returns None if no handler has
+        a message.
         """
         self.position()
         found: tuple[int, int] | None = None
@@ -394,12 +406,12 @@ class AtLeastOnce:
         return found
 
     def touch(self, run: OffsetRun, first: int, stop: int, mono_ms: int) -> None:
-        """Records that the handlers of the messages at the indexes [first, stop) of `run` are still at work."""
+        """Records that at `mono_ms` the handlers of the messages at the indexes [first, stop) of `run` were at work."""
         self._touched = True
         run.touch(first, stop, mono_ms)
 
     def touch_all(self, mono_ms: int) -> None:
-        """Records that the handler of all that was handed over is still at work: a range is one delivery (D9)."""
+        """Records that at `mono_ms` the consumer of a range of offsets was at work on all that was handed over (D9)."""
         for run in self.runs:
             if run.unfinished:
                 run.touch_all(mono_ms)
@@ -415,7 +427,7 @@ def _extend(spans: list[tuple[int, int]], start: int, to: int, joins: bool) -> b
 
 
 class Grant(NamedTuple):
-    """A range [start, to) that the log granted to this session; it is never granted again (F5.2)."""
+    """Holds a range [start, to) that the log granted to this session; it is never granted again (F5.2)."""
 
     start: int
     to: int
@@ -445,10 +457,10 @@ class AtMostOnce:
         self.grants.append(Grant(max(start, self.delivered_to), to))
 
     def holds(self, offset: int) -> bool:
-        """Whether `offset`, the next one that exists, may be handed over.
+        """Returns whether the message at `offset`, the next one that exists, may be handed over.
 
-        It may if it lies in a grant and above all that was handed over. A grant may end in offsets that do not exist
-        (compaction, transaction markers); they are skipped.
+        It may if it lies in a grant and above all messages that were handed over. A grant may end in offsets without a
+        message (compaction, transaction markers); such a grant is dropped.
         """
         while self.grants:
             grant = self.grants[0]
@@ -459,18 +471,21 @@ class AtMostOnce:
         return bool(self.grants) and max(self.grants[0].start, self.delivered_to) <= offset < self.grants[0].to
 
     def granted_to(self) -> int:
-        """Returns the end of the newest grant: a new grant must be asked for from this offset on."""
+        """Returns the offset at which the newest grant ends, and the next grant must begin."""
         return self.grants[-1].to if self.grants else self.delivered_to
 
     def deliver(self, offset: int, mono_ms: int, count: int = 1) -> None:
-        """Records that `count` messages that `holds` has allowed are handed over, the last of them at `offset`."""
+        """Records that `count` messages are handed over, the last of them at `offset`.
+
+        The caller has asked `holds` for each of them.
+        """
         self.delivered_to = self.handed_to = offset + 1
         self.in_flight += count
         if self.in_flight_since_ms is None:
             self.in_flight_since_ms = mono_ms
 
     def returned(self) -> None:
-        """Records that the handler has finished all that it got, because it asked for more."""
+        """Records that the handler has finished all messages that it got, because it asked for more."""
         self.in_flight, self.in_flight_since_ms = 0, None
 
     def drop(self) -> int:

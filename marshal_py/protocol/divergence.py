@@ -22,7 +22,7 @@ WHOLE_GROUP = TopicPartition("", NONE)
 
 
 class Accusation(NamedTuple):
-    """A digest of another session that differs from this member's own."""
+    """Holds a digest of another session that differs from this member's own."""
 
     client_id: str
     digest: Checkpoint
@@ -82,9 +82,9 @@ class DivergenceCheck:
             del self._agreed[next(iter(self._agreed))]
 
     def _outvotes(self, client_id: str, at: int) -> bool:
-        """Whether two other clients have this member's state, so that the accusing one is broken (G6).
+        """Returns whether two clients besides `client_id` agree with this member, so that `client_id` is broken (G6).
 
-        They count if they have shown this state at the checkpoint of the accusation or a later one.
+        A client agrees if the last of its digests that equalled this member's is of checkpoint `at` or a later one.
         """
         if self.accusations:
             return False  # a check is running
@@ -114,7 +114,7 @@ class DivergenceCheck:
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
         """Ends this member if the log, folded once more, gives another state than it holds (G7).
 
-        `again` is the log folded once more up to `at`; None if that failed.
+        `again`: the world that the second fold gave at offset `at`; None if folding failed.
         """
         member = self.member
         if again is None:
@@ -136,10 +136,10 @@ class DivergenceCheck:
         member.end(Diverged(member.name, member.world.log, at, held[which], found[which], reason))
 
     def settle(self, group: Group, now: Instant) -> None:
-        """Ends the accusations, or this member, once folding again gave the same state (G8).
+        """Ends the accusations or this member, if folding again has given the same state; ticks call it (G8).
 
-        Accusations end when their sessions have gone or another client agrees with this member. The member ends if it
-        is outvoted.
+        All accusations end when another client agrees with this member; that of a session also ends when the session
+        has gone. The member ends if at least two clients accuse it and none agrees.
         """
         for gone in [session for session in self.accusations if session not in group.sessions]:
             del self.accusations[gone]
@@ -169,7 +169,10 @@ class DivergenceCheck:
 
 
 def first_difference(held: World, again: World, group: str, upto: int) -> int:
-    """Returns the first checkpoint up to `upto` that both worlds remember and at which they differ, else -1."""
+    """Returns the first checkpoint up to `upto` at which the two worlds differ; -1 if there is none.
+
+    Compares the digests that both worlds still have.
+    """
     least = max(CHECKPOINT_OFFSETS, upto - CHECKPOINTS_KEPT * CHECKPOINT_OFFSETS)
     for at in range(least, upto + 1, CHECKPOINT_OFFSETS):
         mine, theirs = held.digests_at(group, at), again.digests_at(group, at)

@@ -1,4 +1,4 @@
-"""The waits of one client: on silent sessions, on the end of a pause, on partitions that nobody owns.
+"""Keeps the waits of one client: on silent sessions, on the end of a pause, on partitions that nobody owns.
 
 Every wait is counted on the WaitClock from the moment when this client first read the value that it waits on
 (PROTOCOL.md T1-T5, A2). A session is waited out when it may be evicted, after twice its interval. This file decides
@@ -13,7 +13,7 @@ from marshal_py.protocol.world import Group, Partition, Topic
 
 
 class FailureDetector:
-    """Counts the waits of one client in one group. A wait is stored as the clock's value when it began."""
+    """Counts the waits of one client in one group. Of each wait it keeps the clock's value when the wait began."""
 
     def __init__(self, interval_ms: int) -> None:
         self.clock = WaitClock(interval_ms)
@@ -25,9 +25,10 @@ class FailureDetector:
         self._nearest_ms = self.clock.step_ms_max  # how long until the next session is waited out; a step at most
 
     def refresh(self, group: Group, now: Instant, proven: bool) -> None:
-        """Ends a step of the clock, then begins a new wait for each value of the world that has changed.
+        """Is called at every tick: ends a step of the clock, and begins a new wait for each value that has changed.
 
-        `proven`: whether the step counts; if it does not, all waits start again (T2, T3).
+        `proven`: whether an own record that was sent at most one interval ago was read back. If none was, all waits
+        start again (T2, T3).
         """
         self.clock.advance(now, proven)
         counted = self.clock.counted_ms
@@ -55,9 +56,9 @@ class FailureDetector:
             self._shape = group.shape
 
     def extended(self, session: int, offset: int, now: Instant) -> None:
-        """Begins the wait on a session at `now`, not at the next refresh: its extension was just read (T1).
+        """Begins the wait on a session at `now`, when a record was read that extended it, not at the next refresh (T1).
 
-        `offset`: of the record that extended it.
+        `offset`: that of the record.
         """
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
@@ -90,14 +91,17 @@ class FailureDetector:
             self._free.pop(tp, None)
 
     def free(self) -> dict[TopicPartition, tuple[int, int]]:
-        """Returns the partitions that nobody owns and anybody may claim, as (version, wait)."""
+        """Returns the partitions that nobody owns and anybody may claim, each with (version, value of the clock).
+
+        The version is the partition's own; the value is that at which the wait on the partition began.
+        """
         return self._free
 
     def free_waited_ms(self, tp: TopicPartition) -> int:
         return self.clock.waited_ms(self._free[tp][1])
 
     def session_waited_ms(self, session: int) -> int:
-        """Returns how long this client has waited since it read the session's last extension."""
+        """Returns for how many ms this client has waited since it read the session's last extension."""
         known = self._sessions.get(session)
         return 0 if known is None else self.clock.waited_ms(known[1])
 
@@ -106,21 +110,28 @@ class FailureDetector:
         return {session for session in self._waited_out if session in group.sessions}
 
     def over(self) -> bool:
-        """Whether a session is waited out or a partition is free, so that a tick may have to act on it."""
+        """Returns whether a session is waited out or a partition is free, so that a tick may have to act on it."""
         return bool(self._waited_out or self._free)
 
     def pause_waited_ms(self) -> int:
-        """Returns how long the current pause has lasted by this client's wait, or by one that it read of (T5)."""
+        """Returns for how many ms the current pause has lasted.
+
+        It is the longer one of this client's own wait and a wait that another client has reported, continued since
+        (T5).
+        """
         return self.clock.waited_ms(self._pause[1]) + self._pause[2]
 
     def credit_pause(self, pause_change: int, waited_ms: int) -> None:
-        """Continues the wait on a pause from `waited_ms`, if that is more than the own wait on it (T5).
+        """Takes the wait on a pause that another client has reported in a heartbeat (T5).
 
-        Another client has reported this in a heartbeat.
+        If `waited_ms` is more than this client's own wait on this pause, the own wait continues from there.
         """
         if self._pause[0] == pause_change and waited_ms > self.pause_waited_ms():
             self._pause = (pause_change, self.clock.counted_ms, waited_ms)
 
     def deadline_ms(self, now: Instant) -> int:
-        """Returns the monotonic ms at which a wait may be over or the step must end (T2)."""
+        """Returns the monotonic ms at which `refresh` must be called again at the latest (T2).
+
+        At that moment a session may be waited out, or the step of the clock must end.
+        """
         return now.mono_ms + self._nearest_ms

@@ -1,4 +1,4 @@
-"""When it is this member's turn to try each partition that nobody owns (PROTOCOL.md A2).
+"""Decides when it is this member's turn to try each partition that nobody owns (PROTOCOL.md A2).
 
 A member of rank k waits k thirds of an interval from when it first saw the partition free. A heap keeps these waits, so
 that a tick looks only at partitions whose wait is over: in a large group thousands may be free that others will take.
@@ -32,9 +32,10 @@ class HeadStarts:
         rank: Callable[[TopicPartition], int],
         topics: Container[str],
     ) -> dict[TopicPartition, int]:
-        """Returns the partitions of `topics` that this member may try now, with their versions.
+        """Returns the partitions of `topics` that this member may try to claim now, with their versions.
 
-        `rank` gives its rank for a partition. `revision` grows when ranks may have changed.
+        `rank` returns this member's rank for a partition. `revision` is a number that grows when ranks may have
+        changed.
         """
         free, seen = detector.free(), (revision, detector.clock.floor_ms)
         changed = group.changed_since(self._shape) if seen == self._seen else None

@@ -1,4 +1,4 @@
-"""Names, topic partitions, fencing tokens and instants. Checks names; knows no records and reads no clock."""
+"""Defines topic partitions, fencing tokens and instants, and checks names. Knows no records and reads no clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NONE = -1  # "no offset, no session, no partition" on the wire and in the world 
 
 
 class TopicPartition(NamedTuple):
-    """A partition of a topic. Partition -1 names the whole topic; ("", -1), the pin, names the whole group."""
+    """Names a partition of a topic. Partition -1 names the whole topic; ("", -1), the pin, names the whole group."""
 
     topic: str
     partition: int
@@ -23,9 +23,9 @@ class TopicPartition(NamedTuple):
 
 
 class Token(NamedTuple):
-    """Fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, and so is its text.
+    """Is the fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, also as a text.
 
-    `incarnation`: 16 bytes, the coordination topic's. `epoch`: offset of the claim.
+    `incarnation`: the 16 bytes that name the coordination topic's present log. `epoch`: offset of the claim's record.
     """
 
     incarnation: bytes
@@ -43,7 +43,7 @@ class Token(NamedTuple):
 
 
 class Instant(NamedTuple):
-    """One moment on the three clocks of one machine, each in ms from an arbitrary zero (PROTOCOL.md T7).
+    """Holds one moment on the three clocks of one machine, each in ms from an arbitrary zero (PROTOCOL.md T7).
 
     `mono_ms` stops while the machine sleeps, `boot_ms` does not, `wall_ms` can be set by people.
     """

@@ -14,7 +14,7 @@ EVICT_INTERVALS = 2  # after so many of its intervals without a sign of life a s
 
 
 class Lease:
-    """One session's right to deliver, by its owner's own clocks (T6-T8)."""
+    """Holds one session's right to deliver, by its owner's own clocks (T6-T8)."""
 
     __slots__ = ("interval_ms", "started")
 
@@ -23,9 +23,10 @@ class Lease:
         self.started: Instant | None = None
 
     def renew(self, sent: Instant) -> None:
-        """Moves the start of the lease to `sent`, unless it started later.
+        """Moves the start of the lease to `sent`, unless it started later (T6).
 
-        `sent`: the time just before a record went to the producer that was then read as an accepted extension (T6).
+        `sent`: when a record went to the producer. The caller has read this record, and the fold accepted that it
+        extends the session.
         """
         if self.started is None or sent.mono_ms > self.started.mono_ms:
             self.started = sent
@@ -34,23 +35,28 @@ class Lease:
         self.started = None
 
     def valid(self, now: Instant) -> bool:
-        """Whether a delivery may begin: at most one interval has passed since the start (T8)."""
+        """Returns whether a delivery may begin at `now`: at most one interval has passed since the start (T8)."""
         return self.left_ms(now) >= 0
 
     def left_ms(self, now: Instant) -> int:
-        """Returns how much of the interval is left; negative when it is over or the lease has no start."""
+        """Returns how many ms of the interval are left; negative when it is over or the lease has no start."""
         return -1 if self.started is None else self.interval_ms - now.since_ms(self.started)
 
     def lapsed(self, now: Instant) -> bool:
-        """Whether another member may own by now what this session owned (T8)."""
+        """Returns whether another member may own at `now` what this session owned (T8).
+
+        That may be so two intervals after the lease's start, less a margin for safety.
+        """
         margin_ms = max(LAPSE_MARGIN_MS, self.interval_ms // 100)
         return self.started is None or now.since_ms(self.started) >= EVICT_INTERVALS * self.interval_ms - margin_ms
 
 
 class WaitClock:
-    """Counts the time that a client has waited, in steps (T1-T3). A wait is `counted_ms` when it began.
+    """Counts the time that a client has waited; each call of `advance` ends a step and adds it (T1-T3).
 
-    A step is proven if, at its end, an own record that was sent at most one interval ago has been read back (T2).
+    `counted_ms` is the sum of the steps. Who begins a wait keeps its value at that moment; the methods call it
+    `began_at`. A step is proven if, at its end, an own record that was sent at most one interval ago has been read back
+    (T2).
 
     Invariants:
       1  `counted_ms` never grows faster than the monotonic clock
@@ -67,7 +73,7 @@ class WaitClock:
         self.last_mono_ms: int | None = None
 
     def advance(self, now: Instant, proven: bool) -> None:
-        """Ends a step at `now`. If it is not `proven`, all waits start again."""
+        """Ends a step at `now`. If the step is not `proven`, all waits start again."""
         last = self.last_mono_ms
         self.last_mono_ms = now.mono_ms
         if last is not None:
@@ -76,14 +82,23 @@ class WaitClock:
             self.floor_ms = self.counted_ms
 
     def counted_at(self, now: Instant) -> int:
-        """Returns the start of a wait that begins at `now`: `counted_ms` as if the step ended there (T1)."""
+        """Returns the `began_at` of a wait that begins at `now`, between two calls of `advance` (T1).
+
+        That is the value that `counted_ms` would have if the step ended at `now`.
+        """
         last = self.last_mono_ms
         return self.counted_ms + (0 if last is None else min(max(0, now.mono_ms - last), self.step_ms_max))
 
     def waited_ms(self, began_at: int) -> int:
-        """Returns the length of the wait that began at `began_at`, less 1 ms because both ends are rounded down."""
+        """Returns for how many ms the wait that began at `began_at` has lasted.
+
+        The result is 1 ms less than the difference of the two values, because both are rounded down.
+        """
         return max(0, self.counted_ms - max(began_at, self.floor_ms) - 1)
 
     def over_at(self, began_at: int, wait_ms: int) -> int:
-        """Returns the `counted_ms` at which the wait will have lasted `wait_ms`, unless it starts again before."""
+        """Returns the value of `counted_ms` at which the wait that began at `began_at` will have lasted `wait_ms`.
+
+        It is a later one if an unproven step starts the wait again before.
+        """
         return max(began_at, self.floor_ms) + wait_ms + 1

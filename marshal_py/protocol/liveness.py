@@ -25,7 +25,7 @@ RANDOM_BYTES = 3  # drawn for RANDOM_BITS
 
 
 class Due(IntEnum):
-    """The sign of life that the client should send."""
+    """Names the sign of life that the client should send."""
 
     NOTHING = 0
     HEARTBEAT = 1
@@ -33,7 +33,7 @@ class Due(IntEnum):
 
 
 class _Revival(IntEnum):
-    """The steps by which a client that is not healthy comes back: a probe, then two heartbeats (T10)."""
+    """Names the steps by which a client that is not healthy comes back: a probe, then two heartbeats (T10)."""
 
     NONE = 0
     PROBING = 1
@@ -45,7 +45,7 @@ class Liveness:
     """Tracks the signs of life that one client sends and reads back."""
 
     def __init__(self, interval_ms: int, draw: Callable[[int], bytes]) -> None:
-        """`draw(n)` returns n random bytes; the core makes none itself."""
+        """Begins without a session. `draw(n)` returns n random bytes; the core makes none itself."""
         self.interval_ms = interval_ms
         self.lease = Lease(interval_ms)
         self.instances: dict[bytes, Instant] = {}  # the newest Joins of this client, by instance id
@@ -77,7 +77,7 @@ class Liveness:
         return self.newest_instance
 
     def new_sequence(self, now: Instant) -> int:
-        """Returns the sequence of a Heartbeat that is about to be sent."""
+        """Returns the sequence number of a Heartbeat that is about to be sent; keeps the send time `now` for it."""
         self._counter += 1
         sequence = (
             self._counter << RANDOM_BITS
@@ -92,12 +92,15 @@ class Liveness:
         return sequence
 
     def new_nonce(self) -> int:
-        """Returns a nonce for a ClaimingMessages: above all earlier ones, with random bits that a clone lacks (D2)."""
+        """Returns a number for a ClaimingMessages, greater than all earlier ones (D2).
+
+        Its low bits are random, so that a clone of this process draws another number.
+        """
         self._nonces += 1
         return self._nonces << NONCE_RANDOM_BITS | int.from_bytes(self._draw(NONCE_RANDOM_BITS // 8), "big")
 
     def new_probe(self, now: Instant) -> str:
-        """Returns the text of a probe Note that is about to be sent."""
+        """Returns the random text of a probe that is about to be sent; keeps the send time `now` for it."""
         nonce = self._draw(PROBE_BYTES).hex()
         self._probes[nonce] = now
         self._probe_sent = now
@@ -108,7 +111,10 @@ class Liveness:
     # --- reading back
 
     def read_join(self, instance: bytes, accepted: bool) -> Instant | None:
-        """Learns that an own Join was read; returns when it was sent, None if this client did not send it."""
+        """Takes the instance id of a Join that was read; returns when this client sent it, None if it did not.
+
+        `accepted`: whether the Join counts for `healthy` at once.
+        """
         sent = self.instances.get(instance)
         if sent is not None:
             self._prove(sent)
@@ -117,9 +123,10 @@ class Liveness:
         return sent
 
     def read_heartbeat(self, sequence: int, accepted: bool, extended: bool) -> bool:
-        """Learns that a Heartbeat of the own session was read; False if this client did not send it (T18).
+        """Takes a Heartbeat of the own session that was read; returns False if this client did not send it (T18).
 
-        `extended`: whether it extended the session, so that the lease is renewed.
+        `accepted`: whether the fold accepted it. `extended`: whether it extended the session, so that the lease is
+        renewed.
         """
         sent = self._sent.get(sequence)
         if sent is None:
@@ -135,7 +142,7 @@ class Liveness:
         return True
 
     def read_probe(self, text: str) -> None:
-        """Learns that a probe with this text was read; ignores the probes of other clients."""
+        """Takes the text of a probe that was read; ignores the probes of other clients."""
         sent = self._probes.pop(text, None)
         if sent is None:
             return
@@ -155,15 +162,18 @@ class Liveness:
     # --- judging
 
     def proven(self, now: Instant) -> bool:
-        """Whether an own record that was sent at most one interval ago was read back, so that waiting counts (T2)."""
+        """Returns whether an own record that was sent at most one interval ago was read back.
+
+        Only then does the time that this client waits on others count (T2).
+        """
         return self.last_proof is not None and now.since_ms(self.last_proof) <= self.interval_ms
 
     def healthy(self, now: Instant) -> bool:
-        """Whether an own Join or Heartbeat that was sent at most one interval ago was read accepted (T9)."""
+        """Returns whether an own Join or Heartbeat sent at most one interval ago was read back as accepted (T9)."""
         return self.last_accepted is not None and now.since_ms(self.last_accepted) <= self.interval_ms
 
     def begin_session(self, sent: Instant) -> None:
-        """Starts the lease of a new session, whose Join was sent at `sent` and counts as its first extension."""
+        """Starts the lease of a new session at `sent`, when its Join was sent."""
         self.lease.end()
         self.lease.renew(sent)
         self.last_accepted = sent

@@ -82,17 +82,18 @@ class Member(MemberState):
     # --- before a handler
 
     def may_deliver(self, epoch: int, now: Instant) -> bool:
-        """Whether a message of the claim may be handed over; a driver asks this before each one (D8).
+        """Returns whether a message of the claim may be handed over; a driver asks this before each one (D8).
 
-        It needs a live session, an own claim that is OPEN, a valid lease and a group that is not paused.
+        It may if the session is live, the claim is this member's and OPEN (claim.py), the lease is valid and the group
+        is not paused.
         """
         return self.open_ms(epoch, now) > 0
 
     def open_ms(self, epoch: int, now: Instant) -> int:
         """Returns for how many ms from `now` `may_deliver` stays true, if no record is read and the claim stays OPEN.
 
-        Returns 0 if it is false at `now`. A driver that hands over many messages asks again before that time is over on
-        the boot clock.
+        Returns 0 if it is false at `now`. A driver that hands over many messages asks again before so many ms have
+        passed on the boot clock.
         """
         claim = self.claims.get(epoch)
         if claim is None or claim.phase is not ClaimPhase.OPEN or self.session == NONE or self.ended:
@@ -114,24 +115,30 @@ class Member(MemberState):
     # --- what the driver reports
 
     def learn_topic(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """Takes a topic's partition count and id ("" if unknown) from the cluster's metadata; True if one is new."""
+        """Takes a topic's partition count and id from the cluster's metadata; `topic_id` is "" if it is not known.
+
+        Returns True if the count or the id is new to this member.
+        """
         return self.topics.learn(topic, count, topic_id)
 
     def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
-        """Answers `Ready.resolve`: `tp`, which has no position in the log, starts at `offset` (D5)."""
+        """Is called by the driver when it has looked up a start for which `Ready.resolve` asked (D5).
+
+        `tp` has no position in the log; reading begins at `offset`.
+        """
         self.rebalancer.start_resolved(tp, offset, now)
 
     def prefetched(self, tp: TopicPartition) -> None:
-        """Reports that data of `tp`, which is fetched ahead, has come, or that there is none (A3).
+        """Is called by the driver when the first data of `tp`, which it fetches ahead, has come, or there is none (A3).
 
         The next heartbeat tells the owner, which may then hand the partition over.
         """
         self.rebalancer.prefetched(tp)
 
     def finished(self) -> bool:
-        """Reports that handlers have finished messages; returns True if a tick is due at once.
+        """Is called by the driver when handlers have finished messages; returns True if it must call `tick` at once.
 
-        It is due if a claim hands over its next message only when the log has the new position (D11).
+        It must if a claim hands its messages over one by one, each only when the log has the new position (D11).
         """
         group = self.group
         if group is None or not self.poison_guard.report_due(self.claims, group):
@@ -150,7 +157,10 @@ class Member(MemberState):
         return self.refusals.give_up(tp, detail, now)
 
     def ack_is_late(self, claim: Claim) -> bool:
-        """Whether an ack on `claim` does not count, because its Release was sent or it is lost; counts late acks."""
+        """Returns whether an ack comes too late to count, because the claim's Release was sent or the claim is lost.
+
+        Counts such acks in `late_acks`.
+        """
         if claim.sealed:
             self.late_acks += 1
             return True
@@ -162,41 +172,47 @@ class Member(MemberState):
         return self.tick_requested or now.mono_ms >= self.deadline_ms
 
     def lease_left_ms(self, now: Instant) -> int:
-        """For how many ms from `now` the lease lets deliveries begin; negative if it is over."""
+        """Returns for how many ms from `now` the lease lets deliveries begin; negative if the lease is over."""
         return self.liveness.lease.left_ms(now)
 
     def healthy(self, now: Instant) -> bool:
-        """Whether an own Join or heartbeat sent at most one interval ago was read accepted (T9).
+        """Returns whether an own Join or heartbeat sent at most one interval ago was read back as accepted (T9).
 
         A member that is not healthy delivers and claims nothing (T10).
         """
         return self.liveness.healthy(now)
 
     def proven(self, now: Instant) -> bool:
-        """Whether an own record that was sent at most one interval ago was read back, so that waiting counts (T2)."""
+        """Returns whether an own record that was sent at most one interval ago was read back.
+
+        Only then does the time that this member waits on others count (T2).
+        """
         return self.liveness.proven(now)
 
     def backs_off(self, tp: TopicPartition) -> bool:
-        """Whether this member leaves `tp` to others for a while, after a stuck handler or a refusal (D4, D13)."""
+        """Returns whether this member leaves `tp` to others for a while.
+
+        It does after one of its handlers hung (D4) and after Kafka has refused to serve the partition (D13).
+        """
         return self.rebalancer.backs_off(tp)
 
     def unfit(self, group: Group, tp: TopicPartition) -> str:
-        """Why `tp` cannot be consumed and must be parked by its owner; "" if it can."""
+        """Returns why `tp` cannot be consumed, so that its owner must park it: the name of an error; "" if it can."""
         return self.topics.unfit(group, tp)
 
     def awaits_hand_overs(self, group: Group) -> bool:
-        """Whether the target assignment gives this member partitions that live members still own (A3)."""
+        """Returns whether the target assignment gives this member partitions that live members still own (A3)."""
         return self.candidacy.awaits_hand_overs(group)
 
     @property
     def newest_instance(self) -> bytes:
-        """Instance id of the newest own Join."""
+        """Returns the instance id of the newest Join that this client has sent; b"" before the first."""
         return self.liveness.newest_instance
 
     # --- endings
 
     def fail(self, error: MarshalError) -> None:
-        """Fences and ends with `error`, because the log cannot be trusted any more (S14)."""
+        """Ends the member with `error` and fences it, because the log cannot be trusted any more (S14)."""
         self.end(error)
 
     def detach(self) -> Ready:
@@ -215,7 +231,7 @@ class Member(MemberState):
         return out
 
     def attach(self, world: World) -> None:
-        """Continues in another world, which is folded to the log's end, and joins again (N11)."""
+        """Continues in another world, which the driver has folded to the log's end, and joins again (N11)."""
         self.world = world
         world.watched.add(self.name)
         self._compose()
@@ -225,7 +241,10 @@ class Member(MemberState):
         self.request_tick()
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
-        """Answers `Ready.refold`: `again` is the log folded once more up to offset `at`; None if that failed (G6)."""
+        """Is called by the driver when it has folded the log once more, as `Ready.refold` asked (G6).
+
+        `again`: the world that the second fold gave at offset `at`; None if folding failed.
+        """
         if not self.ended:
             self.divergence.refolded(at, again, now)
 
@@ -244,9 +263,9 @@ class Member(MemberState):
         self.request_tick()
 
     def ready_to_stop(self) -> bool:
-        """After `prepare_stop`: whether waiting longer gains nothing.
+        """Returns whether it is time to call `leave`: after `prepare_stop`, waiting longer would gain nothing.
 
-        So it is when no claim is left, when no other member can take over, or when this member may not deliver.
+        That is so when no claim is left, when no other member can take over, or when this member may not deliver.
         """
         group = self.group
         if group is None or self.session == NONE or self.ended or group.paused or self.fenced:
@@ -406,7 +425,10 @@ class Member(MemberState):
             self.out.send.append(StepDown(self.session, NONE, STOPPING, self.options.client_id[:BY_CHARS_MAX]))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
-        """Ends a pause when this client has waited for its duration, and for its turn by rank (T13)."""
+        """Ends a pause when this client has waited for its duration, and a time that grows with its rank (T13).
+
+        So usually only one member sends this record.
+        """
         need_ms = group.pause_duration_ms + self.candidacy.rank(group) * self.third_ms
         if self.detector.pause_waited_ms() < need_ms:
             return
@@ -424,7 +446,10 @@ class Member(MemberState):
             )
 
     def _heartbeat(self, group: Group, now: Instant) -> None:
-        """Sends a heartbeat: an entry for each claim that differs from the world (T11), and the newest digest (G4)."""
+        """Sends a heartbeat with the newest digest (G4).
+
+        It has an entry for each claim whose state differs from the world (T11).
+        """
         self.urgent = False
         entries: list[ClaimState] = []
         size_bytes = 0

@@ -26,7 +26,7 @@ MIRROR_MS: Final = 5_000  # how often accepted positions go to Kafka's committed
 
 
 class MemberState:
-    """The state of one client in one group."""
+    """Holds the state of one client in one group."""
 
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
         self.world = world
@@ -67,7 +67,7 @@ class MemberState:
 
     @property
     def writes_version(self) -> int:
-        """The version of the records that this client writes now: all live sessions can read it (E8)."""
+        """Returns the record version that this client writes now: the newest that all live sessions can read (E8)."""
         return self.world.writes_version(self.name, self.options.reads_version)
 
     @property
@@ -78,12 +78,15 @@ class MemberState:
     # --- methods that change the state
 
     def request_tick(self) -> None:
-        """Asks for a tick soon, and for a whole one: a short one (quiescence.py) would not handle what has changed."""
+        """Asks the driver to call `tick` soon, and makes the next tick a whole one.
+
+        A short tick (quiescence.py) would not handle what has changed.
+        """
         self.tick_requested = True
         self.quiescent_until_ms = 0
 
     def retry_due(self, sent_ms: int | None, now: Instant) -> bool:
-        """Whether to send a record (again): it was never sent, or a third of an interval ago (T17).
+        """Returns whether to send a record: it was never sent, or at least a third of an interval ago (T17).
 
         `sent_ms`: when it was last sent, None if it never was.
         """
@@ -91,7 +94,7 @@ class MemberState:
 
     @property
     def continues_recreated_topics(self) -> bool:
-        """Whether the group continues without an admin when a topic was deleted and created again (D10)."""
+        """Returns whether the group continues without an admin when a topic was deleted and created again (D10)."""
         group = self.group
         configured = group.config.on_topic_recreated if group is not None and group.config is not None else ""
         return (configured or self.options.on_topic_recreated) == "earliest"
@@ -99,8 +102,8 @@ class MemberState:
     def park(self, epoch: int, reason: str, detail: str, now: Instant) -> None:
         """Stops a claim; its Release then parks the partition, so that nobody may claim it (D6, D13).
 
-        Handlers may finish for an interval. `reason`: the name of an error, see parking.py. `detail`: what the reader
-        saw, for people who read the Release.
+        Handlers may finish for an interval. `reason`: the name of an error, see parking.py. `detail`: what the driver
+        saw when it read the partition, for people who read the Release.
         """
         claim = self.claims.get(epoch)
         if claim is not None and not claim.sealed and not claim.parking:
@@ -108,7 +111,10 @@ class MemberState:
             self.request_tick()
 
     def end(self, error: MarshalError | None) -> None:
-        """Fences permanently; nothing is sent afterwards. `error`: why, None after a clean stop."""
+        """Ends the member: its lease ends, all claims are lost, and nothing is sent afterwards.
+
+        `error`: why it ends, None for a clean stop.
+        """
         if self.ended:
             return
         self.ended = self.out.ended = True
@@ -163,9 +169,10 @@ class MemberState:
         at: int = NONE,
         session: int | None = None,
     ) -> None:
-        """Queues an advisory for the user; the driver adds the time. `at`: offset of the record that caused it.
+        """Queues an advisory for the user; the driver adds the time.
 
-        `offset`, `to`, `text`: what advisory.KINDS says for this kind.
+        KINDS in advisory.py says what `offset`, `to` and `text` mean for this kind. `at`: offset of the record that
+        caused the advisory. `session`: the session that it names; None stands for the member's own.
         """
         topic, partition = tp if tp is not None else ("", NONE)
         self.out.advisories.append(
@@ -194,7 +201,10 @@ class MemberState:
         text: str = "",
         epoch: int = NONE,
     ) -> None:
-        """Writes a Note with the next tick, for an event that no other record implies, and advises the user of it."""
+        """Writes a Note with the next tick, for an event that no other record implies, and advises the user of it.
+
+        `from_`, `to` and `text` mean what KINDS in advisory.py says of `offset`, `to` and `text` for this kind.
+        """
         if self.session != NONE and not self.ended:
             topic, partition = tp if tp is not None else ("", NONE)
             self.out.send.append(Note(self.session, kind, topic, partition, from_, to, clipped(text)))

@@ -19,7 +19,7 @@ EVICTS_MAX: Final = 100  # per tenth of an interval: thousands of dead sessions 
 
 
 class Presence(NamedTuple):
-    """The live sessions that one process has in one log."""
+    """Describes the live sessions that one process has in one log."""
 
     client_id: str
     sessions: set[int]  # ids
@@ -28,7 +28,7 @@ class Presence(NamedTuple):
 
 
 class _Silent(NamedTuple):
-    """A session that may be evicted: it has been silent for `waited_ms`, which is at least `need_ms`."""
+    """Names a session that may be evicted: it has been silent for `waited_ms`, which is at least `need_ms`."""
 
     group: Group
     session: Session
@@ -37,7 +37,7 @@ class _Silent(NamedTuple):
 
 
 class Orphans:
-    """The part of a process that waits on the sessions of one log and evicts silent ones."""
+    """Is the part of a process that waits on the sessions of one log and evicts silent ones."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -88,7 +88,10 @@ class Orphans:
         return found
 
     def _evict(self, silent: dict[int, _Silent], now_ms: int, me: Presence) -> list[tuple[str, Evict]]:
-        """Returns the Evicts that are due. Each rank waits longer, so that usually one process sends them (T4)."""
+        """Returns the Evicts that are due, each with the name of its group.
+
+        A process of rank k waits k thirds of an interval longer, so that usually only one process sends an Evict (T4).
+        """
         due: list[tuple[str, Evict]] = []
         third_ms = self._interval_ms // HEARTBEATS_PER_INTERVAL
         rank_ms = self._rank(silent, me.sessions) * third_ms
@@ -103,7 +106,10 @@ class Orphans:
         return due
 
     def _rank(self, silent: dict[int, _Silent], mine: set[int]) -> int:
-        """Returns how many clients have an older session than this process; silent sessions do not count."""
+        """Returns this process's rank: how many clients have a session older than all of its own.
+
+        Silent sessions do not count.
+        """
         first = min(mine)
         sessions = (session for group in self.world.groups.values() for session in group.sessions.values())
         return len({session.join.client_id for session in sessions if session.id < first and session.id not in silent})

@@ -27,18 +27,20 @@ class PoisonGuard:
         self._reported: dict[int, int] = {}  # by epoch: the newest position for which a heartbeat was requested
 
     def begin(self, claim: Claim, partition: Partition, now: Instant) -> None:
-        """Makes a claim that was just accepted hand over one by one if earlier owners may have died of a message.
+        """Makes a claim hand its messages over one by one if earlier owners may have died of a message.
 
-        `partition.attempts` counts the delivery by this owner already (F4.5).
+        The claim was just accepted. `partition.attempts` already counts one delivery by this owner (F4.5).
         """
         if partition.attempts > DELIVERIES:
             claim.one_by_one = True
             self._until_ms[claim.epoch] = now.mono_ms + self.interval_ms
 
     def opens(self, claim: Claim, partition: Partition, now: Instant) -> bool:
-        """Returns whether the claim's next message may be handed over.
+        """Returns whether a claim that hands its messages over one by one may hand over the next one at `now`.
 
-        It may if no message is in flight and the log has the claim's position, or if the interval is over.
+        It may when no message of it is in flight and the log shows that all messages so far are finished: the position
+        that was read from the log (`partition.position`) is then the claim's own. It may also when its interval is
+        over, and then it hands messages over as usual from now on.
         """
         if now.mono_ms >= self._until_ms[claim.epoch]:
             self.end(claim)
@@ -51,9 +53,9 @@ class PoisonGuard:
         self._reported.pop(claim.epoch, None)
 
     def report_due(self, claims: Mapping[int, Claim], group: Group) -> bool:
-        """Returns whether to send a heartbeat at once, because a next message waits until the log has its position.
+        """Returns whether to send a heartbeat at once, because a claim's next message waits for it.
 
-        Returns True only once for each position.
+        It waits until the log has the claim's position. Returns True only once for each position.
         """
         for epoch in self._until_ms:
             claim = claims[epoch]

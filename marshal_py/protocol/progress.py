@@ -1,7 +1,7 @@
-"""Progress above a partition's position: finished ranges, and deliveries by earlier owners (PROTOCOL.md 4.2, D1, D11).
+"""Converts progress above a partition's position to the bytes in the log and back (PROTOCOL.md 4.2, D1, D11).
 
-Converts ranges to the bytes in the log and back, and computes what a new owner concludes from them. The fold keeps the
-bytes and never looks into them.
+Progress is which messages above the position are finished, and how often earlier owners delivered the others. This file
+also computes what a new owner concludes from it. The fold keeps the bytes and never looks into them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NUMBER_BYTES_MAX = 9  # of a LEB128: 63 bits
 
 
 class Range(NamedTuple):
-    """The offsets [start, to). `times`: how often each of them was delivered; 0 if they are finished."""
+    """Holds the offsets [start, to). `times`: how often each of them was delivered; 0 if they are finished."""
 
     start: int
     to: int
@@ -23,7 +23,7 @@ class Range(NamedTuple):
 
 
 def encode(position: int, ranges: Iterable[Range]) -> bytes:
-    """Returns the lowest of `ranges` as bytes, as many as fit into PROGRESS_BYTES_MAX.
+    """Returns `ranges` as bytes; leaves out the highest if not all fit into PROGRESS_BYTES_MAX.
 
     `ranges` must be ascending and disjoint, and none may begin below `position`.
     """
@@ -92,7 +92,10 @@ def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Ra
 
 
 def _above(position: int, found: Range) -> list[Range]:
-    """Returns the part of a range above the position; the message at the position is counted separately."""
+    """Returns the part of a range above the position, as a list of one range or none.
+
+    The message at the position is counted separately.
+    """
     start = max(found.start, position + 1)
     return [found._replace(start=start)] if start < found.to else []
 

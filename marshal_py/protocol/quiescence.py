@@ -19,7 +19,7 @@ from marshal_py.protocol.world import Group
 
 
 class Quiescence:
-    """The part of a member that knows whether a short tick is enough."""
+    """Is the part of a member that knows whether a short tick is enough."""
 
     def __init__(self, member: MemberState, rebalancer: Rebalancer, divergence: DivergenceCheck) -> None:
         self.member = member
@@ -27,7 +27,10 @@ class Quiescence:
         self.divergence = divergence
 
     def begin(self, group: Group | None, now: Instant) -> None:
-        """After a whole tick: sets until when ticks may be short (monotonic ms), 0 if the next one must be whole."""
+        """Is called after a whole tick: sets `quiescent_until_ms`, until when ticks may be short (monotonic ms).
+
+        Sets it to 0 if the next tick must be whole.
+        """
         member = self.member
         member.quiescent_until_ms = 0
         if (
@@ -67,7 +70,7 @@ class Quiescence:
         return not self.divergence.accusations and member.liveness.lease.valid(now) and member.liveness.healthy(now)
 
     def tick(self, group: Group, now: Instant, out: Ready) -> int:
-        """Does a short tick; returns when the next tick is due (monotonic ms)."""
+        """Does a short tick; returns the monotonic ms at which the next tick is due."""
         member = self.member
         self.rebalancer.tick_quiescent(group, now, out)
         member.mirror_positions(group, now)

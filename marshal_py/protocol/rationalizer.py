@@ -63,7 +63,10 @@ _LAST_OF_BLOCK: Final = CHECKPOINT_OFFSETS - 1  # CHECKPOINT_OFFSETS is a power 
 
 
 def apply(world: World, offset: int, value: bytes | None) -> Verdict:
-    """Folds the record at `offset`. If the whole log must stop, raises a CoordinationError and changes nothing."""
+    """Folds the record at `offset` into the world and returns the verdict.
+
+    Raises a CoordinationError and changes nothing if the record must stop the whole log.
+    """
     if offset != world.next_offset:
         raise LogGap(world.log, world.next_offset, offset)
     verdict = _judge(world, offset, value)
@@ -150,7 +153,10 @@ def _judge_unowned(
 
 
 def check_protocol(log: int, genesis: Genesis) -> None:
-    """Raises ProtocolOutdated or ProtocolUnknown if the log has another protocol version than this library (L6)."""
+    """Returns if this library has the protocol version that the Genesis names.
+
+    Raises ProtocolOutdated if the log's version is lower, and ProtocolUnknown if it is higher (L6).
+    """
     if genesis.protocol < PROTOCOL_VERSION:
         raise ProtocolOutdated(log, genesis.protocol, PROTOCOL_VERSION)
     if genesis.protocol > PROTOCOL_VERSION:
@@ -161,7 +167,7 @@ def check_protocol(log: int, genesis: Genesis) -> None:
 
 
 def _claim_of(group: Group, session_id: int, epoch: int) -> Partition | None:
-    """Returns the partition that is claimed under `epoch`, None unless this session owns it."""
+    """Returns the partition that is claimed under `epoch`; None if this session does not own it."""
     partition = group.claims.get(epoch)
     return partition if partition is not None and partition.owner == session_id else None
 
@@ -269,7 +275,7 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
 
 
 def _claim_messages(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str | tuple[int, ...]:
-    """Returns the indexes of the ranges that are granted, or the reason why none is."""
+    """Returns the indexes of the ranges that are granted; if none is, the reason for the rejection, a text."""
     if record.session not in group.sessions:
         return "session"
     if group.mode != AT_MOST_ONCE:

@@ -22,7 +22,7 @@ SENT_AT_ONCE: Final = 2_000  # claims at most, and as many releases, in one tick
 
 
 class MemberOptions(Struct, frozen=True, kw_only=True):
-    """The options of one member. Times are in ms; bounds are those of the Join record."""
+    """Holds the options of one member. Times are in ms; bounds are those of the Join record."""
 
     client_id: str
     mode: int = AT_LEAST_ONCE
@@ -45,7 +45,7 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
 
 
 class Wanted(NamedTuple):
-    """A partition for which the driver must look up where reading starts (D5).
+    """Names a partition for which the driver must look up where reading starts (D5).
 
     `earliest`: the partition was added to its topic later, so reading starts at its beginning.
     """
@@ -55,7 +55,7 @@ class Wanted(NamedTuple):
 
 
 class Ready(Struct):
-    """What the driver must do after a tick, in the order of the fields."""
+    """Lists what the driver must do after a tick, in the order of the fields."""
 
     lost: list[tuple[Claim, str]] = field(default_factory=list)  # drop the buffer, stop fetching, report why
     stop_prefetch: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: another member gets it

@@ -1,9 +1,10 @@
 """Decides which evictions, claims, hand-overs and grants a member tries to get (PROTOCOL.md T4, 8, 9).
 
-Whether an attempt succeeds, the fold decides. A mistake in this file costs progress and never safety, because every
-attempt names what it saw (`observed`), so that the fold refuses a stale one. The target is the assignment that
-candidacy.py computes. `act` must be called only while the member is healthy (T9), its lease is valid and
-the group is not paused.
+Whether an attempt succeeds, the fold decides. A mistake in this file costs progress and never safety: every record
+names the version of the state on which its sender decided (`observed`), and the fold rejects the record if that has
+changed. The target is the assignment that candidacy.py computes. The start of a partition is the offset at which
+reading begins if the log has no position of it. `act` must be called only while the member is healthy (T9), its lease
+is valid and the group is not paused.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ START_FRESH_INTERVALS = 1  # a looked-up start is not used when it is older than
 
 
 class Rebalancer:
-    """The part of a member that evicts, claims, hands partitions over and asks for grants."""
+    """Is the part of a member that evicts, claims, hands partitions over and asks for grants."""
 
     def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, divergence: DivergenceCheck) -> None:
         self.member = member
@@ -69,15 +70,15 @@ class Rebalancer:
             del self._starts[tp]
 
     def prefetched(self, tp: TopicPartition) -> None:
-        """Learns that the first data of a partition that is fetched ahead has come, or that there is none (A3)."""
+        """Learns that the first data of `tp`, which the driver fetches ahead, has come, or that there is none (A3)."""
         if self._prefetching.get(tp) is False:
             self._prefetching[tp] = True
             self.member.urgent = True
 
     def claim_read(self, tp: TopicPartition, observed: int) -> bool:
-        """Takes a ClaimingPartition of the own session that was read.
+        """Takes a ClaimingPartition that was read and names the own session. `observed`: the version that it names.
 
-        Returns False if this client never sent it: a clone of its process did (T18).
+        Returns False if this client never sent it, so that a clone of its process did (T18).
         """
         pending = self._claiming.get(tp)
         if pending is not None and pending[0] == observed:
@@ -86,10 +87,11 @@ class Rebalancer:
         return observed <= self._claimed_observed.get(tp, NONE - 1)
 
     def grants_read(self, record: ClaimingMessages, accepted: bool) -> bool:
-        """Takes a ClaimingMessages of the own session that was read.
+        """Takes a ClaimingMessages that was read and names the own session.
 
-        Returns False if this client never sent it: a clone of its process did (T18). The nonce shows that, and what is
-        granted to the clone must not be delivered by this process, too (D2).
+        Returns False if this client never sent it, so that a clone of its process did (T18): its nonce or its ranges
+        are then not those of a record that was sent. What is granted to the clone must not be delivered by this
+        process, too (D2).
         """
         if self._asking is not None and self._asking[0] == record.nonce:
             self._asking = None
@@ -100,7 +102,7 @@ class Rebalancer:
         return sent == record.ranges
 
     def back_off(self, tp: TopicPartition, until_ms: int) -> None:
-        """Makes no claim of `tp` before `until_ms`: another process may do better than this one (D4, D13)."""
+        """Makes no claim of `tp` before `until_ms` (monotonic), because another process may do better (D4, D13)."""
         self._backed_off[tp] = until_ms
 
     def backs_off(self, tp: TopicPartition) -> bool:
@@ -118,9 +120,9 @@ class Rebalancer:
     # --- acting
 
     def ready(self, group: Group) -> tuple[int, ...]:
-        """Returns the epochs, of others' claims, whose partitions this member has fetched ahead (A3).
+        """Returns which partitions of other owners this member has fetched ahead, each by the epoch of its claim (A3).
 
-        If they are more than a heartbeat holds, returns the lowest ones.
+        Returns only the lowest epochs if there are more than a heartbeat holds.
         """
         epochs = []
         for tp, start_prefetch in self._prefetching.items():
@@ -135,7 +137,10 @@ class Rebalancer:
         self._prefetching.clear()
 
     def act(self, group: Group, now: Instant, out: Ready) -> None:
-        """Makes all attempts that are due. While another member's digest differs, it evicts but claims nothing (G6)."""
+        """Sends all evictions, claims and requests for grants that are due, and hands partitions over.
+
+        While another member's digest differs from the own one, it evicts but claims nothing (G6).
+        """
         self._now_ms, self._more = now.mono_ms, False
         self.candidacy.refresh(group)
         self.topics.write(group, self.candidacy, now, out)
@@ -150,16 +155,20 @@ class Rebalancer:
         self.ask_grants(group, now, out)
 
     def settled(self) -> bool:
-        """Returns whether the last `act` left no claim in flight, no partition to take or give, no silent session."""
+        """Returns whether `act` has nothing to do until the world changes or a wait is over, as of its last call.
+
+        So it is if no claim is in flight, no session may be evicted, and the target moves no partition to or from this
+        member.
+        """
         seen = self.candidacy
         return not (
             self._claiming or self._prefetching or seen.outdated or seen.taking or seen.giving or seen.waited_out
         )
 
     def next_ms(self, now: Instant) -> int | None:
-        """Returns the monotonic ms at which `act` is due again for another reason than a wait.
+        """Returns the monotonic ms at which `act` must be called again because it has put work off.
 
-        None if there is no such reason, or if `act` was not called at `now`.
+        Returns None if it has put nothing off, or if it was not called at `now`. The ends of waits are not considered.
         """
         if self._now_ms != now.mono_ms:
             return None
@@ -224,7 +233,7 @@ class Rebalancer:
             self._try(group, tp, observed, now, out)
 
     def _try(self, group: Group, tp: TopicPartition, observed: int, now: Instant, out: Ready) -> None:
-        """Sends one claim. If the log has no position of the partition, asks the driver for its start before."""
+        """Sends one claim. If the log has no position of the partition, first asks the driver for the start (D5)."""
         pending = self._claiming.get(tp)
         if self.backs_off(tp) or (
             pending is not None and pending[0] == observed and not self.member.retry_due(pending[1], now)
@@ -248,9 +257,9 @@ class Rebalancer:
         out.send.append(ClaimingPartition(self.member.session, tp.topic, tp.partition, observed, start))
 
     def _hand_over(self, group: Group, now: Instant) -> None:
-        """As the owner: stops claims whose partitions the target gives to a member that has fetched them ahead (A3).
+        """Stops own claims whose partitions the target gives to a member that has fetched them ahead (A3).
 
-        Handlers may finish for hand_over_timeout_ms, then releases.py releases the claim. If the successor is gone
+        Handlers may finish for hand_over_timeout_ms, then releases.py releases the claim. If that member is gone
         before, delivery continues.
         """
         me, seen = self.member.session, self.candidacy
@@ -275,7 +284,10 @@ class Rebalancer:
         return frozenset(session.ready)
 
     def _prefetch(self, group: Group, out: Ready) -> None:
-        """As the successor: fetches ahead the partitions that the target gives to this member and others own (A3)."""
+        """Asks the driver to fetch ahead the partitions that the target gives to this member and others own (A3).
+
+        Stops fetching ahead what is no longer among these partitions.
+        """
         taking, me = [] if self.member.stop_prepared else self.candidacy.taking, self.member.session
         if not taking and not self._prefetching:
             return
@@ -323,7 +335,10 @@ class Rebalancer:
             out.send.append(ClaimingMessages(self.member.session, tuple(ranges), nonce))
 
     def _range_of(self, group: Group, claim: Claim) -> MessageRange | None:
-        """Returns the range to ask for in one claim; None if there is none, as when all of its offer is granted."""
+        """Returns the range of offsets to ask for in one claim; None if there is nothing to ask for now.
+
+        The range begins in what was fetched and not granted yet (`Claim.offer`).
+        """
         offer, tracker = claim.offer, claim.tracker
         if offer is None or claim.phase is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
             return None

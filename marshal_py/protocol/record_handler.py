@@ -49,7 +49,7 @@ EVICTED_KEPT: Final = 1_000  # their partitions are claimed long before so many 
 
 
 class RecordHandler:
-    """The part of a member that reads records."""
+    """Is the part of a member that reads records."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class RecordHandler:
             self._shape_changed(group, verdict, now)
 
     def _read_admin_record(self, record: Record, at: int) -> None:
-        """Takes an accepted record of an admin or about a topic; tells the user what concerns this client's topics."""
+        """Takes an accepted record of an admin or about a topic; queues the advisories on this client's topics."""
         member = self.member
         if isinstance(record, Topology):
             self.topics.read(record)
@@ -157,7 +157,10 @@ class RecordHandler:
             member.request_tick()
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
-        """Adopts the session that the newest own Join begins. A session that an older one begins is left (T14)."""
+        """Makes the session that the newest own Join begins the member's session.
+
+        Sessions that older Joins of this client begin are kept in `orphaned_sessions`, and ticks leave them (T14).
+        """
         member = self.member
         sent = member.liveness.read_join(record.instance_id, False)
         if sent is None:
@@ -235,7 +238,10 @@ class RecordHandler:
                 claim.tracker.asked = None
 
     def _shape_changed(self, group: Group, verdict: Verdict, now: Instant) -> None:
-        """After a change of `Group.shape`: ends own claims and the own session if the world no longer has them."""
+        """Ends own claims and the own session if the world no longer has them.
+
+        Is called when a record has changed `Group.shape`, that is, more than positions and counts.
+        """
         member = self.member
         if group.opaque_at != NONE:
             member.end(GroupOpaque(member.name, group.opaque_at))

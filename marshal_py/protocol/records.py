@@ -63,7 +63,12 @@ def clipped(text: str) -> str:
 
 
 class ClaimState(Struct, array_like=True, frozen=True, gc=False):
-    """The state of one claim in a heartbeat, sent if it differs from the folded world (T11)."""
+    """Reports the state of one claim in a heartbeat; sent only if it differs from the folded world (T11).
+
+    `position`: the next offset that a new owner must read. `lag`: by how many offsets the owner is behind the
+    partition's end. `in_flight`: how many messages handlers have. `attempts`: how often the message at the position
+    counts as delivered if the owner dies now.
+    """
 
     epoch: Offset
     position: Offset
@@ -74,7 +79,7 @@ class ClaimState(Struct, array_like=True, frozen=True, gc=False):
 
 
 class MessageRange(Struct, array_like=True, frozen=True, gc=False):
-    """The offsets [start, to) that a ClaimingMessages asks for in one partition (F5.1).
+    """Names the offsets [start, to) that a ClaimingMessages asks for in one partition (F5.1).
 
     `from_` (`from` on the wire) is the partition's position as the sender saw it; offsets below `start` are skipped.
     """
@@ -96,7 +101,11 @@ class PauseWaited(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Checkpoint(Struct, array_like=True, frozen=True, gc=False):
-    """The digests of the group's state and of the log's chain that the sender has at checkpoint `at` (G4)."""
+    """Holds the digests of the group's state and of the log's chain that the sender has at checkpoint `at` (G4).
+
+    A checkpoint is an offset at which all readers compute digests. `fold`: the version of the rules that the sender
+    folds by.
+    """
 
     at: Offset
     state: U64
@@ -105,7 +114,7 @@ class Checkpoint(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Move(Struct, array_like=True, frozen=True, gc=False):
-    """Moves one partition to `position`, as a part of a SetPosition."""
+    """Moves one partition to `position`, as a part of a SetPosition. `observed`: the partition's version."""
 
     topic: Id
     partition: Partition
@@ -117,7 +126,7 @@ class Move(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Mapping(Struct, array_like=True, frozen=True):
-    """The partitions that an admin gives to the members with one name."""
+    """Lists the partitions that an admin gives to the members with one name."""
 
     member: Id
     partitions: Annotated[tuple[Partition, ...], Meta(max_length=100_000)]
@@ -127,7 +136,10 @@ class Mapping(Struct, array_like=True, frozen=True):
 
 
 class Genesis(Struct, array_like=True, frozen=True, tag=0):
-    """Begins a log and names its incarnation (L3, L4)."""
+    """Begins a log and names its incarnation, 16 random bytes (L3, L4).
+
+    `partitions`: how many logs the coordination topic has. `hash`: the name of the function that finds a group's log.
+    """
 
     incarnation: Bytes16
     partitions: Partitions
@@ -164,7 +176,10 @@ class Join(Struct, array_like=True, frozen=True, tag=1):
 
 
 class Heartbeat(Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """Extends a session, and reports what has changed in its claims (rule 2)."""
+    """Extends a session, and reports what has changed in its claims (rule 2).
+
+    `ready`: the epochs of others' claims whose partitions the sender has fetched ahead (A3).
+    """
 
     session: Offset
     sequence: Offset
@@ -186,7 +201,7 @@ class Leave(Struct, array_like=True, frozen=True, tag=3):
 
 
 class Evict(Struct, array_like=True, frozen=True, tag=4):
-    """Ends a silent session on which the sender has waited for long enough (F3.2)."""
+    """Ends a silent session on which the sender has waited for `waited_ms`, which must be long enough (F3.2)."""
 
     session: Offset
     observed: Offset
@@ -261,7 +276,7 @@ class ReleaseGroup(Struct, array_like=True, frozen=True, tag=8):
 
 
 class SetPosition(Struct, array_like=True, frozen=True, tag=9):
-    """Moves positions of a paused group: all that it names, or none (rule 8)."""
+    """Moves positions of a paused group: either all partitions that it names are moved, or none (rule 8)."""
 
     token: Offset
     moves: Annotated[tuple[Move, ...], Meta(max_length=100_000)]
@@ -273,7 +288,10 @@ class SetPosition(Struct, array_like=True, frozen=True, tag=9):
 
 
 class Topology(Struct, array_like=True, frozen=True, tag=10):
-    """Reports a topic's partition count, and its id in the cluster, "" if not known (F9.1-F9.3, F9.10)."""
+    """Reports how many partitions a topic has, and its id in the cluster (F9.1-F9.3, F9.10).
+
+    `topic_id` is "" if it is not known.
+    """
 
     topic: Id
     partitions: Partitions
@@ -315,7 +333,7 @@ class GroupConfig(Struct, array_like=True, frozen=True, tag=11):
 
 
 class StepDown(Struct, array_like=True, frozen=True, tag=12):
-    """Marks a session, so that it comes last among the candidates for partitions (F9.8, F9.9)."""
+    """Makes a session come last among the candidates for partitions (F9.8, F9.9)."""
 
     session: Offset
     observed: OffsetOrNone
@@ -329,8 +347,8 @@ class StepDown(Struct, array_like=True, frozen=True, tag=12):
 class Note(Struct, array_like=True, frozen=True, tag=13):
     """Records an event, and changes no state. `from_` is `from` on the wire.
 
-    A Note of kind `probe` tells only its sender something: when it reads the Note, it has read up to what was the log's
-    end when it sent the Note (T2, T10).
+    A Note of kind `probe` proves something to its sender alone: when the sender reads it, it has read the log up to
+    where the log ended when the Note was sent (T2, T10).
     """
 
     session: OffsetOrNone
@@ -346,7 +364,11 @@ class Note(Struct, array_like=True, frozen=True, tag=13):
 
 
 class Snapshot(Struct, array_like=True, frozen=True, tag=14):
-    """Carries a chunk of a log's state at checkpoint `at`, and changes no state itself (F10.1)."""
+    """Carries one chunk of a log's state at checkpoint `at`; reading it changes no state (F10.1).
+
+    `chunk` is the chunk's number from 0 on, `chunks` how many there are. `state`, `chain`: the digests at `at`. A
+    Snapshot without data is a witness: its writer came to the same digests (snapshot.py).
+    """
 
     genesis: Genesis
     instance: Bytes16

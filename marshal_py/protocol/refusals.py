@@ -21,7 +21,7 @@ LEFT_INTERVALS: Final = 5  # for so long a member does not claim a partition aga
 
 
 class Refusals:
-    """The part of a member that knows which members could not read which partitions."""
+    """Is the part of a member that knows which members could not read which partitions."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
@@ -55,11 +55,11 @@ class Refusals:
         return not any(claim.phase is ClaimPhase.OPEN for claim in member.claims.values())
 
     def _all_tried(self, group: Group, tp: TopicPartition, position: int) -> bool:
-        """Returns whether every live member of this topic, also this one, has given it up at this position before.
+        """Returns whether every live member that consumes the topic has given the partition up at this position before.
 
-        So a partition is parked only when its owner fails a second time. A trouble that passes then needs no admin, for
-        example a permission that is granted a little later; nor does a single client without the permission, because it
-        ends before it would try a second time.
+        This member is one of them, so a partition is parked only when its owner fails a second time. A trouble that
+        passes then needs no admin, for example a permission that is granted a little later; nor does a single client
+        without the permission, because it ends before it would try a second time.
         """
         noted = self._noted.get(tp, {})
         for session in [session for session in noted if session not in group.sessions]:

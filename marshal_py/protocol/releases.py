@@ -20,7 +20,7 @@ from marshal_py.protocol.world import Group
 
 
 class Releases:
-    """The part of a member that releases claims."""
+    """Is the part of a member that releases claims."""
 
     def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, rebalancer: Rebalancer) -> None:
         self.member = member
@@ -43,7 +43,10 @@ class Releases:
         self._release_drained(group, now)
 
     def _stop_stuck(self, claim: Claim, now: Instant) -> None:
-        """Stops a claim whose handler hangs: heartbeats alone must not keep its partition in this process (D4)."""
+        """Stops a claim whose handler hangs, and leaves its partition to other members for a while (D4).
+
+        Without this, heartbeats alone would keep the partition in this process.
+        """
         if claim.phase in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
@@ -80,7 +83,7 @@ class Releases:
                 self.member.advise("revoking", claim.tp, epoch=claim.epoch, text=claim.reason)
 
     def next_ms(self, now: Instant) -> int | None:
-        """Returns the monotonic ms at which `act` is due again, None if no claim waits for a known moment."""
+        """Returns the monotonic ms at which `act` must be called again; None if no claim waits for a known moment."""
         if self._more and self.member.claims:
             return now.mono_ms + 1
         nearest: int | None = None

@@ -118,7 +118,7 @@ _DECODER: Final = Decoder(_State)
 
 
 class Key(Struct, frozen=True, array_like=True):
-    """The fields that all chunks of one snapshot share (N1)."""
+    """Holds the fields that all chunks of one snapshot share (N1)."""
 
     instance: Bytes16
     at: int
@@ -128,7 +128,7 @@ class Key(Struct, frozen=True, array_like=True):
 
 
 class Stored(Struct):
-    """A snapshot whose chunks were all read."""
+    """Holds a snapshot whose chunks were all read."""
 
     key: Key
     genesis: Genesis
@@ -141,7 +141,7 @@ class Stored(Struct):
 
     @property
     def confirmed(self) -> bool:
-        """Whether any client vouches for it (N5); if the writer was alone, it does so itself (`self_audit`)."""
+        """Returns whether any client vouches for it (N5); a writer that is alone vouches for itself (`self_audit`)."""
         return bool(self.witnesses)
 
     @property
@@ -215,8 +215,8 @@ def _packed(group: Group) -> _Group:
 def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes | None = None) -> World | None:
     """Returns the world as it was at the snapshot's checkpoint, None if the snapshot's bytes are not valid (N4).
 
-    Raises TopicRecreated if it names another incarnation than the reader knows, ProtocolOutdated or ProtocolUnknown if
-    it is of a log of another protocol (L6).
+    `log`, `root` and `expected` are those of `World`. Raises TopicRecreated if the snapshot names another incarnation
+    than the reader knows, and ProtocolOutdated or ProtocolUnknown if its log has another protocol version (L6).
     """
     incarnation = stored.genesis.incarnation
     known = expected if root is None else root.incarnation
@@ -243,7 +243,10 @@ def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes 
 
 
 def _group(packed: _Group, at: int) -> Group | None:
-    """Returns a group of the snapshot; None if it breaks an invariant of world.py, so that no fold results in it."""
+    """Returns a group of the snapshot, or None if it breaks an invariant of world.py.
+
+    No fold results in such a group.
+    """
     group = Group(packed.name)
     group.mode, group.pause_change, group.pause_duration_ms = packed.mode, packed.pause_change, packed.pause_duration_ms
     group.deleted_at = packed.deleted_at
@@ -309,7 +312,10 @@ def _coherent(group: Group, at: int) -> bool:
 
 
 def split(genesis: Genesis, instance: bytes, at: int, state: int, chain: int, data: bytes) -> list[Snapshot]:
-    """Cuts a snapshot's bytes into Snapshot records (N1). `state`, `chain`: the digests at checkpoint `at`."""
+    """Cuts a snapshot's bytes `data` into Snapshot records (N1).
+
+    `instance`: the writer's instance id. `state`, `chain`: the digests at checkpoint `at`.
+    """
     count = max(1, -(-len(data) // CHUNK_BYTES))
     return [
         Snapshot(
@@ -320,7 +326,10 @@ def split(genesis: Genesis, instance: bytes, at: int, state: int, chain: int, da
 
 
 def witness(genesis: Genesis, instance: bytes, at: int, state: int, chain: int) -> Snapshot:
-    """Returns the record by which `instance` vouches for the snapshots with these digests at `at` (N5)."""
+    """Returns the record by which a client vouches for the snapshots that have these digests at `at` (N5).
+
+    `instance`: the client's instance id.
+    """
     return Snapshot(genesis, instance, at, 0, 1, state, chain, b"")
 
 
@@ -333,17 +342,26 @@ def founding(genesis: Genesis, log: int, instance: bytes, at: int) -> list[Snaps
 
 
 class SnapshotStore:
-    """Joins the chunks and witnesses that are read, in any order. A copy of a record changes nothing (N1)."""
+    """Joins the chunks and witnesses of a log's snapshots, in whatever order they are read (N1).
+
+    A copy of a record changes nothing.
+    """
 
     def __init__(self, incarnation: bytes | None = None) -> None:
-        """`incarnation`: of the log, if it is known; snapshots that name another one are then ignored (E2)."""
+        """Begins empty. `incarnation`: that of the log, None if it is not known.
+
+        Snapshots that name another incarnation are ignored if it is known (E2).
+        """
         self.incarnation = incarnation
         self.whole: dict[Key, Stored] = {}
         self._open: dict[Key, dict[int, bytes]] = {}
         self._vouched: dict[tuple[int, int, int], set[bytes]] = {}
 
     def take(self, record: Snapshot, offset: int) -> Stored | None:
-        """Takes the record at this offset; returns the snapshot that it completes or vouches for, None without one."""
+        """Takes the record that was read at `offset`.
+
+        Returns the snapshot whose last missing chunk this was, or for which the record vouches; None if there is none.
+        """
         if self.incarnation is not None and record.genesis.incarnation != self.incarnation:
             return None
         if record.at > offset:
@@ -383,9 +401,10 @@ class SnapshotStore:
         self._vouched = {named: by for named, by in self._vouched.items() if named[0] >= at}
 
     def confirmed(self, first: int = 0) -> list[Stored]:
-        """Returns confirmed snapshots from which a log that begins at offset `first` can be read on, newest first.
+        """Returns, newest first, the confirmed snapshots at checkpoints from `first` on.
 
-        Of several with the same checkpoint and digests it returns one.
+        From these a log whose first offset is `first` can be read on. Of several snapshots with the same checkpoint and
+        digests it returns one.
         """
         found: dict[tuple[int, int, int], Stored] = {}
         for stored in self.whole.values():

@@ -29,7 +29,7 @@ CHECKPOINTS_HELD: Final = 1_024  # own digests kept: a snapshot is read seconds 
 
 
 class SnapshotTasks(Struct):
-    """What the driver must do after a tick."""
+    """Lists what the driver must do after a tick."""
 
     send: list[Snapshot] = field(default_factory=list)  # to the log, under no group
     evict: list[tuple[str, Evict]] = field(default_factory=list)  # to the log, under the group that is named
@@ -38,7 +38,7 @@ class SnapshotTasks(Struct):
 
 
 class Snapshotter:
-    """The part of a process that handles the snapshots of one log."""
+    """Is the part of a process that handles the snapshots of one log."""
 
     def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
         self.world = world
@@ -91,7 +91,10 @@ class Snapshotter:
             self._written += self.write() or ()
 
     def write(self) -> list[Snapshot] | None:
-        """Returns the world, which must be at a checkpoint, as Snapshot records; None if `state_of` gives None (N7)."""
+        """Returns the world, which must be at a checkpoint, as Snapshot records (N7).
+
+        Returns None if this version cannot read the records of some group, or if no Genesis was read.
+        """
         world, data = self.world, snapshot.state_of(self.world)
         if data is None or world.genesis is None:
             return None
@@ -177,9 +180,10 @@ class Snapshotter:
                 tasks.send.append(snapshot.witness(stored.genesis, self.instance, at, key.state, key.chain))
 
     def audited(self, stored: Stored, again: World | None) -> list[Snapshot]:
-        """Answers `SnapshotTasks.audit`: `again` is the log folded again, None if that failed (N6).
+        """Is called by the driver when it has read and folded the log again, as `SnapshotTasks.audit` asked (N6).
 
-        Returns the witness to send; nothing if the snapshot differs from `again`.
+        `stored`: the snapshot that is checked. `again`: the world that the second fold gave at its checkpoint, None if
+        it failed. Returns the witness record to send; an empty list if the snapshot differs from `again`.
         """
         self._audits.discard(stored.at)
         self._to_judge.pop(stored.at, None)
@@ -194,7 +198,7 @@ class Snapshotter:
 
     @property
     def confirmed_at(self) -> int:
-        """The checkpoint of the newest confirmed snapshot that was read, -1 if there is none."""
+        """Returns the checkpoint of the newest confirmed snapshot that was read, -1 if there is none."""
         confirmed = self.store.confirmed()
         return confirmed[0].at if confirmed else NONE
 

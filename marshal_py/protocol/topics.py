@@ -21,7 +21,7 @@ REPLACED_IDS_KEPT: Final = 100  # no broker lags so far behind that it still rep
 
 
 class Topics:
-    """The part of a member that knows the cluster's metadata of its topics."""
+    """Is the part of a member that knows the cluster's metadata of its topics."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
@@ -32,9 +32,10 @@ class Topics:
         self._sent: dict[str, tuple[int, str, int]] = {}  # topic -> (count, id, sent ms) of the newest Topology
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """Takes what the cluster's metadata says of a topic; returns whether its count or id is new.
+        """Takes the partition count and the id of a topic in the cluster; returns whether one of them is new.
 
-        A broker that lags behind the others may still report an id that the log has replaced; such a report is ignored.
+        `topic_id` is "" if it is not known. A broker that lags behind the others may still report an id that the log
+        has replaced; such a report is ignored.
         """
         if topic_id in self._replaced_ids:
             return False
@@ -56,11 +57,14 @@ class Topics:
         return known is not None and "" not in (known.id, found) and known.id != found
 
     def unfit(self, group: Group, tp: TopicPartition) -> str:
-        """Returns why the owner of this partition must park it; "" if it can be consumed."""
+        """Returns why the owner of this partition must park it, as the name of an error; "" if it can be consumed."""
         return parking.RECREATED if self.recreated(group, tp.topic) else ""
 
     def park(self, group: Group, now: Instant) -> None:
-        """Stops the claims on recreated topics, so that their Releases park the partitions (D10)."""
+        """Stops delivery of this member's claims on recreated topics (D10).
+
+        When their handlers are done or an interval is over, releases.py sends a Release that parks the partition.
+        """
         if not any(self.recreated(group, topic) for topic in self.ids):
             return
         for claim in self.member.claims.values():
@@ -69,7 +73,7 @@ class Topics:
                 claim.park(reason, parking.PARKED_REASON, now.mono_ms + self.member.options.interval_ms)
 
     def read(self, record: Topology) -> None:
-        """Takes an accepted Topology: if it names another id, forgets what this member knew of the old topic."""
+        """Takes an accepted Topology. If it changes the topic's id, forgets what this member knew of the old topic."""
         before = self._log_ids.get(record.topic, "")
         if record.topic_id:
             self._log_ids[record.topic] = record.topic_id
@@ -82,7 +86,10 @@ class Topics:
             self.counts.pop(record.topic, None)
 
     def write(self, group: Group, candidacy: Candidacy, now: Instant, out: Ready) -> None:
-        """Writes a Topology where cluster and log differ. Each rank waits longer, so that usually one member does."""
+        """Writes a Topology for each topic whose count or id in the cluster differs from the log.
+
+        A member of rank k waits k thirds of an interval before, so that usually only one member writes.
+        """
         member = self.member
         for topic, count in self.counts.items():
             known, found = group.topics.get(topic), self.ids.get(topic, "")

@@ -1,4 +1,4 @@
-"""Changes that several rules of the fold share: free a claim, end a session, begin a generation (PROTOCOL.md 5).
+"""Makes changes that several rules of the fold share: free a claim, end a session, begin a generation (PROTOCOL.md 5).
 
 Only rationalizer.py and admin_rules.py call these.
 """
@@ -10,7 +10,10 @@ from marshal_py.protocol.world import Change, Group, Partition, Session, hash64
 
 
 def reshape(group: Group, entry: Change) -> None:
-    """Marks an entry as changed in more than its position: assignments and digests are then computed again."""
+    """Notes that an entry of the group has changed in more than its position.
+
+    Members then compute assignments again, and the entry's share of the digest is computed again.
+    """
     group.shape += 1
     group.changes.append(entry)
     group.dirty.add(entry)
@@ -25,7 +28,10 @@ def partition_of(group: Group, tp: TopicPartition) -> Partition:
 
 
 def free(group: Group, partition: Partition, successor: int) -> None:
-    """Takes a claim from its owner (F3.3, F6.4). Position, generation, version, counts and progress stay."""
+    """Takes a claim from its owner (F3.3, F6.4). Position, generation, version, counts and progress stay.
+
+    `successor`: the session that should claim the partition next, or NONE.
+    """
     session = group.sessions[partition.owner]
     session.epochs.discard(partition.epoch)
     if partition.tp.partition >= 0:
@@ -47,7 +53,11 @@ def end_session(group: Group, session: Session) -> None:
 
 
 def begin_generation(group: Group, partition: Partition) -> None:
-    """Begins a new generation (PROTOCOL.md 5): figures, progress and parking of the old one are dropped."""
+    """Begins a new generation of a partition (PROTOCOL.md 5).
+
+    Drops the counts (lag, messages in flight, deliveries) and the progress of the old one; the partition is no longer
+    parked.
+    """
     partition.generation += 1
     partition.lag = partition.in_flight = partition.attempts = 0
     partition.progress, partition.parked = b"", ""
@@ -55,7 +65,10 @@ def begin_generation(group: Group, partition: Partition) -> None:
 
 
 def forget_position(group: Group, partition: Partition, offset: int) -> None:
-    """Removes a partition's position (F9.2). The fold then refuses records that name the old version."""
+    """Removes a partition's position and makes `offset` its version (F9.2).
+
+    So the fold refuses records that name the old version.
+    """
     partition.position = NONE
     partition.version = offset
     begin_generation(group, partition)

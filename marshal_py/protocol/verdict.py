@@ -1,4 +1,4 @@
-"""The verdict: what the fold decided about one record (PROTOCOL.md F10.2). Values only."""
+"""Defines the verdict: what the fold decided about one record (PROTOCOL.md F10.2). Holds values only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from marshal_py.protocol.records import Record
 
 
 class Outcome(IntEnum):
-    """What the fold did with a record (F10.2): a rejected one breaks a rule, an ignored one is judged by no rule."""
+    """Says what the fold did with a record: a rejected one breaks a rule, an ignored one no rule judges (F10.2)."""
 
     ACCEPTED = 0
     REJECTED = 1
@@ -18,10 +18,10 @@ class Outcome(IntEnum):
 
 
 class Verdict(Struct, frozen=True, gc=False):
-    """What the fold decided about one record (F10.2). `reason` is "" if accepted.
+    """Says what the fold decided about one record (F10.2). `reason` is "" if it was accepted, else a word for why not.
 
-    `group`: "" if the record belongs to none. `granted`: for an accepted ClaimingMessages, the indexes of
-    the ranges that were granted (F5.2).
+    `group`: "" if the record belongs to none. `granted`: for an accepted ClaimingMessages, the indexes of the ranges
+    that were granted (F5.2).
     """
 
     offset: int

@@ -51,10 +51,10 @@ def text_hash(text: str) -> int:
 
 
 class Topic(Struct, gc=False, eq=False):
-    """What the log says about one topic of a group (F9.1-F9.3, F9.10).
+    """Holds what the log says about one topic of a group (F9.1-F9.3, F9.10).
 
-    `offset`: of the newest accepted Topology. `first_count`: the first accepted partition count, 0 once the topic was
-    deleted and created again. `id`: the topic's id in the cluster, "" if it is not known.
+    `offset`: that of the newest Topology that the fold accepted. `first_count`: the first partition count, but 0 after
+    the topic was deleted and created again. `id`: the topic's id in the cluster, "" if it is not known.
     """
 
     name_hash: int
@@ -69,9 +69,9 @@ class Topic(Struct, gc=False, eq=False):
 
 
 class Session(Struct, eq=False):
-    """A live session. `join` is the record that began it, `join_body` the bytes of that record; they never change.
+    """Holds the state of a live session. `join` is the record that began it, `join_body` its bytes; they never change.
 
-    `extended`: offset of the newest record that extended it. `mark`: offset of its last StepDown, NONE without one.
+    `extended`: offset of the newest record that extended it. `mark`: offset of its last StepDown, NONE if it has none.
     """
 
     id: int
@@ -92,7 +92,10 @@ class Session(Struct, eq=False):
 
 
 class Partition(Struct, gc=False, eq=False):
-    """The state of one partition of a group, of a topic that is claimed whole, or of the pin."""
+    """Holds the state of one partition of a group, of a whole topic, or of the pin.
+
+    The pin is the claim of the whole group (identity.py).
+    """
 
     tp: TopicPartition
     name_hash: int
@@ -141,7 +144,7 @@ class Partition(Struct, gc=False, eq=False):
 
 
 class Group:
-    """Everything that the log says about one group (PROTOCOL.md 5)."""
+    """Holds everything that the log says about one group (PROTOCOL.md 5)."""
 
     __slots__ = (
         "changes",
@@ -197,7 +200,10 @@ class Group:
         return self.config is not None and self.config.deleted
 
     def changed_since(self, shape: int) -> list[Change] | None:
-        """Returns what changed since `Group.shape` had this value; None if that is not known any more."""
+        """Returns the entries that changed after `Group.shape` had the value `shape`, oldest first.
+
+        Returns None if more changed than `Group.changes` keeps.
+        """
         missed = self.shape - shape
         if shape < 0 or missed > len(self.changes):
             return None
@@ -206,13 +212,17 @@ class Group:
     def topology_offset(self, topic: str) -> int:
         """Returns what a Topology of this topic must name as `observed` (F9.1).
 
-        That is the offset of the topic's last Topology; without one, that of the group's deletion; without that, NONE.
+        That is the offset of the topic's last Topology. If the log has none, it is the offset of the group's last
+        deletion, and NONE if the group was never deleted.
         """
         known = self.topics.get(topic)
         return self.deleted_at if known is None else known.offset
 
     def writes_version(self, own: int) -> int:
-        """Returns the newest record version that the writer, which reads up to `own`, and all members read (E8)."""
+        """Returns the newest record version that the writer and all live sessions can read (E8).
+
+        `own`: the newest version that the writer reads.
+        """
         return min([own, *(session.join.reads_version for session in self.sessions.values())])
 
     def parked(self, tp: TopicPartition) -> str:
@@ -293,7 +303,7 @@ Change = Topic | Session | Partition | Group  # an entry; Group: a pause, new se
 
 
 class World:
-    """One folded log: its Genesis, groups, next offset, chain digest and counters."""
+    """Holds one folded log: its Genesis, groups, next offset, chain digest and counters."""
 
     __slots__ = (
         "began_at",
@@ -315,9 +325,10 @@ class World:
     )
 
     def __init__(self, log: int = 0, root: Genesis | None = None, expected: bytes | None = None) -> None:
-        """`log`: the number of the coordination partition. `root`: the Genesis of log 0, needed if `log` > 0 (L4).
+        """Begins an empty world. `log`: the number of the coordination partition.
 
-        `expected`: the incarnation that the reader already knows; None if it knows none (L6).
+        `root`: the Genesis of log 0, needed if `log` > 0 (L4). `expected`: the incarnation that the reader already
+        knows, None if it knows none (L6).
         """
         self.log = log
         self.root = root
@@ -342,9 +353,9 @@ class World:
         return own if known is None else known.writes_version(own)
 
     def digests_at(self, group: str, at: int) -> tuple[int, int] | None:
-        """Returns the digests of a watched group's state and of the log's chain at checkpoint `at`; None if not known.
+        """Returns the digests of a watched group's state and of the log's chain at checkpoint `at`, in this order.
 
-        A digest that is 0 by chance counts as unknown.
+        Returns None if they are not kept. A digest that is 0 by chance counts as not kept.
         """
         states = self.states.get(group)
         if states is None or at % CHECKPOINT_OFFSETS or not 0 <= self.chain_at - at < len(states) * CHECKPOINT_OFFSETS:
@@ -353,7 +364,10 @@ class World:
         return (states[slot], self.chains[slot]) if states[slot] else None
 
     def end_block(self) -> None:
-        """Closes a block of 16 values: the chain digest moves to the next checkpoint (G2)."""
+        """Adds the 16 values since the last checkpoint to the chain digest (G2).
+
+        Then computes the digests of the watched groups, which are kept for this checkpoint.
+        """
         self.chain_at += CHECKPOINT_OFFSETS
         lengths = [NULL_LENGTH if value is None else len(value) for value in self.pending]
         head = _CHAIN(self.chain, self.chain_at, *lengths)

@@ -19,7 +19,7 @@ SWEEPS_MAX: Final = 100  # over all pools; the first few change nearly everythin
 
 
 def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
-    """Returns which session should own each partition. `order`: the candidates.
+    """Returns which session should own each partition. `order`: the ids of the candidates.
 
     Members compute the same target if they hold the same world and have the same candidates.
     """

@@ -1,4 +1,4 @@
-"""What every policy starts from: the candidates in order, and the partitions that each already has.
+"""Computes what every policy starts from: the candidates in order, and the partitions that each already has.
 
 A candidate is a session that may be given partitions. Topics that the same candidates consume form one **pool**. A
 policy first decides how many partitions of a pool each candidate gets (slots.py); `distribute` then decides which ones.
@@ -28,7 +28,7 @@ def candidate_order(group: Group, waited_out: Container[int]) -> list[int]:
 
 
 class Candidate:
-    """One candidate while a target is being computed: what it may take, and how much it has in all pools."""
+    """Holds what one candidate may take, and how much it has in all pools, while a target is being computed."""
 
     __slots__ = ("claims_max", "count", "id", "order", "standby", "topics", "weight")
 
@@ -44,7 +44,7 @@ class Candidate:
 
 
 class Pool:
-    """Topics that the same candidates consume: their partitions, and who has which of them."""
+    """Holds topics that the same candidates consume: their partitions, and who has which of them."""
 
     __slots__ = ("candidates", "counts", "held", "standby", "tps")
 
@@ -67,7 +67,7 @@ def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candi
 
 
 def pools_of(group: Group, candidates: dict[int, Candidate]) -> list[Pool]:
-    """Returns the pools of all partitions that the log knows, that are not parked and that a candidate consumes."""
+    """Returns the pools. They hold all partitions that the log knows, a candidate consumes and that are not parked."""
     alike: dict[frozenset[str], list[Candidate]] = {}
     for candidate in candidates.values():
         alike.setdefault(candidate.topics, []).append(candidate)
@@ -134,11 +134,11 @@ def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collect
 
 
 def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
-    """Returns which session gets each partition, once a policy has set the counts.
+    """Returns which session gets each partition, after a policy has set how many each candidate gets.
 
-    Each candidate keeps the lowest of the partitions that it has, up to its count. The rest goes in order to the
-    candidates that lack some. So the result stays the same when it was carried out in part: a candidate that got a
-    partition lacks one less, and all others still get the same ones.
+    Each candidate keeps the lowest of the partitions that it has, up to its count. The other partitions go, in order,
+    to the candidates that have fewer than their count. The result stays the same when it was carried out in part: a
+    candidate that got one of its partitions keeps it, and all others still get the same ones.
     """
     found: dict[TopicPartition, int] = {}
     for pool in pools:

@@ -1,4 +1,4 @@
-"""How many partitions of a pool each candidate gets: slots are filled, the lowest first (PROTOCOL.md A1).
+"""Computes how many partitions of a pool each candidate gets: slots are filled, the lowest first (PROTOCOL.md A1).
 
 A slot is a candidate's place for one partition: its k-th partition, at capacity w, fills its slot of height k / w. A
 candidate has at most claims_max slots. What it has in other pools fills its lowest slots, so a pool gives it higher
@@ -15,9 +15,9 @@ from marshal_py.protocol.assignment.candidates import Pool
 def fill(pool: Pool, *, moves: bool) -> bool:
     """Sets how many partitions of a pool each candidate gets; returns whether that has changed.
 
-    With `moves` all slots are filled from the lowest on, so an owner may get fewer than it has. Without it each
-    candidate keeps as many as it has, and only free partitions are added. Of slots of the same height, those that are
-    filled already come first, so that nothing moves without need.
+    If `moves` is true, all slots are filled from the lowest on, so an owner may get fewer than it has. If it is false,
+    each candidate keeps as many as it has, and only free partitions are added. Among slots of the same height, those
+    that are filled already come first, so that nothing moves without need.
     """
     candidates, before = pool.candidates, pool.counts
     others = [candidate.count - count for candidate, count in zip(candidates, before, strict=True)]
