@@ -1,4 +1,4 @@
-"""What a log says, for people and programs: explanations, tables, advisories, rates.
+"""Turns a log into what people and programs want to know: explanations, tables, advisories, rates.
 
 Pure: nothing here reads a clock or a cluster. Everything is derived from a log's records and their verdicts.
 """

@@ -1,7 +1,7 @@
-"""The advisories of a log, in the order of its records: the same for every reader, whenever it replays the log.
+"""Makes the advisories of a log, in the order of its records. Every reader gets the same, whenever it replays the log.
 
 The caller folds the log and passes each verdict in. An accepted record may make the world forget who was alive and who
-owned what, so this module remembers that from before the record. Pure. protocol/advisory.py lists the kinds.
+owned what, so this module remembers what was so before the record. Pure. protocol/advisory.py lists the kinds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAMES_MAX: Final = 10_000  # ended sessions per group whose client ids are kept 
 
 
 class _KnownGroup(Struct):
-    """What is remembered of a group from before the record that is being read.
+    """Holds what was so in a group before the record that is being read.
 
     `names`: client id by session, including the newest ended ones.
     """
@@ -50,10 +50,10 @@ class _KnownGroup(Struct):
 
 
 class Advisories:
-    """The advisories of one log."""
+    """Makes the advisories of one log, from verdicts that the caller passes to `read` in the log's order."""
 
     def __init__(self, world: World) -> None:
-        """`world`: the log folded so far. Nothing that it already holds becomes an advisory."""
+        """Starts after the part of the log that `world` holds. Nothing in that part becomes an advisory."""
         self._log = world.log
         self._groups: dict[str, _KnownGroup] = {}
         for name, group in world.groups.items():
@@ -198,9 +198,10 @@ def _ending(at: int, record: Record | None) -> tuple[str, str]:
 
 
 def to_lines(advisories: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], str]]:
-    """Yields text lines for advisories that came together, each with its advisories, ordered by the first of them.
+    """Yields text lines for advisories that came together, each line with the list of its advisories.
 
-    Advisories of a kind in TOGETHER that differ in the partition alone share a line.
+    Advisories that differ in the partition alone share a line if their kind is in TOGETHER. A line stands where the
+    first of its advisories stands.
     """
     lines: dict[tuple[str, ...] | int, list[Advisory]] = {}
     for number, one in enumerate(advisories):

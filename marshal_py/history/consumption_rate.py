@@ -1,7 +1,8 @@
-"""How fast a group consumes, from the positions that its log accepted. Pure; times are the records' timestamps.
+"""Computes how fast a group consumes, from the positions that its log accepted. Pure.
 
-Keeps the positions of the last minute per partition. When an admin moves a position, counting starts again, because a
-move is not consumption. The rate of a partition that stops decreases every second and is 0 after a minute.
+Times are the records' timestamps. It keeps the positions of the last minute per partition. When an admin moves a
+position, counting starts again, because a move is not consumption. The rate of a partition that stops decreases every
+second and is 0 after a minute.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class _Sample(NamedTuple):
 
 
 class ConsumptionRate:
-    """The rates of one log's partitions."""
+    """Computes the rates of one log's partitions."""
 
     def __init__(self) -> None:
         self._samples: dict[tuple[str, TopicPartition], deque[_Sample]] = {}

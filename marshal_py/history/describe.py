@@ -1,4 +1,4 @@
-"""A Verdict as a sentence for people, and as a dict for programs. Pure."""
+"""Puts a Verdict into a sentence for people, and into a dict for programs. Pure."""
 
 from __future__ import annotations
 

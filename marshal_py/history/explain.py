@@ -30,11 +30,11 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
 
-LINES_MAX: Final = 20  # of a story; older lines are only counted
+LINES_MAX: Final = 20  # how many lines a story has; older lines are only counted
 
 
 class RawRecord(Protocol):
-    """A record of a log, undecoded; transport.ports.LogRecord is one."""
+    """Is a record of a log that was not decoded yet, for example a transport.ports.LogRecord."""
 
     @property
     def offset(self) -> int: ...
@@ -45,10 +45,10 @@ class RawRecord(Protocol):
 
 
 class Cut(NamedTuple):
-    """The point to look at: after the record at `offset`, or before the first record later than `time_ms` (since 1970).
+    """Names a point of the log: after the record at `offset`, or before the first record later than `time_ms`.
 
-    If neither is given, it is the end of the log. Timestamps come from the writers or the broker, so a time is only as
-    exact as their clocks.
+    If neither is given, it is the end of the log. `time_ms` counts from 1970. Timestamps come from the writers or the
+    broker, so a time is only as exact as their clocks.
     """
 
     offset: int | None = None
@@ -61,7 +61,7 @@ class Cut(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One record of a story."""
+    """Tells one record of a story: `text` in words, `verdict` as `describe.as_dict` returns it."""
 
     offset: int
     time_ms: int
@@ -70,7 +70,12 @@ class Line(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """The state of a partition. `owner`: the session that owns it; `client_id`: that session's client."""
+    """Holds the state of a partition. `owner`: the session that owns it; `client_id`: that session's client.
+
+    `version`: offset of the record that last claimed or released the partition, or set or removed its position.
+    `parked`: why nobody may claim the partition, "" if it may be claimed. NONE (-1) stands for a value that does not
+    exist.
+    """
 
     owner: int = NONE
     client_id: str = ""
@@ -82,9 +87,10 @@ class Standing(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The answer of `explain`. `at_offset`, `at_ms`: offset and time of the last record that was read, of any group.
+    """Holds the answer of `explain`: `standing`, the partition's state at the cut, and `lines`, how it came about.
 
-    `left_out`: how many older lines the story does not show. `known`: whether the group had the partition by then.
+    `at_offset`, `at_ms`: offset and time of the last record that was read, of any group. `left_out`: how many older
+    lines of the story `lines` does not show. `known`: whether the group had the partition at the cut.
     """
 
     group: str
@@ -100,7 +106,7 @@ class Explanation(NamedTuple):
 
 
 def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple[RawRecord, Verdict]]:
-    """Folds records onto `world` up to the cut, and yields each with its verdict."""
+    """Folds the records before the cut onto `world`. Yields each of them with its verdict."""
     for record in records:
         if cut.excludes(record):
             return
@@ -182,7 +188,10 @@ class _Story:
             self._forget_one()
 
     def _forget_one(self) -> None:
-        """Drops the oldest line, but never the move that set the position's present version."""
+        """Drops the story's oldest line, but not the newest accepted SetPosition, nor the line just added.
+
+        That SetPosition is kept because it explains where the partition's present position comes from.
+        """
         moves = [
             line
             for line in self.lines
@@ -233,7 +242,11 @@ def _change(before: Standing, after: Standing) -> str:
 
 
 class Difference(NamedTuple):
-    """What changed in a group between two cuts. Lists and maps hold only what differs."""
+    """Says what changed in a group between two cuts. Lists and maps hold only what differs.
+
+    `joined`, `ended`: pairs of a session and its client id. `partitions`: the standings at the first and the second
+    cut. `settings`: the values at both.
+    """
 
     group: str
     from_offset: int
@@ -254,9 +267,9 @@ class _Snapshot(NamedTuple):
 
 
 def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) -> Difference:
-    """Returns what changed in group `name` between the cuts. `world`: a fresh one. `records`: the group's whole log.
+    """Returns what changed in group `name` between the cuts `a` and `b`.
 
-    Raises InvalidOption if `b` is before `a`.
+    `world`: a fresh one. `records`: the whole log of the group. Raises InvalidOption if `b` is before `a`.
     """
     first: _Snapshot | None = None
     counts: dict[str, int] = {}

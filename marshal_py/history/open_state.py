@@ -1,8 +1,8 @@
-"""What is open at a point of a log: live sessions, claims, spans without an owner, pauses, and since when.
+"""Holds what has begun and not ended at a point of a log: sessions, claims, spans without an owner, pauses.
 
-The world forgets when these things began, because no rule needs it; timeline.py remembers it for people. Everything
-here is a plain value that msgspec encodes and decodes: Spark keeps it in checkpoints, so an encoded field keeps the
-name in `rename` even where the attribute has another one. No row is made here.
+It says also since when. The world forgets when these things began, because no rule needs it; timeline.py remembers it
+for people. Everything here is a plain value that msgspec encodes and decodes: Spark keeps it in checkpoints, so an
+encoded field keeps the name in `rename` even where the attribute has another one. No row is made here.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from marshal_py.protocol.world import Group, World
 
 
 class SessionSpan(Struct):
-    """A session, live or ended. An ended one stays because late records may still name it.
+    """Describes a session, live or ended. An ended one is kept because late records may still name it.
 
-    `until_ms`: it counts as alive until this time, or longer if it writes another record. `sign_time_ms`: time of its
-    last sign of life. `sign_lived_ms`: the group's `Presence.lived_ms` at that time.
+    `until_ms`: the session counts as alive until this time, or longer if it writes another record. `sign_time_ms`: time
+    of its last sign of life. `sign_lived_ms`: what the group's `Presence.lived_ms` was at that time.
     """
 
     client: str
@@ -32,7 +32,7 @@ class SessionSpan(Struct):
 
 
 class Claim(Struct):
-    """A live claim. `after`: how the claim before it ended, in the words of tables.IntervalRow."""
+    """Describes a live claim. `after`: how the claim before it ended, in the words of tables.IntervalRow."""
 
     topic: str
     partition: int
@@ -44,11 +44,11 @@ class Claim(Struct):
 
 
 class FreeSpan(Struct):
-    """A span in which nobody owns a partition. `position`: of the partition; only a SetPosition moves it meanwhile.
+    """Describes a span in which nobody owns a partition. `position`: the partition's, which only an admin can move now.
 
     `cause`, `client`, `sign_time_ms`: how the claim before the span ended, who held it, and when that session gave its
-    last sign of life. `lived_ms`: the group's `Presence.lived_ms` when the span began. `sign_lived_ms`: its value at
-    that last sign of life. `members`: how many sessions were alive when the span began.
+    last sign of life. `lived_ms`: what the group's `Presence.lived_ms` was when the span began. `sign_lived_ms`: what
+    it was at that last sign of life. `members`: how many sessions were alive when the span began.
     """
 
     from_offset: int | None
@@ -64,7 +64,7 @@ class FreeSpan(Struct):
 
 
 class Pause(Struct):
-    """A running pause."""
+    """Describes a running pause. `token`: offset of its newest record, by which others name the pause."""
 
     from_offset: int | None
     from_time_ms: int | None
@@ -76,11 +76,11 @@ class Pause(Struct):
 
 
 class Presence(Struct):
-    """For how long at least one member of a group was alive while the group was not paused.
+    """Counts for how long at least one member of a group was alive while the group was not paused.
 
     A member counts as alive until its session ends, but no longer than two of its heartbeat intervals after its newest
     record, because that is how long others wait before they evict it. A record with an older timestamp than one before
-    it counts as if it had the newer one.
+    it is treated as if it had the newer timestamp.
     """
 
     lived_ms: int = 0
@@ -98,7 +98,10 @@ class Presence(Struct):
         self.at_ms = time_ms if self.at_ms is None else max(time_ms, self.at_ms)
 
     def extend(self, lease_ms: int) -> int:
-        """Counts a sign of life at `at_ms`. Returns until when the member counts as alive: `lease_ms` later."""
+        """Notes a sign of life at `at_ms`. Returns the time until which the member counts as alive.
+
+        `lease_ms`: how long that is after the sign.
+        """
         assert self.at_ms is not None  # its record has advanced the time
         until_ms = self.at_ms + lease_ms
         self.until_ms = max(self.until_ms, until_ms)
@@ -106,8 +109,10 @@ class Presence(Struct):
 
 
 class OpenGroup(Struct, rename={"sessions": "stays"}):
-    """What is open in one group: sessions by number, claims by epoch, spans without an owner by topic and partition,
-    and the pause. Ended sessions are kept, too.
+    """Holds what has begun and not ended in one group; ended sessions are kept, too.
+
+    `sessions`: by session number. `claims`: by epoch. `spans`: the spans without an owner, by topic, then by partition.
+    `pause`: the running pause, None if none runs.
     """
 
     sessions: dict[int, SessionSpan] = {}
@@ -124,7 +129,7 @@ class OpenGroup(Struct, rename={"sessions": "stays"}):
 
 
 class OpenState(Struct, rename={"groups": "tracks"}):
-    """Everything that a Timeline knows besides its world.
+    """Holds everything that a Timeline knows besides its world.
 
     `touched`: groups that had records since the last checkpoint. `time_ms`: timestamp of the last record.
     """
@@ -148,7 +153,7 @@ def new_span(
 
 
 def open_state_of(world: World) -> OpenState:
-    """Returns what is open in a world that was not folded from the log's beginning: all times are unknown (None)."""
+    """Returns what is open in a world that was not folded from the log's beginning. All times are None (unknown)."""
     found: dict[str, OpenGroup] = {}
     for name, group in world.groups.items():
         opened = found[name] = OpenGroup(deleted=group.deleted)

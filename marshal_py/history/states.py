@@ -1,4 +1,4 @@
-"""A group's whole state as plain values, and the differences between two such states. Pure.
+"""Gives a group's whole state as plain values, and the differences between two such states. Pure.
 
 A client that diverged saves its state in this form (client/divergence_report.py), and `marshal diff --state` compares
 it with the log. Fields are named as in PROTOCOL.md, 5; record bodies appear as their hashes in hex, as in the digest.
@@ -30,9 +30,10 @@ PARTITION_FIELDS: Final = (
 
 
 class Differing(NamedTuple):
-    """A field that differs between the state that a client held and the one that the log gives.
+    """Names a field that differs between the state that a client held and the one that the log gives.
 
-    `held`, `log`: its value in each of them, None if that state does not have the field.
+    `held`: its value in the client's state; `log`: its value in the log's. Either is None if that state lacks the
+    field.
     """
 
     entry: str  # group, topic orders, session 41, partition orders:0
@@ -42,9 +43,10 @@ class Differing(NamedTuple):
 
 
 def plain_state(group: Group | None, entries_max: int) -> dict[str, dict[str, Any]]:
-    """Returns the fields of the group, of each topic, session and partition, by the names that `Differing.entry` has.
+    """Returns the fields of a group and of each of its topics, sessions and partitions; {} without a group.
 
-    It contains at most the first `entries_max` sessions and as many partitions.
+    The keys are what `Differing.entry` holds, for example "session 41"; the values are fields by name. At most
+    `entries_max` sessions, the oldest, and as many partitions, the first in order, are included.
     """
     if group is None:
         return {}
@@ -102,8 +104,8 @@ def differences(
 def compare_with_log(kept: Mapping[str, Any], world: World, records: Iterable[RawRecord]) -> list[Differing] | None:
     """Returns how the state that a diverged client saved differs from what the log folds to at the same offset.
 
-    `kept`: the client's file (client/divergence_report.py). `world`, `records`: the start of the group's log, and its
-    records from there. None if the log does not reach that offset or is of another incarnation. Raises
+    `kept`: the client's file (client/divergence_report.py). `world`: the group's log folded up to where `records`
+    begin. Returns None if the log does not reach the offset of the client's state, or is of another incarnation. Raises
     CoordinationError if the log cannot be folded.
     """
     for _ in fold(world, records, Cut(kept["at_offset"])):

@@ -1,8 +1,9 @@
-"""A log as tables: the row type of each table. Types alone; timeline.py makes the rows, spark/ reads them.
+"""Declares the tables into which a log can be turned: the row type of each. timeline.py makes the rows.
 
 In every table None means "none" or "unknown". A field that ends in `time_ms` is in ms since 1970 (UTC) and comes from a
 record's timestamp, that is from the clock of a writer or a broker; the fold never reads it. `log` is the coordination
-partition. Offsets are offsets in that log; positions are offsets in the data.
+partition. Fields named `offset` are offsets in that log; fields named `position` are offsets in a data partition.
+`session` is the number of a session, which is the offset of its Join; `client` is that session's client id.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Final, NamedTuple
 
 
 class RecordRow(NamedTuple):
-    """A record of the log and the fold's verdict on it (F10.2). A field that the record does not name is None.
+    """Describes a record of the log and the fold's verdict on it (F10.2). A field that the record lacks is None.
 
-    `verdict`: accepted, rejected or ignored. `reason`: why it was not accepted.
+    `verdict`: accepted, rejected or ignored. `reason`: why it was not accepted, as PROTOCOL.md names it.
     """
 
     log: int
@@ -31,11 +32,11 @@ class RecordRow(NamedTuple):
 
 
 class SessionRow(NamedTuple):
-    """A session of a group. `session` is the offset of its Join; `to_offset` is None while it is alive.
+    """Describes a session of a group. `to_offset` is None while the session is alive.
 
-    `delivery`: at_least_once or at_most_once. `ended`: how it ended, that is leave (it left), evict (it was silent),
-    replaced (its client joined again), mode (the group's delivery changed). `by`: who evicted it.
-    `last_sign_time_ms`: time of the last record that extended it.
+    `delivery`: at_least_once or at_most_once. `ended`: how the session ended, that is leave (it left), evict (it was
+    silent), replaced (its client joined again), mode (the group's delivery changed). `by`: who evicted it.
+    `last_sign_time_ms`: time of the last record that extended the session.
     """
 
     log: int
@@ -53,13 +54,15 @@ class SessionRow(NamedTuple):
 
 
 class IntervalRow(NamedTuple):
-    """An interval in which one session owned a partition: from the claim at `epoch` to before `to_offset`.
+    """Describes an interval in which one session owned a partition. It begins with the claim at offset `epoch`.
 
-    `to_offset` is None while the interval lasts. `ended`: how it ended, that is release, seek (the owner moved its
-    position and continues with a new epoch), or the way in which the session ended. `after`: how the interval before it
-    ended, in the same words, or new if there was none. `in_flight`: messages that the owner had begun and not finished
-    when it last wrote a record; in at-least-once mode they come again.
-    Partition -1 is a claim on the whole topic, or on the group where the topic is "" (the pin).
+    `to_offset` is the offset of the record that ended it, None while the interval lasts. `ended`: how it ended, that is
+    release, seek (the owner moved its position and continues with a new epoch), or the way in which the session ended.
+    `after`: how the interval before it ended, in the same words, or new if there was none. `in_flight`: messages that
+    the owner had begun and not finished when it last wrote a record; in at-least-once mode they come again.
+
+    Partition -1 stands for a claim on the whole topic. If the topic is "", too, the claim is on the whole group (the
+    pin).
     """
 
     log: int
@@ -81,10 +84,12 @@ class IntervalRow(NamedTuple):
 
 
 class PositionRow(NamedTuple):
-    """A position and its lag after a record that named it.
+    """Holds a partition's position and figures after a record that named the position.
 
     `cause`: what the record was, that is claim, seek, heartbeat, grant (of messages, in at-most-once mode), release, or
-    move (by an admin).
+    move (by an admin). `lag`: how far the position is behind the partition's end, as its owner last wrote. `in_flight`:
+    how many messages the owner had begun and not finished then. `attempts`: in at-least-once mode, how often the
+    message at the position counts as delivered if the owner dies now.
     """
 
     log: int
@@ -105,9 +110,10 @@ class PositionRow(NamedTuple):
 
 
 class RaceRow(NamedTuple):
-    """A claim that lost to another session's claim, the one at `winner_epoch`.
+    """Describes a claim that lost to another session's claim, the winner, whose offset is `winner_epoch`.
 
-    `reason`: held (somebody owned the partition), or observed (the loser did not know the winner's claim yet).
+    `reason`: why the claim was rejected, that is held (the partition had an owner), or observed (the loser wrote its
+    claim before it had read the winner's). `session` and `client` are the loser's.
     """
 
     log: int
@@ -126,14 +132,15 @@ class RaceRow(NamedTuple):
 
 
 class GapRow(NamedTuple):
-    """A span in which nobody owned a partition (0 or above). `to_offset` is None while it lasts.
+    """Describes a span in which nobody owned a partition. `to_offset` is None while it lasts.
 
-    `cause`: new (the partition appeared), or how its owner's claim ended. `client`: that owner. `last_sign_time_ms`:
-    last sign of life of that owner's session; if the session ended, the take-over lasted from then to `to_time_ms`.
-    `next_session`, `next_client`: the next owner, None if no claim ended the span. `members`: how many sessions were
-    alive when the span began; `paused`: whether the group was paused then. `lived_ms`: how long during the span some
-    member was alive while the group was not paused. A member counts as alive until its session ends, but no longer than
-    two heartbeat intervals after its newest record. `take_over_ms`: like `lived_ms`, but from `last_sign_time_ms` on.
+    `cause`: new (the partition appeared), or how the last owner's claim ended. `client`: that owner.
+    `last_sign_time_ms`: when the owner's session gave its last sign of life; if the session ended, the take-over lasted
+    from then to `to_time_ms`. `next_session`, `next_client`: the next owner, None if no claim ended the span.
+    `members`: how many sessions were alive when the span began; `paused`: whether the group was paused then.
+    `lived_ms`: how long during the span at least one member was alive while the group was not paused. A member counts
+    as alive until its session ends, but no longer than two heartbeat intervals after its newest record. `take_over_ms`:
+    the same, counted from `last_sign_time_ms` on.
     """
 
     log: int
@@ -156,11 +163,12 @@ class GapRow(NamedTuple):
 
 
 class LostRow(NamedTuple):
-    """Messages [from_position, to_position) that the group did not deliver, or is not known to have processed.
+    """Describes messages that the group did not deliver, or is not known to have processed.
 
-    `cause`: offset_lost (Kafka had deleted them, D6), skipped (a grant began above the position, F5.2), uncommitted
-    (a streaming query in at-most-once mode handed them to its tasks and ended before a commit was known; nobody knows
-    what the tasks did with them). Two processes may report the same loss; rows with the same `generation` are one loss.
+    They have the offsets `from_position` to `to_position` - 1. `cause`: offset_lost (Kafka had deleted them, D6),
+    skipped (a grant began above the position, F5.2), uncommitted (a streaming query in at-most-once mode handed them to
+    its tasks and ended before a commit was known; nobody knows what the tasks did with them). Two processes may report
+    the same loss: if the rows of two of them name the same messages and the same `generation`, it is one loss.
     """
 
     log: int
@@ -178,10 +186,11 @@ class LostRow(NamedTuple):
 
 
 class PauseRow(NamedTuple):
-    """A pause of a group. `duration_ms`: as its newest record asks for. `renewals`: how often it was renewed.
+    """Describes a pause of a group. `duration_ms`: how long the newest record of the pause asks for.
 
-    `ended`: how it ended, that is resume (an admin ended it), waited (members ended it after `duration_ms`),
-    set_position (a move of positions ended it), or deleted (the group was deleted).
+    `renewals`: how often the pause was renewed. `ended`: how it ended, that is resume (an admin ended it), waited
+    (members ended it after `duration_ms`), set_position (a move of positions ended it), or deleted (the group was
+    deleted).
     """
 
     log: int
@@ -198,9 +207,9 @@ class PauseRow(NamedTuple):
 
 
 class MoveRow(NamedTuple):
-    """A position that an admin moved (rule 8).
+    """Describes a move of one position by an admin (PROTOCOL.md, F8).
 
-    If it moved back, the messages in between are delivered again; if it moved forward, they are skipped.
+    A move back makes the group deliver the messages in between again; a move forward skips them.
     """
 
     log: int
@@ -216,10 +225,10 @@ class MoveRow(NamedTuple):
 
 
 class StandingRow(NamedTuple):
-    """The state of a partition at the end of what was read, that is before `offset`.
+    """Describes the state of a partition at the end of what was read, that is before `offset`.
 
-    `time_ms`: timestamp of the last record that was read.
-    `parked`: why nobody may claim the partition, None if it may be claimed.
+    `time_ms`: timestamp of the last record that was read. `parked`: why nobody may claim the partition, None if it may
+    be claimed. The other fields mean what they mean in PositionRow.
     """
 
     log: int
@@ -240,10 +249,11 @@ class StandingRow(NamedTuple):
 
 
 class DigestRow(NamedTuple):
-    """The digest of a group after all offsets below `offset` (PROTOCOL.md, section 6), as 16 hex digits.
+    """Holds the digest of a group after all offsets below `offset` (PROTOCOL.md, section 6), as 16 hex digits.
 
-    Each checkpoint has one row per group with records since the checkpoint before; `chain` is the log's chain digest.
-    The end of what was read has one row per group; its `chain` is None unless the end is a checkpoint.
+    There is one row at each checkpoint for each group that had records since the checkpoint before; there `chain` is
+    the log's chain digest. At the end of what was read there is one row for each group; its `chain` is None unless the
+    end is a checkpoint.
     """
 
     log: int

@@ -1,4 +1,4 @@
-"""One pass over a log that turns its records into the rows of tables.py. Pure; decides nothing.
+"""Turns a log into the rows of tables.py, in one pass over its records. Pure; decides nothing.
 
 Every record goes through the rationalizer; its verdict and the world after it say what happened. Besides the world it
 keeps only what the world forgets (open_state.py). Timestamps appear in rows and decide nothing. The rows do not depend
@@ -55,10 +55,11 @@ class Timeline(TimelineRows):
     """Folds a log onto `world` and collects rows; `take` hands out those since its last call."""
 
     def __init__(self, world: World, wanted: Collection[str] = tuple(TABLES), known: OpenState | None = None) -> None:
-        """`world`: the log folded so far; a fresh one for a log from its beginning.
+        """Starts after the part of the log that `world` holds: none, for a fresh world. `wanted`: names of tables.
 
-        `known`: the `open` of another Timeline of this log at the same offset. Without it, the beginning of whatever is
-        open in the world is unknown. Raises InvalidOption if a wanted table does not exist.
+        `known`: the attribute `open` of another Timeline of this log at the same offset. Without it, the times at which
+        open sessions, claims, spans and pauses began are unknown. Raises InvalidOption if a wanted table does not
+        exist.
         """
         super().__init__(world, wanted, known)
         self._handlers: dict[type[Record], Callable[[Group, OpenGroup, int, int, Any], None]] = {
@@ -143,8 +144,8 @@ class Timeline(TimelineRows):
     def _race(self, opened: OpenGroup, offset: int, time_ms: int, record: ClaimingPartition, verdict: Verdict) -> None:
         """Makes a row for a rejected claim if it lost to another session's claim.
 
-        A claim that lost to one of its own session is a copy (F4.2), and one that lost to a move of positions lost to
-        nobody: these make no row.
+        There is no row for a claim that lost to one of its own session, because it is a copy (F4.2), and none for a
+        claim that lost to a move of positions, because nobody won.
         """
         epoch, winner, winner_time_ms = opened.winners.get(record.topic, {}).get(record.partition, (NONE, NONE, None))
         if epoch != NONE and winner != record.session and record.observed < epoch:
@@ -193,7 +194,10 @@ class Timeline(TimelineRows):
         self._end(group, opened, record.session, Moment(offset, time_ms), "evict", record.by)
 
     def _end(self, group: Group, opened: OpenGroup, session: int, end: Moment, ended: str, by: str = "") -> None:
-        """Closes a session, and its claims, which end with it (F3.3)."""
+        """Closes a session, and also its claims, because they end with it (F3.3). `by`: who ended it, "" if itself.
+
+        `ended`: how it ended, in the words of tables.SessionRow.
+        """
         span = opened.sessions[session]
         for epoch in [epoch for epoch, claim in opened.claims.items() if claim.session == session]:
             self._free(group, opened, epoch, end, ended)
@@ -255,7 +259,7 @@ class Timeline(TimelineRows):
             self._emit_position(group, opened, part, offset, time_ms, "grant", session, epoch)
 
     def _seek(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: SeekingPartition) -> None:
-        """Closes the claim that sought, and opens one of the same owner with the new epoch (F6.6)."""
+        """Closes the claim whose owner moved its position, and opens a claim of the same owner at `offset` (F6.6)."""
         claim, part = opened.claims.pop(record.epoch), group.claims[offset]
         self._emit_interval(group, record.epoch, claim, Moment(offset, time_ms), "seek")
         opened.claims[offset] = Claim(

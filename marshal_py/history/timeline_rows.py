@@ -1,4 +1,4 @@
-"""The rows of tables.py as a Timeline makes them, kept until `take` hands them out. Decides nothing."""
+"""Makes the rows of tables.py for a Timeline, and keeps them until `take` hands them out. Decides nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OUTCOMES: Final = ("accepted", "rejected", "ignored")
 
 
 class Moment(NamedTuple):
-    """A record's offset and timestamp."""
+    """Holds a record's offset and timestamp."""
 
     offset: int | None
     time_ms: int | None
@@ -56,7 +56,7 @@ STILL_OPEN: Final = Moment(None, None)  # the end of what has not ended
 
 
 class TimelineRows:
-    """What a Timeline knows, and the rows of the wanted tables. Each `_emit` method makes one row."""
+    """Keeps what a Timeline knows, and the rows of the wanted tables. Each `_emit` method makes one row."""
 
     def __init__(self, world: World, wanted: Collection[str], known: OpenState | None) -> None:
         for name in wanted:
@@ -76,7 +76,7 @@ class TimelineRows:
 
     @property
     def pending(self) -> int:
-        """How many rows the next call of `take` returns."""
+        """Returns how many rows the next call of `take` returns."""
         return sum(map(len, self._rows.values()))
 
     def _emit(self, row: Row) -> None:
@@ -194,7 +194,10 @@ class TimelineRows:
         next_session: int | None = None,
         next_client: str | None = None,
     ) -> None:
-        """`lived_ms`: the group's `Presence.lived_ms` at the end of the span."""
+        """Makes a row for a span without an owner. `lived_ms`: the group's `Presence.lived_ms` at its end.
+
+        `next_session`, `next_client`: who claimed the partition, None if no claim ended the span.
+        """
         self._emit(
             GapRow(
                 log=self.world.log,

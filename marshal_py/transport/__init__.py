@@ -1,4 +1,4 @@
-"""Transports: the interfaces to a cluster (ports.py) and their implementations for Kafka and in memory.
+"""Holds the transports: the interfaces to a cluster (ports.py), and what implements them for Kafka and in memory.
 
 A transport carries out what it is asked to and reports what happened. It makes no decision of the protocol.
 """

@@ -1,4 +1,4 @@
-"""Dump files: coordination logs as JSON lines, to keep, send, read with other tools and fold again.
+"""Writes and reads dump files: coordination logs as JSON lines, to keep, send, read elsewhere and fold again.
 
 The first line is a header and the last one an end mark; between them is one line per record, log after log:
 

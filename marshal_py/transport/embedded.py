@@ -1,4 +1,4 @@
-"""An in-process Kafka broker: librdkafka's own mock cluster, by ctypes on the library that confluent_kafka bundles.
+"""Runs a Kafka broker in this process: librdkafka's mock cluster, called by ctypes in confluent_kafka's own library.
 
 It listens on 127.0.0.1 and serves every process of this machine until the process that started it ends. It is for
 demos, examples and fault tests, not for proofs. Differences from Kafka (measured with librdkafka 2.16.0):

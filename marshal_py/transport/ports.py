@@ -198,7 +198,7 @@ class DataSource(Protocol):
         """Returns the partition's end offset as last seen, without a request; -1 before the first answer to a fetch."""
 
     def close(self) -> None:
-        """Disconnects; inside a callback or signal handler of the polling thread, as soon as that has returned."""
+        """Disconnects. Inside a callback or signal handler of the polling thread, it does so once that has returned."""
 
 
 class MessageReader(Protocol):
