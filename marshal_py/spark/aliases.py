@@ -22,7 +22,7 @@ _PAIR: Final = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;]+))""")
 
 
 class Alias(NamedTuple):
-    """What a foreign option becomes. `name` is our name for it, or "" if nothing is to be set.
+    """Says what a foreign option becomes. `name` is our name for it, or "" if nothing is to be set.
 
     `convert` turns the value into ours, or raises ValueError with the rule that the value breaks.
     """
@@ -163,14 +163,15 @@ _REFUSED_IN_BATCH_READS: Final = {name.lower(): (name, rule) for name, rule in R
 
 
 class Translated(NamedTuple):
-    """Options by our names. `given_names` has the name that the user gave, by our name, for error texts."""
+    """Holds options by our names. `given_names` maps our name to the name that the user gave, for error texts."""
 
     options: dict[str, str]
     given_names: dict[str, str]
 
 
 def translate(options: Mapping[str, str], *, batch_read: bool = False) -> Translated:
-    """Returns the options under our names, in lower case. `batch_read`: they are of a batch read and not of a stream.
+    """Returns the options under our names, in lower case. `batch_read`: whether they are of a batch read or of a
+    stream.
 
     Raises InvalidOption for an option that has no equivalent here, and if two names give one option two values.
     """

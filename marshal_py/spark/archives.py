@@ -29,7 +29,9 @@ DAY: Final = "day"
 
 
 class Archived(NamedTuple):
-    """What a run did for one log. The archive already had the records [begin, first), and now also has [first, end)."""
+    """Says what a run did for one log. The archive already had the records [begin, first), and now also has [first,
+    end).
+    """
 
     log: int
     begin: int
@@ -97,7 +99,7 @@ def _check_same(root: Genesis, archived: Genesis | None) -> None:
 
 
 def _bounds_of(archived: DataFrame) -> dict[int, Bounds]:
-    """Returns, for each log, the archived offsets up to the first hole."""
+    """Returns the archived offsets of each log, up to the first hole."""
     following = functions.lead("offset").over(Window.partitionBy("log").orderBy("offset"))
     steps = archived.select("log", "offset", following.alias("next"))
     # A hole or the end follows unless the next row has the same offset (archived twice) or the next one.

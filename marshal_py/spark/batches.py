@@ -48,8 +48,9 @@ def claimed_batches(
 ) -> Batches:
     """Returns a context manager and iterator of batches, each of at most `max_rows` offsets of `consumer`'s claims.
 
-    From now on the consumer fetches nothing itself. Iteration ends when the consumer stops, or when no messages came
-    for `wait_s` seconds (0: takes what is there now and ends; None: waits until the consumer stops).
+    From now on the consumer fetches nothing itself. In at-most-once mode what was granted to it and not delivered is
+    dropped. Iteration ends when the consumer stops, or when no messages came for `wait_s` seconds (0: takes what is
+    there now and ends; None: waits until the consumer stops).
 
     `read_timeout_s`: a task fails after so many seconds without progress. `columns` selects the columns of the rows.
     `min_partitions` is the least number of tasks per batch. With None, small ranges share tasks, of which at least
@@ -84,7 +85,9 @@ def claimed_batches(
 
 
 class Batch:
-    """One claimed batch; `df` has its rows. Without `commit` it is planned again, or lost in at-most-once mode."""
+    """Holds one claimed batch; `df` has its rows. Without `commit` it is planned again, or lost in at-most-once
+    mode.
+    """
 
     def __init__(self, claimed: ClaimedBatch, df: DataFrame) -> None:
         self._claimed = claimed
@@ -123,7 +126,7 @@ class Batch:
 
 
 class Batches:
-    """The context manager and iterator that `claimed_batches` returns."""
+    """Makes the batches. This is the context manager and iterator that `claimed_batches` returns."""
 
     def __init__(
         self,
@@ -135,7 +138,10 @@ class Batches:
         until: str | None,
         jvm_options: Mapping[str, str] | None,
     ) -> None:
-        """`jvm_options` are the caller's options for Spark's own Kafka source; with None the Python reader reads."""
+        """Has `consumer` plan ranges from now on. `options`: those of format("marshal-ranges"), for every batch.
+
+        `jvm_options` are the caller's options for Spark's own Kafka source; with None the Python reader reads.
+        """
         self._spark, self._consumer = spark, consumer
         self._max_rows, self._wait_s = max_rows, wait_s
         self._once = consumer.cached_info().delivery == "at_most_once"

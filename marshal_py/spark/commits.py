@@ -28,9 +28,9 @@ DIGEST_BYTES: Final = 64
 
 
 class CommitSocket:
-    """The socket at which the source's process listens. A thread of its own calls `on_commit` with each digest.
+    """Listens in the source's process for reports of commits. A thread of its own calls `on_commit` with each digest.
 
-    Raises AttributeError if the system has no Unix sockets, OSError if none can be made.
+    Making it raises AttributeError if the system has no Unix sockets, OSError if none can be made.
     """
 
     def __init__(self, on_commit: Callable[[str], None]) -> None:

@@ -35,7 +35,7 @@ _WHERE: Final = "WHERE topic = ? AND partition = ?"
 
 
 class DatabaseEntry(guards.Entry):
-    """A batch in an open transaction, to which only statements of `cursor` belong."""
+    """Writes a batch in an open transaction, to which only statements of `cursor` belong."""
 
     def __init__(self, database: Database, spans: Mapping[TopicPartition, Span]) -> None:
         self._session = _Session(database)
@@ -56,10 +56,11 @@ class DatabaseEntry(guards.Entry):
 
 
 class Database:
-    """A database that the effects of messages change. Its guard table says how far each partition is written."""
+    """Writes the effects of messages to a database, whose guard table says how far each partition is written."""
 
     def __init__(self, connect: Callable[[], Any], guard: str = GUARD) -> None:
-        """`connect` makes a DB-API connection that begins transactions by itself, as sqlite3's and psycopg's do.
+        """Takes `connect`, which makes a DB-API connection that begins transactions by itself, as sqlite3's and
+        psycopg's do.
 
         `guard` is the name of the guard table, which `create` creates.
         """
@@ -96,18 +97,18 @@ class Database:
     def sink(
         self, handle: Callable[[DataFrame, DatabaseEntry], object], topics: TopicIds | None = None
     ) -> Callable[[DataFrame, int], None]:
-        """Returns a function for foreachBatch. `handle(rows, entry)` gets the rows that are not written yet and writes
-        them with `entry.cursor`; it must not commit.
+        """Returns a function to be given to Spark's foreachBatch.
 
-        Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
-        was deleted and created again starts at offset 0. Without, the first messages of the new topic are left out, as
-        if they were written already.
+        `handle(rows, entry)` gets the rows that are not written yet and writes them with `entry.cursor`; it must not
+        commit. Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a
+        topic that was deleted and created again starts at offset 0. If `topics` is None, the first messages of the new
+        topic are left out, as if they were written already.
         """
         return guards.sink_of(self.guard, self, handle, topics)
 
 
 class _Session:
-    """One database connection, with the statements for the guard table."""
+    """Holds one database connection, and runs the statements for the guard table."""
 
     def __init__(self, database: Database) -> None:
         self.guard = database.guard
@@ -173,8 +174,9 @@ class _Session:
             )
 
     def close(self) -> None:
-        """Rolls back what was not committed, and closes. Without this, sqlite3 would stay locked as long as a statement
-        is open.
+        """Rolls back what was not committed, and closes the connection.
+
+        Without the roll-back, sqlite3 would stay locked as long as a statement is open.
         """
         self.connection.rollback()
         self.connection.close()

@@ -35,7 +35,7 @@ _TIME_BYTES: Final = 7  # of an incarnation (time, a random byte): all that fits
 
 
 class DeltaEntry(lakes.LakeEntry):
-    """A batch on its way into a Delta table. Nothing of it counts before `commit`."""
+    """Writes a batch into a Delta table. Nothing of it counts before `commit`."""
 
     CONFLICT = CommitFailedError
 
@@ -59,8 +59,9 @@ class DeltaEntry(lakes.LakeEntry):
         ]
 
     def _ensure_table(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
-        """Returns the table that this entry was checked against. If there was none, creates the table and checks the
-        entry again, because another writer may have created it first.
+        """Returns the table that this entry was checked against, and creates it if there was none.
+
+        After that the entry is checked again, because another writer may have created the table first.
         """
         if self._table is None:
             self._table = self._output.make(columns)
@@ -86,7 +87,7 @@ class DeltaEntry(lakes.LakeEntry):
 
 
 class DeltaOutput(lakes.LakeOutput):
-    """A Delta table to which batches of Marshal streams are written. Other writers may write to it, too."""
+    """Writes batches of Marshal streams to a Delta table. Other writers may write to it, too."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class DeltaOutput(lakes.LakeOutput):
         spark_uri: str | None = None,
         partition_by: tuple[str, ...] = (),
     ) -> None:
-        """`uri` and `storage_options` are for delta-rs, which writes the table's log. A local `uri` is a path.
+        """Takes `uri` and `storage_options` for delta-rs, which writes the table's log. A local `uri` is a path.
 
         `spark_uri` is the same folder for Spark, which writes the files; by default `uri` with s3a:// for s3://.
         `partition_by` names columns, and is used only if the table is created.
@@ -136,8 +137,9 @@ class DeltaOutput(lakes.LakeOutput):
         return {} if table is None else _positions_in(table, spans)
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> DeltaEntry:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
-        them.
+        """Returns an entry for a batch that holds these spans.
+
+        Raises WriteFenced if a later owner has written one of the partitions.
         """
         return DeltaEntry(self, spans)
 

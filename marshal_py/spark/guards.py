@@ -35,8 +35,9 @@ TRIES_MAX: Final = 10  # a try fails only if another writer was faster with an o
 
 
 class Span(NamedTuple):
-    """The offsets [start, to) of one partition that a batch holds, read under `token`. `topic_id` is "" if it is
-    unknown.
+    """Names the offsets [start, to) of one partition that a batch holds, read under `token`.
+
+    `topic_id` is "" if it is unknown.
     """
 
     token: Token
@@ -46,7 +47,7 @@ class Span(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The point up to which a partition is written: everything below the offset `to`, the last of it under `token`.
+    """Says up to where a partition is written: everything below the offset `to`, the last of it under `token`.
 
     `rewind` changes whenever the position is moved back; it is -1 if that never happened.
     """
@@ -57,12 +58,15 @@ class Position(NamedTuple):
     rewind: int = -1
 
     def is_of(self, topic_id: str) -> bool:
-        """Returns True unless the position is of a deleted topic of the same name, which had another id."""
+        """Returns False if the position belongs to a deleted topic of the same name, whose id is not `topic_id`.
+
+        If either id is unknown, it returns True.
+        """
         return "" in (self.topic_id, topic_id) or self.topic_id == topic_id
 
 
 class Entry(ABC):
-    """A batch on its way into a table. Nothing that it writes counts before `commit`.
+    """Writes a batch into a table. Nothing that it writes counts before `commit`.
 
     It is a context manager: leaving the `with` block without `commit` drops the batch.
     """
@@ -151,7 +155,7 @@ class TopicIds:
     """Asks Kafka for topic ids, which tell a topic from a deleted one of the same name."""
 
     def __init__(self, servers: str | Mapping[str, Any], topics: Iterable[str]) -> None:
-        """`servers` is as for `marshal_py.connect`. `topics` must be all topics of the query or the service."""
+        """Takes `servers` as `marshal_py.connect` does, and all topics of the query or the service."""
         self._servers, self._topics = servers, tuple(topics)
 
     def ask(self) -> dict[str, str]:
@@ -166,7 +170,7 @@ E_co = TypeVar("E_co", bound=Entry, covariant=True)
 
 
 class Table(Protocol[E_co]):
-    """A table that keeps positions beside its rows."""
+    """Declares what a table that keeps positions beside its rows can do."""
 
     def known(self, spans: Mapping[TopicPartition, Span], /) -> Mapping[TopicPartition, Position]:
         """Returns how far these partitions are written now. Partitions of which nothing is written are not in the
@@ -175,8 +179,9 @@ class Table(Protocol[E_co]):
         ...
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> E_co:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
-        them.
+        """Returns an entry for a batch that holds these spans.
+
+        Raises WriteFenced if a later owner has written one of the partitions.
         """
         ...
 
@@ -184,12 +189,12 @@ class Table(Protocol[E_co]):
 def sink_of(
     name: str, table: Table[E], handle: Callable[[DataFrame, E], object], topics: TopicIds | None
 ) -> Callable[[DataFrame, int], None]:
-    """Returns a function for foreachBatch. `handle(rows, entry)` gets the rows that are not written yet and writes them
-    into `entry`.
+    """Returns a function to be given to Spark's foreachBatch. `name`: the table's, for errors and logs.
 
-    The rows are cached while `handle` runs, so that several actions read Kafka once. If another writer was faster,
-    `handle` is called again, with fewer rows. Rows of partitions that a later owner has written meanwhile are left out
-    and logged: that owner handles them, and the query continues.
+    `handle(rows, entry)` gets the rows that are not written yet and writes them into `entry`. The rows are cached while
+    `handle` runs, so that several actions read Kafka once. If another writer was faster, `handle` is called again, with
+    fewer rows. Rows of partitions that a later owner has written meanwhile are left out and logged: that owner handles
+    them, and the query continues.
 
     With `topics`, a topic that was deleted and created again starts at offset 0. Kafka is asked for the ids before and
     after the rows are read. If both answers are equal, all rows are of that topic, because Kafka never gives an id
@@ -258,7 +263,8 @@ def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], 
 def _identified(
     spans: Mapping[TopicPartition, Span], before: Mapping[str, str], after: Mapping[str, str]
 ) -> dict[TopicPartition, Span]:
-    """Returns the spans with the ids of their topics, asked for `before` and `after` the rows were read.
+    """Returns the spans with the ids of their topics. `before`, `after`: ids asked for before and after the rows were
+    read.
 
     Raises PartitionError if a topic's id has changed, and InvalidOption for a topic that was not asked for.
     """
@@ -273,7 +279,7 @@ def _identified(
 def _unfenced(
     name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
 ) -> dict[TopicPartition, Span]:
-    """Returns the spans of partitions that no later owner has written, and logs the others."""
+    """Returns the spans of partitions that no later owner has written, and logs the other spans."""
     mine = {}
     for tp, span in spans.items():
         try:

@@ -29,7 +29,7 @@ PREFIX: Final = "marshal."  # the prefix of the table properties that hold posit
 
 
 class IcebergEntry(lakes.LakeEntry):
-    """A batch on its way into an Iceberg table. Nothing of it counts before `commit`."""
+    """Writes a batch into an Iceberg table. Nothing of it counts before `commit`."""
 
     CONFLICT = CommitFailedException
 
@@ -63,10 +63,12 @@ class IcebergEntry(lakes.LakeEntry):
 
 
 class IcebergOutput(lakes.LakeOutput):
-    """An Iceberg table to which batches of Marshal streams are written. Other writers may write to it, too."""
+    """Writes batches of Marshal streams to an Iceberg table. Other writers may write to it, too."""
 
     def __init__(self, catalog: Catalog, name: str, *, spark_uri: Callable[[str], str] = spark_uri_of) -> None:
-        """`name` is a table that exists. `spark_uri` turns an address of the table into the one that Spark uses."""
+        """Takes the `name` of a table that exists. `spark_uri` turns an address of the table into the one that Spark
+        uses.
+        """
         self.catalog, self.name, self.spark_uri = catalog, name, spark_uri
 
     def table(self) -> IcebergTable:
@@ -78,8 +80,9 @@ class IcebergOutput(lakes.LakeOutput):
         return _positions_in(self.table(), spans)
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> IcebergEntry:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
-        them.
+        """Returns an entry for a batch that holds these spans.
+
+        Raises WriteFenced if a later owner has written one of the partitions.
         """
         return IcebergEntry(self, spans)
 

@@ -24,7 +24,7 @@ COMMITS_MAX: Final = 100  # tries of one commit; each failure means that another
 
 
 class LakeEntry(guards.Entry):
-    """A batch on its way into a table of a data lake."""
+    """Writes a batch into a table of a data lake."""
 
     CONFLICT: ClassVar[type[Exception]]  # what a commit raises that lost to another one
 
@@ -65,7 +65,7 @@ class LakeEntry(guards.Entry):
         """Makes the executors write the files that `commit` will name."""
 
     def _prepare(self) -> None:
-        """Prepares an attempt to commit. Called before each."""
+        """Prepares one attempt to commit. `commit` calls it before each attempt."""
         return
 
     @abstractmethod
@@ -78,7 +78,7 @@ class LakeEntry(guards.Entry):
 
 
 class LakeOutput(ABC):
-    """A table of a data lake to which batches of Marshal streams are written. Other writers may write to it, too."""
+    """Writes batches of Marshal streams to a table of a data lake. Other writers may write to it, too."""
 
     name: str  # the table's name, for errors and logs
 
@@ -88,8 +88,9 @@ class LakeOutput(ABC):
 
     @abstractmethod
     def begin(self, spans: Mapping[TopicPartition, Span]) -> LakeEntry:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
-        them.
+        """Returns an entry for a batch that holds these spans.
+
+        Raises WriteFenced if a later owner has written one of the partitions.
         """
 
     def sink(

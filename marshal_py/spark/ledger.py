@@ -49,7 +49,7 @@ LISTING_DEFAULT: Final = "32"  # Spark's
 
 
 class Entry(guards.Entry):
-    """A batch on its way into the ledger. Its folders do not count before `commit`."""
+    """Writes a batch into the ledger. Its folders do not count before `commit`."""
 
     def __init__(
         self, ledger: Ledger, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
@@ -73,7 +73,7 @@ class Entry(guards.Entry):
 
 
 class Ledger:
-    """One output folder, with its tables and the ledger of their contents."""
+    """Keeps the tables of one output folder, and the ledger of their contents."""
 
     def __init__(self, path: str | Path) -> None:
         """Creates the folder if it does not exist. Raises InvalidOption for a path that is not local."""
@@ -107,19 +107,20 @@ class Ledger:
         return self._entries / f"{number:012d}.json"
 
     def known(self, spans: Mapping[TopicPartition, Span] | None = None) -> Mapping[TopicPartition, Position]:
-        """Returns how far every partition is written, and under which token. `spans` does not limit the answer."""
+        """Returns how far every partition is written, and under which token. `spans` does not limit it to some
+        partitions.
+        """
         self.refresh()
         return self._state.positions
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Returns, for each partition, the offset below which every message is in the tables, or was left out by its
-        writer.
-        """
+        """Returns an offset per partition: every message below it is in the tables, or was left out by its writer."""
         return {tp: position.to for tp, position in self.known().items()}
 
     def folders(self, table: str) -> list[str]:
-        """Returns the folders of a table that count. After a `rewind`, older folders also hold rows that do not: see
-        `read`.
+        """Returns the folders that hold the table's rows.
+
+        After a `rewind`, older ones also hold rows that no longer belong to the table. `read` leaves these out.
         """
         self.refresh()
         return [str(self.path / folder) for folder in self._state.folders.get(table, {})]
@@ -138,7 +139,7 @@ class Ledger:
         return self._load(spark, table, added)
 
     def _load(self, spark: SparkSession, table: str, added: Mapping[str, int]) -> DataFrame:
-        """Returns the rows that count in the folders `added`, which maps each to the number of its entry."""
+        """Returns the table's rows in the folders `added`, which maps each folder to the number of its entry."""
         based = {"basePath": str(self.path / table)}
         newest = max(added, key=lambda folder: added[folder])
         schema = spark.read.options(**based).parquet(str(self.path / newest)).schema
@@ -163,15 +164,17 @@ class Ledger:
     # --- writing
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> Entry:
-        """Returns an entry for a batch that holds these spans. Raises WriteFenced if a later owner has written one of
-        them.
+        """Returns an entry for a batch that holds these spans.
+
+        Raises WriteFenced if a later owner has written one of the partitions.
         """
         return Entry(self, spans, self.known())
 
     def append(self, content: Mapping[str, Any], check: Callable[[], object]) -> None:
-        """Adds an entry under the next free number.
+        """Adds an entry with this content under the next free number.
 
-        Calls `check` each time it has read newer entries. What `check` raises ends the attempt.
+        It calls `check` each time it has read newer entries. If `check` raises, nothing is added and the error passes
+        through.
         """
         written = self._write(json.dumps(content))
         try:
@@ -202,26 +205,27 @@ class Ledger:
     def sink(
         self, handle: Callable[[DataFrame, Entry], object], topics: TopicIds | None = None
     ) -> Callable[[DataFrame, int], None]:
-        """Returns a function for foreachBatch. `handle(rows, entry)` gets the rows that are not written yet and writes
-        them as Parquet to `entry.folder(table)`.
+        """Returns a function to be given to Spark's foreachBatch.
 
-        The rows are cached while `handle` runs, so that several actions read Kafka once. If another writer was faster,
-        `handle` is called again, with fewer rows. Rows of partitions that a later owner has written meanwhile are left
-        out and logged: that owner handles them, and the query continues.
+        `handle(rows, entry)` gets the rows that are not written yet and writes them as Parquet to
+        `entry.folder(table)`. The rows are cached while `handle` runs, so that several actions read Kafka once. If
+        another writer was faster, `handle` is called again, with fewer rows. Rows of partitions that a later owner has
+        written meanwhile are left out and logged: that owner handles them, and the query continues.
 
-        With `topics`, a topic that was deleted and created again starts at offset 0. Without, the first messages of the
-        new topic are left out, as if they were written already.
+        With `topics`, a topic that was deleted and created again starts at offset 0. If `topics` is None, the first
+        messages of the new topic are left out, as if they were written already.
         """
         return guards.sink_of(str(self.path), self, handle, topics)
 
     # --- maintenance
 
     def rewind(self, topic: str, partition: int, to: int) -> None:
-        """Takes a partition's rows from offset `to` on out of all tables, so that they can be written again.
+        """Removes a partition's messages from offset `to` on from all tables, so that they can be written again.
 
-        Readers leave the old rows out from now on; for that the tables need the columns `topic`, `partition` and
-        `offset`. Call it while the group is paused and drained, and before you move the group's positions back. Writers
-        that began earlier fail with LedgerMoved. Raises InvalidOption for an offset that is not written yet.
+        Their rows stay in the files, but readers leave them out from now on. For that the tables need the columns
+        `topic`, `partition` and `offset`. First pause and drain the group, then call this, then move the group's
+        positions back. Writers that began earlier fail with LedgerMoved. Raises InvalidOption if the message at `to` is
+        not written yet.
         """
         tp = TopicPartition(topic, partition)
 
@@ -300,8 +304,9 @@ def _changed(folder: Path) -> float:
 
 
 def _without(df: DataFrame, table: str, rewinds: tuple[Rewind, ...]) -> DataFrame:
-    """Returns the rows that no rewind has taken out. Raises InvalidOption if the table lacks the columns that say
-    which.
+    """Returns the rows of `df` that none of `rewinds` has removed from the table.
+
+    Raises InvalidOption if the table lacks the columns topic, partition and offset.
     """
     from pyspark.sql import functions as F
 

@@ -11,8 +11,9 @@ from marshal_py.spark.guards import Position
 
 
 class Rewind(NamedTuple):
-    """A position that was moved back: rows of the partition from offset `to` on do not count in folders of entries
-    before `number`.
+    """Says that a position was moved back by entry `number`.
+
+    Rows of the partition from offset `to` on, in folders of earlier entries, no longer belong to the tables.
     """
 
     number: int
@@ -22,7 +23,7 @@ class Rewind(NamedTuple):
 
 
 class LedgerState:
-    """The result of folding entries 0 to `next` - 1."""
+    """Holds the result of folding the entries 0 to `next` - 1."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -31,7 +32,7 @@ class LedgerState:
         self.rewinds: tuple[Rewind, ...] = ()
 
     def fold(self, content: Mapping[str, Any]) -> None:
-        """Folds the next entry. An entry of an older release may lack newer fields."""
+        """Folds the next entry, whose content is given. An entry of an older release may lack newer fields."""
         for name, (token, to, *rest) in content["positions"].items():
             tp = _tp(name)
             old = self.positions.get(tp)
@@ -53,7 +54,7 @@ class LedgerState:
         self.next += 1
 
     def rewinds_after(self, number: int) -> tuple[Rewind, ...]:
-        """Returns the rewinds that take rows out of the folders of entry `number`."""
+        """Returns the rewinds that came after entry `number`, and so remove rows from its folders."""
         return tuple(rewind for rewind in self.rewinds if rewind.number > number)
 
     def text(self) -> str:
@@ -69,7 +70,7 @@ class LedgerState:
 
     @classmethod
     def parse(cls, text: str) -> LedgerState:
-        """Returns the state that `text` has written."""
+        """Returns the state from the JSON that `LedgerState.text` returned."""
         found, state = json.loads(text), cls()
         state.next, state.folders = found["next"], found["folders"]
         state.positions = {

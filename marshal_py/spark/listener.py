@@ -31,7 +31,9 @@ logger = logging.getLogger("marshal_py.spark")
 
 
 class Progress(NamedTuple):
-    """One batch of one query, as its member saw it. `lag` counts messages of all partitions that the member claims."""
+    """Describes one batch of one query, as its member saw it. `lag` counts messages of all partitions that it
+    claims.
+    """
 
     query: str
     batch: int
@@ -52,7 +54,7 @@ class CommitListener(StreamingQueryListener):
     """
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Does nothing."""
+        """Does nothing. Spark calls it when a query starts."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         for source in event.progress.sources:
@@ -61,11 +63,11 @@ class CommitListener(StreamingQueryListener):
                 commits.report(report["commits"], source.endOffset)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Does nothing."""
+        """Does nothing. Spark calls it when a query ends."""
 
 
 class QueryListener(CommitListener):
-    """A CommitListener that also logs the progress of each query that reads `format("marshal")`, and passes it to
+    """Does what CommitListener does; also logs the progress of each `format("marshal")` query and passes it to
     `export`.
     """
 

@@ -40,7 +40,7 @@ ROWS_PER_READ: Final = 8_192  # rows read at a time from an archive's file, per 
 
 
 class LogSource(Protocol):
-    """A place from which a coordination log is read.
+    """Reads coordination logs from one place: a topic, a dump or an archive.
 
     Every method raises CoordinationError, ClusterUnreachable, DumpDamaged, InvalidOption.
     """
@@ -61,7 +61,7 @@ def root_of(origin: LogSource) -> Genesis | None:
 
 @dataclass
 class TopicSource:
-    """A live coordination topic. `settings` are librdkafka's."""
+    """Reads a live coordination topic. `settings` are librdkafka's."""
 
     settings: Mapping[str, Any]
     topic: str
@@ -112,7 +112,9 @@ class TopicSource:
 
 @dataclass
 class DumpSource:
-    """A file of `marshal log dump`. Every task reads all of it, because each checksum depends on those before it."""
+    """Reads a file of `marshal log dump`. Every task reads all of it, because each checksum depends on those before
+    it.
+    """
 
     path: str
 
@@ -148,7 +150,9 @@ def _is_run(batch: pa.RecordBatch, first: int, end: int) -> bool:
 
 @dataclass
 class ArchiveSource:
-    """A folder that `marshal spark archive` wrote: log=N/day=D/*.parquet, on any file system that pyarrow reads."""
+    """Reads a folder that `marshal spark archive` wrote: log=N/day=D/*.parquet, on any file system that pyarrow
+    reads.
+    """
 
     path: str
 
@@ -170,7 +174,9 @@ class ArchiveSource:
 
     @cached_property
     def _files(self) -> dict[int, list[str]]:
-        """Returns the files of each log, without names that begin with _ or ., which are Spark's own."""
+        """Returns the files of each log. Leaves out files whose names begin with _ or ., because these are Spark's
+        own.
+        """
         system, folder = self._system
         try:
             found = system.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True))

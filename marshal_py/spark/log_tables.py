@@ -40,7 +40,7 @@ _STATE: Final = _SOURCE | {"group", "since", "until", "table"}
 
 
 class RowFilter:
-    """Selects rows by the options `group`, `since` and `until`. Raises InvalidOption, InvalidName."""
+    """Selects rows by the options `group`, `since` and `until`. Making it raises InvalidOption, InvalidName."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.group = options.get("group")
@@ -69,7 +69,7 @@ def _bound(name: str, text: str | None) -> Target | None:
 
 @dataclass
 class LogSpan(InputPartition):
-    """The part of a log that one task reads: the offsets [first, end)."""
+    """Names the part of a log that one task reads: the offsets [first, end)."""
 
     log: int
     first: int

@@ -16,7 +16,7 @@ from marshal_py.transport.ports import RawMessage
 
 
 class Run(NamedTuple):
-    """Messages of one partition in order, with the token of the claim under which they are read."""
+    """Holds messages of one partition in order, with the token of the claim under which they are read."""
 
     topic: str
     partition: int
@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
 
 class Column(NamedTuple):
-    """The type of a column, as Spark's simple string and for Arrow, and the function that makes the column from
+    """Describes a column: its type as Spark's simple string and for Arrow, and the function that makes it from
     messages.
 
     `take` is None if the column has one value for a whole Run.
@@ -91,7 +91,7 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> str:
 
 
 def check_schema(found: str, columns: Sequence[str]) -> None:
-    """Checks that `found`, a schema as `StructType.simpleString` gives it, is that of `columns`. Raises
+    """Checks that `found`, a schema as `StructType.simpleString` gives it, has exactly `columns`. Raises
     InvalidOption.
     """
     if found != f"struct<{','.join(f'{name}:{_COLUMNS[name].spark}' for name in columns)}>":

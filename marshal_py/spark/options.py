@@ -56,7 +56,7 @@ _INSTEAD: Final = {
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options that tasks need to read messages, whichever source plans them."""
+    """Holds the options that tasks need to read messages, whichever source plans them."""
 
     columns: tuple[str, ...]
     min_partitions: int | None  # tasks of a batch, at least; None: as many as its ranges need
@@ -78,7 +78,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class StreamOptions(ReadOptions):
-    """The options of `spark.readStream.format("marshal")`, checked."""
+    """Holds the options of `spark.readStream.format("marshal")`, checked."""
 
     group: str
     topics: tuple[str, ...]  # empty if there is a pattern
@@ -162,7 +162,7 @@ def topics_of(text: str) -> tuple[str, ...]:
 
 
 def count(options: Mapping[str, str], name: str, default: int) -> int:
-    """Returns the option as a whole number from 1 on. Raises InvalidOption."""
+    """Returns the option `name` as a whole number of at least 1. Raises InvalidOption."""
     text = options.get(name, str(default))
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise InvalidOption(name, text, "a whole number from 1 on")
@@ -197,8 +197,9 @@ def as_options(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
-    """Checks that each option is in `known` or begins with `kafka.`. Raises InvalidOption: it is misspelt or not for
-    this source.
+    """Checks that each option is in `known` or begins with `kafka.`.
+
+    Raises InvalidOption for an option that is misspelt or not for this source.
     """
     for name in options:
         if name not in known and not name.startswith("kafka."):
@@ -206,7 +207,7 @@ def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
 
 
 def number(options: Mapping[str, str], name: str, default: float, least: float) -> float:
-    """Returns the option as a number from `least` on. Raises InvalidOption."""
+    """Returns the option `name` as a number of at least `least`. Raises InvalidOption."""
     try:
         value = float(options.get(name, default))
     except ValueError:
@@ -217,7 +218,7 @@ def number(options: Mapping[str, str], name: str, default: float, least: float) 
 
 
 def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """Returns whether the option is true. Raises InvalidOption if it is neither true nor false."""
+    """Returns True or False, as the option `name` says. Raises InvalidOption if its text is neither true nor false."""
     value = options.get(name, "true" if default else "false").lower()
     if value not in ("true", "false"):
         raise InvalidOption(name, options.get(name), "true or false")

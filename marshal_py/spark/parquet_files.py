@@ -20,8 +20,9 @@ _TIMES_DEFAULT: Final = "INT96"
 
 
 class DataFile(NamedTuple):
-    """One Parquet file. `path` is relative to the table's folder, `size` is in bytes, `values` are of the partition
-    columns.
+    """Describes one Parquet file. `path` is relative to the table's folder, `size` is in bytes.
+
+    `values`: the value of each partition column.
     """
 
     path: str

@@ -67,7 +67,7 @@ _REFUSED: Final = frozenset(
 
 
 class RangePartition(InputPartition):
-    """One task, with everything that it needs. It refers to no reader, because Spark pickles readers before it plans
+    """Describes one task, with everything that it needs. It refers to no reader: Spark pickles readers before it plans
     tasks.
     """
 
@@ -79,8 +79,10 @@ class RangePartition(InputPartition):
         once: bool,
         columns: Sequence[str] = COLUMNS,
     ) -> None:
-        """With `once`, a second attempt of the task fails. `timeout_s`: the task fails after so many seconds without
-        progress.
+        """Takes the ranges of one task (`pieces`) and librdkafka's settings (`kafka`).
+
+        `timeout_s`: the task fails after so many seconds without progress. With `once`, a second attempt of the task
+        fails.
         """
         super().__init__(tuple(pieces))
         self.kafka, self.timeout_s, self.once, self.columns = dict(kafka), timeout_s, once, tuple(columns)
@@ -229,7 +231,10 @@ class _RangeReader:
                 self.consumer.incremental_unassign([KafkaPartition(*key)])
 
     def _handle_event(self, event: Message) -> None:
-        """Handles the end of a partition, or an error. Raises errors that do not pass by waiting."""
+        """Handles an event that librdkafka returned in place of a message: the end of a partition, or an error.
+
+        Raises errors that do not pass by waiting.
+        """
         error, key = event.error(), (event.topic() or "", event.partition() or 0)
         assert error is not None
         if error.code() == KafkaError._PARTITION_EOF:
@@ -246,8 +251,10 @@ class _RangeReader:
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Switches Python's garbage collector off. Messages are in no reference cycles, but thousands of new ones would
-    start the collector again and again, which took half of the time of reading.
+    """Switches Python's garbage collector off for the time of the `with` block.
+
+    Messages are in no reference cycles, but thousands of new ones would start the collector again and again, which took
+    half of the time of reading.
     """
     enabled = gc.isenabled()
     gc.disable()

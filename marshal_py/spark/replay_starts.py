@@ -20,8 +20,9 @@ Placed = tuple[int, bytes | None]  # offset and value
 
 
 class Beginning(NamedTuple):
-    """The place where one log's fold begins. `stored` is the snapshot that replaces deleted records; None means offset
-    0.
+    """Names the place where one log's fold begins.
+
+    `stored` is the snapshot that replaces deleted records; None means offset 0.
     """
 
     log: int
@@ -39,10 +40,10 @@ class Beginning(NamedTuple):
 
 
 def root_among(first: int, values: Iterable[Placed]) -> Genesis | None:
-    """Returns the root, which is the Genesis that counts for all logs (L3), or None if there is none.
+    """Returns the root, which is the Genesis that holds for all logs (L3), or None if there is none.
 
-    `values` are those of log 0 in order, from its first offset `first` on. If `first` is not 0, the log's beginning is
-    deleted, and a confirmed snapshot names the root.
+    `values` are the records of log 0 in order, from its first offset `first` on. If `first` is not 0, the log's
+    beginning is deleted, and a confirmed snapshot names the root.
     """
     if first == 0:
         opened = (open_envelope(value, -1) for _, value in values)
@@ -54,8 +55,8 @@ def root_among(first: int, values: Iterable[Placed]) -> Genesis | None:
 def beginning(log: int, first: int, root: Genesis, values: Iterable[Placed]) -> Beginning:
     """Returns the place where the fold of a log begins.
 
-    `values` are the log's from the offset `first` on; they are not read if that is 0. Raises HistoryTruncated if the
-    beginning is deleted and no confirmed snapshot replaces it (N10).
+    `values` are the log's records from the offset `first` on; they are not read if `first` is 0. Raises
+    HistoryTruncated if the beginning is deleted and no confirmed snapshot replaces it (N10).
     """
     if first == 0:
         return Beginning(log, root)

@@ -42,10 +42,10 @@ _PANDAS: Final = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(), pa.b
 def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = None) -> DataFrame:
     """Folds a stream of records as `replay` folds a batch. `sdf` has the columns log, offset, time and value.
 
-    A row comes once it is final: that of an owner's interval when the interval ends. Digests come at checkpoints only,
-    and there are no standings. `root` comes from `find_root` of a batch. The stream must have the logs from their
-    beginnings: read an archive, or a whole topic. Write with outputMode("append") and a checkpoint. Raises
-    InvalidOption, MissingSpark.
+    A row comes once it will not change any more: the row of an owner's interval comes when the interval ends. Digests
+    come at checkpoints only, and there are no standings. `root` is what `find_root` of a batch returns. The stream must
+    have the logs from their beginnings: read an archive, or a whole topic. Write with outputMode("append") and a
+    checkpoint. Raises InvalidOption, MissingSpark.
     """
     wanted = checked_tables(tables)
     check_columns(sdf)
@@ -74,8 +74,9 @@ def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = 
 
 
 class _State(msgspec.Struct, array_like=True):
-    """One log's state at its last checkpoint `at`. `data` is the snapshot there, or None if that is the log's
-    beginning.
+    """Holds one log's state at its last checkpoint `at`.
+
+    `data` is the snapshot there, or None if that is the log's beginning.
     """
 
     at: int
@@ -112,11 +113,10 @@ def write_state(state: _State) -> bytes:
 def fold_more(
     state: _State, log: int, root: Genesis, tables: Sequence[str], records: Iterable[tuple[int, int, bytes | None]]
 ) -> Timeline:
-    """Folds records (offset, time in ms, value), which may come in any order, onto the state. The Timeline has the
-    rows.
+    """Folds records (offset, time in ms, value), which may come in any order, onto the state.
 
-    Raises LogGap if more than HELD_MAX records wait for a missing one. Raises GroupOpaque because a log with an opaque
-    group has no canonical state (N7).
+    Returns the Timeline, which has the new rows. Raises LogGap if more than HELD_MAX records wait for a missing one.
+    Raises GroupOpaque because a log with an opaque group has no canonical state (N7).
     """
     world = _world(state, log, root)
     timeline = Timeline(world, tables, state.known)
@@ -163,7 +163,7 @@ def _take_snapshot(state: _State, world: World) -> None:
 
 
 class _Fold(StatefulProcessor):
-    """The object that Spark calls with the new records of one log and with its state."""
+    """Is the object that Spark calls with the new records of one log and with its state."""
 
     def __init__(self, root: Genesis, tables: Sequence[str]) -> None:
         self._root, self._tables = root, tables
@@ -192,7 +192,7 @@ def _records(rows: Iterable[pd.DataFrame]) -> Iterator[tuple[int, int, bytes | N
 
 
 def _frame(batch: pa.RecordBatch) -> pd.DataFrame:
-    """Returns the batch for pandas: nullable whole numbers stay whole, and times are in ms."""
+    """Returns the batch as pandas has it: whole numbers that may be NULL stay whole, and times are in ms."""
     arrays = [columns.in_ms(column) if columns.is_time(column.type) else column for column in batch.columns]
     table = pa.Table.from_arrays(arrays, names=batch.schema.names)
     return table.to_pandas(types_mapper=_PANDAS.get)

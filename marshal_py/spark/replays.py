@@ -38,9 +38,9 @@ def replay(
     """Folds whole logs. `df` has the columns log, offset, time and value, in any order and any number of partitions.
 
     `tables` are names of history/tables.py, by default all. One table gives a DataFrame with its columns, several give
-    one wide DataFrame with a column `table`. `root` is the Genesis that counts for all logs, by default the one found
-    in log 0 of `df`. `tasks` is the number of tasks; more than one per log are of no use. Records that are there twice
-    are folded once. If a log's beginning is deleted, the fold begins at its oldest confirmed snapshot. Raises
+    one wide DataFrame with a column `table`. `root` is the Genesis that holds for all logs, by default the one found in
+    log 0 of `df`. `tasks` is the number of tasks; more than one per log are of no use. A record that is there twice is
+    folded once. If a log's beginning is deleted, the fold begins at its oldest confirmed snapshot. Raises
     InvalidOption, HistoryTruncated; a log with a hole fails the job with LogGap.
     """
     wanted = checked_tables(tables)
@@ -85,7 +85,7 @@ def find_root(df: DataFrame) -> Genesis | None:
 
 
 def _candidates(df: DataFrame, kind: int) -> list[Placed]:
-    """Returns the records that look like the record type `kind`, in order. Only these few go to the driver."""
+    """Returns the records of log 0 that look like the record type `kind`, in order, at most CANDIDATES_MAX."""
     # PROTOCOL.md 4.1: an empty group id at byte 11, then the record version, then the type.
     byte_11, byte_13 = (functions.substring("value", place, 1) for place in (12, 14))
     looks_like = (byte_11 == functions.lit(b"\0")) & (byte_13 == functions.lit(bytes([kind])))

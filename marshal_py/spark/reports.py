@@ -23,8 +23,9 @@ PREFIX: Final = "marshal_"
 
 
 class Question(NamedTuple):
-    """A question and its SQL, which queries the views that `views` creates. `:at` in it is a time that the caller
-    gives.
+    """Holds a question and its SQL, which queries the views that `views` creates.
+
+    `:at` in the SQL stands for a time that the caller gives.
     """
 
     title: str
@@ -194,7 +195,10 @@ def _answer(spark: SparkSession, name: str, at: datetime | None) -> DataFrame:
 
 
 def check_questions(names: Sequence[str], at: datetime | None) -> list[str]:
-    """Returns the names of the questions to answer, by default all that need no missing `at`. Raises InvalidOption."""
+    """Returns the names of the questions to answer. Raises InvalidOption.
+
+    If `names` is empty, these are all questions; those that need a time are left out if `at` is None.
+    """
     for name in names:
         if name not in QUESTIONS:
             raise InvalidOption("questions", name, f"of {', '.join(QUESTIONS)}")

@@ -53,9 +53,7 @@ RELEASE_S: Final = 2.0  # for stop(); Spark kills the process some time after it
 
 
 class QueryMember:
-    """A query's membership in its group. It joins the group when it is made, and leaves when it is closed or
-    overdue.
-    """
+    """Holds a query's membership in its group. It joins when it is made, and leaves when it is closed or overdue."""
 
     def __init__(self, options: StreamOptions, earlier: MicroBatches | None = None) -> None:
         """Joins the group. `earlier` has the batches that an earlier member of this process has handed over."""
@@ -107,16 +105,18 @@ class QueryMember:
             return None
 
     def settle(self) -> None:
-        """Waits, once per member, until its first claims are granted and dead owners are evicted."""
+        """Waits until this member's first claims are granted and dead owners are evicted. A second call does
+        nothing.
+        """
         if not self.settled:
             self.planner.settle()
             self.settled = True
 
     def warn_of_fresh_checkpoint(self) -> None:
-        """Warns, once per member, if the group has positions and the query's checkpoint is new.
+        """Warns if the group has positions and the query's checkpoint is new. It warns at most once per member.
 
-        Its batches are then numbered from 0 again, and a sink that knows batches by number skips numbers that it
-        already has (docs/spark.md).
+        The query's batches are then numbered from 0 again, and a sink that knows batches by number skips numbers that
+        it already has (docs/spark.md).
         """
         if not self.warned and self.planner.resumed():
             logger.warning(
@@ -138,7 +138,8 @@ class QueryMember:
     ) -> dict[str, Any]:
         """Returns the next end offset, or `start` itself if there is nothing to do.
 
-        `targets` is where the query ends (availableNow); None for a query without an end.
+        `rows_max`: how many offsets the batch spans at most. `targets` is where the query ends (availableNow); None for
+        a query without an end.
         """
         end = self._plan_once(start, rows_max, targets)
         if end == start and targets is not None and self.planner.settle():
@@ -158,8 +159,9 @@ class QueryMember:
         return end
 
     def _waits_for_more(self, rows: int) -> bool:
-        """Returns True if a batch of so few rows must wait for more. The delay counts from the last batch; the first
-        never waits.
+        """Tells whether a batch of only `rows` rows must wait for more.
+
+        The delay counts from the last batch; the first batch never waits.
         """
         now_s = time.monotonic()
         waits = 0 < rows < self._rows_min and now_s - self._last_batch_s < self._delay_s
@@ -192,8 +194,9 @@ class QueryMember:
         return taken
 
     def report(self) -> dict[str, Any]:
-        """Returns figures for the query's progress. `commits` is the address of the socket to which commits are
-        reported.
+        """Returns figures that Spark shows in the query's progress.
+
+        `commits` is the address of the socket to which commits are reported.
         """
         info = self.planner.cached_info()
         return {
@@ -216,7 +219,7 @@ class QueryMember:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The object that Spark calls. Only the one in the query's own process has a member."""
+    """Is the object that Spark calls. Only the one in the query's own process has a member."""
 
     def __init__(self, options: StreamOptions) -> None:
         self.options = options

@@ -54,7 +54,7 @@ _ARROW: Final = pa.schema(
 
 
 class Run(NamedTuple):
-    """A row of `sweep`: the result of one seed. `again` is how to run it again, or None if it violated nothing."""
+    """Is a row of `sweep`: the result of one seed. `again` is how to run it again, or None if it violated nothing."""
 
     seed: int
     verdict: str

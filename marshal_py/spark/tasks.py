@@ -21,7 +21,7 @@ TASKS_KEPT: Final = 8
 
 
 class Piece(NamedTuple):
-    """The offsets [start, to) of one partition, with the token of the claim under which they are read."""
+    """Names the offsets [start, to) of one partition, with the token of the claim under which they are read."""
 
     topic: str
     partition: int
@@ -40,10 +40,11 @@ def pieces_of(ranges: Iterable[ClaimedRange]) -> list[Piece]:
 
 
 def tasks_of(pieces: Iterable[Piece], wanted: int | None = None) -> list[tuple[Piece, ...]]:
-    """Returns the pieces of each task, without empty pieces. If `pieces` has one per partition, so has each task.
+    """Returns, for each task, the pieces that it reads. Empty pieces are left out.
 
     There are `wanted` tasks or more, if there are enough offsets. With None there are at least TASKS_KEPT if there are
-    enough pieces, and no piece is split.
+    enough pieces, and no piece is split. If no two of `pieces` are of the same partition, no task gets two of one
+    partition.
     """
     todo = _split([piece for piece in pieces if piece.rows], wanted or 0)
     alone = [(piece,) for piece in todo if piece.rows >= TASK_ROWS]
@@ -71,8 +72,9 @@ def _split(pieces: Sequence[Piece], wanted: int) -> list[Piece]:
 
 
 def _share(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:
-    """Distributes pieces over at most `count` tasks: the longest first, each to the task that has the fewest offsets so
-    far.
+    """Distributes pieces over at most `count` tasks.
+
+    The longest pieces come first, and each goes to the task that has the fewest offsets so far.
     """
     tasks: list[list[Piece]] = [[] for _ in range(min(max(1, count), len(pieces)))]
     heap = [(0, number) for number in range(len(tasks))]
