@@ -186,7 +186,10 @@ _VERBS: Final = {"left": "left", "evicted": "was evicted", "replaced": "was repl
 
 
 def _ending(at: int, record: Record | None) -> tuple[str, str]:
-    """Returns how the sessions end that this record ends, as the kind of the advisory, and why they end."""
+    """Returns two texts about the sessions that a record ends: the kind of their advisories, and why they end.
+
+    `at`: the record's offset. The kind is left, evicted, replaced or ended.
+    """
     match record:
         case Leave():
             return "left", record.reason

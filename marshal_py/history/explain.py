@@ -106,7 +106,7 @@ class Explanation(NamedTuple):
 
 
 def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple[RawRecord, Verdict]]:
-    """Folds the records before the cut onto `world`. Yields each of them with its verdict."""
+    """Folds the records up to the cut onto `world`. Yields each of them with its verdict."""
     for record in records:
         if cut.excludes(record):
             return
@@ -116,9 +116,10 @@ def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple
 def explain(
     world: World, records: Iterable[RawRecord], name: str, tp: TopicPartition, cut: Cut, lines_max: int = LINES_MAX
 ) -> Explanation:
-    """Explains partition `tp` of group `name`. `world`: the group's log folded up to the first of `records`.
+    """Explains the owner and the position of partition `tp` in group `name` at the cut.
 
-    Raises CoordinationError if the log cannot be folded.
+    `world`: the group's log folded up to where `records` begin. `lines_max`: how many lines the story may have. Raises
+    CoordinationError if the log cannot be folded.
     """
     story = _Story(name, tp, lines_max)
     at_offset, at_ms = NONE, NONE
@@ -160,7 +161,7 @@ def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
 
 
 class _Story:
-    """Collects the records that changed one partition or tried to."""
+    """Collects the records that changed one partition or tried to, in the order of the log."""
 
     def __init__(self, name: str, tp: TopicPartition, lines_max: int) -> None:
         self.tp, self.lines_max = tp, lines_max

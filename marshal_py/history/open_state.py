@@ -88,7 +88,10 @@ class Presence(Struct):
     until_ms: int = 0  # some member counts as alive until then unless another record comes
 
     def lived_by(self, time_ms: int, paused: bool) -> int:
-        """Returns what `lived_ms` is at a later time. `paused`: whether the group was paused in between."""
+        """Returns what `lived_ms` is at `time_ms` if no record comes until then.
+
+        `paused`: whether the group is paused from `at_ms` on.
+        """
         if self.at_ms is None or paused:
             return self.lived_ms
         return self.lived_ms + max(0, min(time_ms, self.until_ms) - self.at_ms)
@@ -146,14 +149,17 @@ def offset_or_none(value: int) -> int | None:
 def new_span(
     group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None, lived_ms: int | None
 ) -> FreeSpan:
-    """Returns the span without an owner of a partition that has just appeared."""
+    """Returns the span without an owner that begins when a partition appears."""
     part = group.partitions.get(TopicPartition(topic, partition))
     position = None if part is None else offset_or_none(part.position)
     return FreeSpan(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position, lived_ms)
 
 
 def open_state_of(world: World) -> OpenState:
-    """Returns what is open in a world that was not folded from the log's beginning. All times are None (unknown)."""
+    """Returns what has begun and not ended in a world that was not folded from the log's beginning.
+
+    All times in it are None, because they are unknown.
+    """
     found: dict[str, OpenGroup] = {}
     for name, group in world.groups.items():
         opened = found[name] = OpenGroup(deleted=group.deleted)

@@ -80,7 +80,7 @@ def _partition(partition: Partition) -> dict[str, int]:
 
 
 def left_out(group: Group | None, entries_max: int) -> int:
-    """Returns how many sessions and partitions `plain_state` would leave out."""
+    """Returns how many sessions and partitions `plain_state` leaves out with the same `entries_max`."""
     if group is None:
         return 0
     return sum(max(0, len(entries) - entries_max) for entries in (group.sessions, group.partitions))
@@ -89,9 +89,9 @@ def left_out(group: Group | None, entries_max: int) -> int:
 def differences(
     held: dict[str, dict[str, Any]], log: dict[str, dict[str, Any]], whole: bool = True
 ) -> Iterator[Differing]:
-    """Yields what differs between two results of `plain_state`.
+    """Yields what differs between two results of `plain_state`: the client's (`held`) and the log's (`log`).
 
-    `whole`: nothing was left out of `held`. If something was, only the entries that `held` has are compared.
+    `whole`: whether `held` has every entry. If not, only the entries that it has are compared.
     """
     entries = held.keys() | log.keys() if whole else held.keys()
     for entry in sorted(entries):

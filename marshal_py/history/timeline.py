@@ -52,7 +52,7 @@ LOST_NOTES: Final = ("offset_lost", UNCOMMITTED)
 
 
 class Timeline(TimelineRows):
-    """Folds a log onto `world` and collects rows; `take` hands out those since its last call."""
+    """Folds a log onto `world` and collects rows. `take` returns the rows that were made since its last call."""
 
     def __init__(self, world: World, wanted: Collection[str] = tuple(TABLES), known: OpenState | None = None) -> None:
         """Starts after the part of the log that `world` holds: none, for a fresh world. `wanted`: names of tables.
@@ -79,7 +79,10 @@ class Timeline(TimelineRows):
         }
 
     def read(self, offset: int, time_ms: int, value: bytes | None) -> Verdict:
-        """Folds one record and makes its rows. If the fold raises a CoordinationError, nothing has changed."""
+        """Folds one record, makes its rows, and returns the verdict on it.
+
+        If the fold raises a CoordinationError, nothing has changed.
+        """
         verdict = rationalizer.apply(self.world, offset, value)
         self.open.time_ms = time_ms
         name, record = verdict.group, verdict.record
@@ -108,9 +111,9 @@ class Timeline(TimelineRows):
         return verdict
 
     def finish(self) -> dict[str, list[Row]]:
-        """Returns what `take` returns, plus a row without an end for everything that is still open.
+        """Returns what `take` returns, plus a row for everything that has begun and not ended.
 
-        The Timeline may read on afterwards.
+        Such a row has None as its end. The Timeline may read on afterwards.
         """
         log, end = self.world.log, self.world.next_offset
         for name, group in sorted(self.world.groups.items()):
@@ -135,7 +138,10 @@ class Timeline(TimelineRows):
         return self.take()
 
     def _sign_of_life(self, group: Group, opened: OpenGroup, offset: int, record: Record) -> None:
-        """Notes that the session which wrote the record is alive. An Evict does not count: another one wrote it."""
+        """Notes that the session which wrote the record is alive.
+
+        An Evict is no sign of life of the session that it names, because another process wrote it.
+        """
         session = offset if isinstance(record, Join) else getattr(record, "session", NONE)
         if session in group.sessions and not isinstance(record, Evict):
             lease_ms = EVICT_INTERVALS * group.sessions[session].join.interval_ms

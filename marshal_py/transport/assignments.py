@@ -62,14 +62,14 @@ class Assignments:
 
     def __init__(self) -> None:
         self._wanted: dict[TopicPartition, Assignment] = {}
-        self._changed: set[TopicPartition] = set()  # where the client may not do what is wanted
+        self._changed: set[TopicPartition] = set()  # where the client perhaps does not do what is wanted
         self._round = 0
         self.fetched: dict[TopicPartition, Assignment] = {}  # what the client fetches
         self._failed: dict[TopicPartition, Assignment] = {}  # WAITING, or retried not long ago
         self._refused: dict[TopicPartition, OutOfRange] = {}
         self._broken: dict[TopicPartition, Broken] = {}
 
-    # --- called by those who assign
+    # --- called by whoever wants messages
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Notes that these partitions are to be fetched from these positions on, each in a new round."""

@@ -113,7 +113,7 @@ class ConnectionErrors:
         """Forgets the last message. Is called before a request, whose failure an earlier error would not explain."""
         self._words = ""
 
-    # --- read by those who wait
+    # --- called by threads that wait for the cluster
 
     @property
     def last_words(self) -> str:

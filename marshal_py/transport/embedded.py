@@ -441,7 +441,7 @@ class Broker:
         self._call(function, broker_id, *arguments)
 
     def _require_broker(self, broker_id: int) -> None:
-        # To the mock, -1 means all brokers or no leader; here it can only be a mistake.
+        # To the mock, -1 means all brokers or no leader; from a caller it can only be a mistake.
         _require("broker_id", broker_id, 1, self.brokers)
 
     def _call(self, function: str, *arguments: Any) -> None:

@@ -312,9 +312,9 @@ class KafkaLog:
 
 
 def _in_thread(question: Callable[[], T]) -> Future[T]:
-    """Runs `question`, which may wait, in a new thread. Returns the future of its answer.
+    """Runs `question`, which may wait, in a thread of its own. Returns the future of its answer.
 
-    Such questions are rare, so that each may have a thread.
+    Such questions are rare, so a new thread for each costs little.
     """
     answer: Future[T] = Future()
 
@@ -346,8 +346,9 @@ class KafkaTransport:
         connect_timeout_s: float,
         call: Callable[[Callable[[], object]], object] = call_directly,
     ) -> None:
-        """Connects once to learn the cluster's id. `call` runs the user's own `error_cb`, `stats_cb` and `logger`.
+        """Connects once to learn the cluster's id.
 
+        `call` is given every call of the user's own `error_cb`, `stats_cb` and `logger` as a function, and runs it.
         Raises ClusterUnreachable after `connect_timeout_s`, AuthenticationFailed, TlsMismatch, InvalidOption.
         """
         self.given = settings.from_user(servers)

@@ -1,4 +1,4 @@
-"""Requests to a Kafka cluster about topics, offsets and groups, and the few changes that consumers need.
+"""Asks a Kafka cluster about topics, offsets and groups, and makes the few changes that consumers need.
 
 Everything here may wait for the network, so it is called from a worker thread. Kafka's errors become errors of ours,
 which say what to do.
@@ -268,7 +268,7 @@ class KafkaAdmin:
         return None if found is None else found.partitions
 
     def create_topic(self, topic: str, partitions: int) -> None:
-        """Creates a data topic, replicated like the coordination topic. Raises ClusterUnreachable if it fails."""
+        """Creates a data topic with as many replicas as the coordination topic has. Raises ClusterUnreachable."""
         replicas = min(len(self.brokers()), SAFE_BROKERS)
         request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas)
         try:

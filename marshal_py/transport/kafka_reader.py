@@ -1,4 +1,4 @@
-"""Reads explicit ranges of offsets from Kafka: one librdkafka client, assigned by hand, without a group or a commit."""
+"""Reads explicit ranges of offsets from Kafka by one librdkafka client, without a group or a commit."""
 
 from __future__ import annotations
 

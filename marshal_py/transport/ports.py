@@ -148,7 +148,7 @@ class CoordinationLog(Protocol):
         """Returns why the cluster permanently refuses our reads or writes (authorization, size), else None."""
 
     def close(self, flush_s: float) -> None:
-        """Sends what is queued, for at most `flush_s`, then disconnects."""
+        """Sends what is queued, which may take at most `flush_s`, then disconnects."""
 
 
 class DataSource(Protocol):
@@ -167,10 +167,10 @@ class DataSource(Protocol):
     def unassign(self, tps: Iterable[TopicPartition]) -> None: ...
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """Stops fetching; the assignments stay."""
+        """Stops fetching these partitions. Their assignments stay."""
 
     def resume(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Continues at these positions."""
+        """Fetches these paused partitions again, from these positions on. The round may be a new one."""
 
     def round(self, tp: TopicPartition) -> int:
         """Returns the number of the current assignment of `tp`, even if it was refused; 0 if `tp` is not assigned."""
@@ -247,9 +247,9 @@ class ClusterAdmin(Protocol):
     capabilities: frozenset[str]
 
     def prepare_coordination(self, topic: str, partitions: int) -> int:
-        """Creates the coordination topic, or checks its settings (L1). Returns its partition count.
+        """Creates the coordination topic if it is missing, and checks its settings (L1). Returns its partition count.
 
-        Raises CoordinationTopicMissing, WrongTopicSetting.
+        `partitions`: how many a new topic gets. Raises CoordinationTopicMissing, WrongTopicSetting.
         """
 
     def describe_topic(self, topic: str) -> TopicInfo | None:

@@ -73,7 +73,8 @@ class KafkaProducer:
     ) -> None:
         """Queues one message; waits while the queue is full. `timestamp_ms`: since 1970, 0 means now.
 
-        Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull, and the errors of earlier messages.
+        Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull, and the error of an earlier message that
+        the cluster refused.
         """
         count = self._partitions(topic)
         if partition is not None and not 0 <= partition < count:
@@ -150,12 +151,15 @@ class KafkaProducer:
             raise error
 
     def poll(self) -> None:
-        """Handles the acknowledgements that have come, without waiting. Raises the errors of earlier messages."""
+        """Handles the acknowledgements that have come, without waiting. Raises the error of an earlier message."""
         self._producer.poll(0)
         self._raise_error()
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Returns once every message is acknowledged. Raises the errors of messages, ClusterUnreachable."""
+        """Waits until every message is acknowledged. Raises the error of a message that the cluster refused.
+
+        Raises ClusterUnreachable if an acknowledgement is missing after `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         while left := self._producer.flush(FLUSH_SLICE_S):
             if self._error is not None or time.monotonic() >= deadline:

@@ -17,7 +17,10 @@ SAFE_SETTINGS: Final = {"min.insync.replicas": str(SAFE_ISR), "unclean.leader.el
 def check_settings(
     topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
 ) -> None:
-    """Raises WrongTopicSetting for the first setting that could lose history, with a command that fixes all of them."""
+    """Raises WrongTopicSetting for the first setting that could lose history.
+
+    The error names a command that fixes all such settings. The arguments mean what they mean in `wrong_settings`.
+    """
     for error in wrong_settings(topic, found, brokers, replicas, servers, grow_to):
         raise error
 
