@@ -47,8 +47,8 @@ class IndexedReads(Reads):
     def catch_up(self, wait: bool) -> bool:
         """Adds to the index the messages that came since it was last filled. Returns True if it is up to date.
 
-        If another process writes the index, it waits for that process with `wait`, and raises IndexBusy after 30 s.
-        Without `wait` it returns False at once.
+        While another process writes the index, this method returns False at once; with `wait` it waits for that process
+        instead, and raises IndexBusy after 30 s.
         """
         tps = self._partitions(GetRequest(batch=1))
         bounds = self._admin.bounds(tps, committed=self._committed)
@@ -166,7 +166,7 @@ class IndexedReads(Reads):
         return self._page_of(request, kept, total, starts, ends)
 
     def _fetch(self, tp: TopicPartition, offsets: Iterable[int]) -> dict[int, RawMessage]:
-        """Returns the messages at these offsets by offset. Those that no longer exist are left out.
+        """Returns a dict of the messages at these offsets, by offset. Messages that no longer exist are left out.
 
         Offsets that are close together are read together.
         """

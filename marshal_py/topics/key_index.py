@@ -109,8 +109,8 @@ class KeyIndex:
     def add(self, messages: Iterable[RawMessage], progress: Mapping[TopicPartition, int], wait: bool) -> None:
         """Adds entries for messages, and notes how far each partition is indexed, in one transaction.
 
-        `progress`: by partition, the offset after the last one that is indexed then. If another process is writing, it
-        waits up to 30 s with `wait`, and not at all without; then it raises IndexBusy.
+        `progress`: by partition, the offset after the last one that is indexed then. While another process is writing,
+        this method raises IndexBusy: with `wait` after 30 s, without it at once.
         """
         rows = []
         for message in messages:
@@ -141,7 +141,7 @@ class KeyIndex:
                 )
 
     def forget(self, bounds: Mapping[TopicPartition, Bounds], wait: bool) -> None:
-        """Deletes the entries below the first offset of each partition. `wait`: as for `add`."""
+        """Deletes the entries below the first offset of each partition. `wait` means what it means in `add`."""
         gone = [(tp.partition, found.first) for tp, found in bounds.items() if found.first > 0]
         with self._errors(), self._transaction(wait):
             self._database.executemany("DELETE FROM entry WHERE partition = ? AND offset < ?", gone)
@@ -162,7 +162,7 @@ class KeyIndex:
         return None if found is None else Entry._make(found)
 
     def following(self, key: bytes, partition: int, start: int, end: int) -> Iterator[Entry]:
-        """Yields the entries of a key with offsets from `start` to `end` - 1 of a partition, in offset order."""
+        """Yields a key's entries in a partition with offsets from `start` to `end` - 1, in offset order."""
         with self._errors():
             yield from map(
                 Entry._make, self._database.execute(f"{_OF_KEY} ORDER BY offset", (key, partition, start, end))

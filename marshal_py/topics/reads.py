@@ -266,7 +266,8 @@ class Reads:
     def _span(self, request: GetRequest) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Returns the span that the request covers: `starts` and `ends`.
 
-        For the first page it ends at the present ends of the partitions, for later pages where the first page's did.
+        For the first page it ends at the present ends of the partitions, for later pages at the ends that the first
+        page had.
         """
         tps = [self._only_partition(request)] if request.offset is not None else self._partitions(request)
         bounds = self._admin.bounds(tps, committed=self._committed)

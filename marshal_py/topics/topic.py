@@ -136,7 +136,7 @@ class Topic:
         return self._stored(raw, None, None)
 
     def get_page(self, request: GetRequest) -> StoredBatch:
-        """Returns the answer to a request for a batch, mostly one of `StoredBatch.next_request`.
+        """Returns the answer to a request for a batch, for example one that `StoredBatch.next_request` returned.
 
         Raises what `get` raises.
         """
@@ -194,8 +194,8 @@ class Topic:
     def key_index(self, path: str | Path) -> KeyIndex:
         """Opens the key index in this file, or creates it, and answers questions by key with it from now on.
 
-        Each question brings the index up to date first, which takes a while for a long topic; `update_index` does so
-        beforehand. Raises IndexUnusable, IndexBusy, TopicMissing, ClusterUnreachable.
+        Each question brings the index up to date first. For a long topic that takes a while the first time;
+        `update_index` does it beforehand. Raises IndexUnusable, IndexBusy, TopicMissing, ClusterUnreachable.
         """
         with self._lock:
             admin, _ = self._connection()

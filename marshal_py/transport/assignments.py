@@ -202,7 +202,10 @@ class Assignments:
         return fetched.round
 
     def drained(self, now_ms: int) -> None:
-        """Notes that the client has no more events. Retries that have not failed again count as successful."""
+        """Notes that the client has no more events at present.
+
+        A retry that has not failed again for FORGET_FAILURES_MS counts as successful then.
+        """
         for tp, one in list(self._failed.items()):
             if one.state is State.FETCHING and (not one.failures or now_ms - one.tried_ms >= FORGET_FAILURES_MS):
                 one.failures = 0

@@ -128,7 +128,7 @@ class Writer:
 
 
 class Reader:
-    """Reads a dump once, line by line. Every method raises DumpDamaged, which names the nearest offset."""
+    """Reads a dump once, line by line. Every method raises DumpDamaged, which names the offset near the damage."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file and reads the header."""

@@ -207,7 +207,7 @@ class MessageReader(Protocol):
     def read(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> Iterator[Sequence[RawMessage]]:
-        """Yields the existing messages of each partition from its start to before its end; then it ends.
+        """Yields the messages of each partition from its start to before its end, as far as they exist.
 
         `starts`, `ends`: offset by partition, for the same partitions. Messages of one partition come in offset order.
         Raises RangeLost for a start outside the partition, AccessDenied, ClusterUnreachable when nothing came for
