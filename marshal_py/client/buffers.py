@@ -186,9 +186,9 @@ class Buffer:
                 self._keep(part.messages)
 
     def bytes_of(self, count: int, size: Callable[[RawMessage], int]) -> int:
-        """Returns the sum of `size` over the next `count` messages.
+        """Returns the sum of `size(message)` over the next `count` messages.
 
-        Chunks of which nothing was delivered are measured only once, since a waiting fetch asks repeatedly.
+        The size of a chunk of which nothing was delivered is remembered, since a waiting fetch asks repeatedly.
         """
         total = 0
         for part in self.fetched:
@@ -207,7 +207,8 @@ class Buffer:
     def add(self, messages: Sequence[RawMessage]) -> None:
         """Adds fetched messages, except those below `next_offset`.
 
-        A claim may begin above the offset from which the partition was fetched ahead, so some may lie below (A3).
+        A claim may begin above the offset from which the partition was fetched ahead. The messages between are not
+        needed (A3).
         """
         if (messages[0].offset() or 0) < self.next_offset:
             messages = [message for message in messages if (message.offset() or 0) >= self.next_offset]
@@ -263,9 +264,9 @@ def message_bytes(raw: RawMessage) -> int:
 
 
 def fit(messages: Sequence[RawMessage], at: int, count: int, limit_bytes: int, at_least_one: bool) -> int:
-    """Returns how many of the `count` messages from index `at` on fit into `limit_bytes`.
+    """Returns how many of the `count` messages from index `at` on fit together into `limit_bytes`.
 
-    With `at_least_one` the first message counts as fitting, however large it is.
+    With `at_least_one` it returns at least 1, however large the first message is.
     """
     total = 0
     for taken in range(count):

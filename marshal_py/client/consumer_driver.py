@@ -115,14 +115,14 @@ class ConsumerDriver:
         return planned
 
     def close(self) -> None:
-        """Closes the data source, and the worker after its queued tasks. Called when the consumer has ended."""
+        """Closes the data source, and ends the worker after its queued tasks. Called when the consumer has ended."""
         self.source.close()
         self.worker.end()
 
     # --- one step
 
     def kick(self) -> None:
-        """Steps the member now, from the calling thread."""
+        """Steps the member now, in the calling thread. Takes the lock."""
         with self.context.outbox, self.context.lock:
             if not self.ended:
                 self.advance()
@@ -168,7 +168,10 @@ class ConsumerDriver:
             self.kick()
 
     def lose_history(self) -> None:
-        """Takes all claims from the member, as the log has lost records. Then waits for `regain_history` (N11)."""
+        """Takes all claims from the member, because the log has lost records that this process had not read (N11).
+
+        The member is not stepped again before `regain_history` is called.
+        """
         self.away = True
         self.execute(self.member.detach(), self.context.clock.now())
 
@@ -343,7 +346,7 @@ class ConsumerDriver:
         self.mirror_refused = refused
 
     def _check_refused(self) -> None:
-        """Asks the cluster about positions that it refused to fetch, and settles what becomes of them (D6).
+        """Asks the cluster about positions that it refused to fetch, and decides what becomes of them (D6).
 
         A position below the partition's beginning moves to the beginning; one beyond its end parks the partition. The
         topic's id is checked first, as the topic may have been recreated (D10). If the cluster does not answer, the
@@ -395,7 +398,7 @@ class ConsumerDriver:
         self.kick()
 
     def look_at_topics(self) -> None:
-        """Has the worker ask the cluster for the partition counts and ids of this consumer's topics."""
+        """Has the worker ask the cluster how many partitions this consumer's topics have, and for their ids."""
         self.submit("the look at topics", self._refresh_topology)
 
     def _refresh_topology(self) -> None:
@@ -473,7 +476,10 @@ class ConsumerDriver:
         return -1 if tp.topic in self.missing else self.source.end_offset(tp)
 
     def draining(self, claim: Claim) -> tuple[str, float]:
-        """Returns why the claim is ending, and for how many seconds it waits for handlers; ("", -1) if it is not."""
+        """Returns why the claim is ending, and for how many more seconds it waits for handlers.
+
+        If the claim is not ending, it returns ("", -1).
+        """
         if claim.phase is ClaimPhase.OPEN:
             return "", -1.0
         until_ms = claim.drain_until_ms

@@ -80,7 +80,7 @@ class DeliveryQueue:
     # --- called by the driver
 
     def start_prefetch(self, tp: TopicPartition, position: int) -> None:
-        """Starts to fetch a partition ahead, from `position` on, before its owner releases it (A3)."""
+        """Starts to fetch a partition from `position` on, before its owner releases it to this member (A3)."""
         if tp not in self.buffers:
             self.buffers[tp] = Buffer(tp, position)
             self.source.assign({tp: position})
@@ -125,7 +125,7 @@ class DeliveryQueue:
         return tp in self.buffers
 
     def restart(self, tp: TopicPartition, position: int) -> None:
-        """Fetches the partition again, from `position` on, after the cluster refused to fetch it (D6)."""
+        """Fetches the partition again, from `position` on. Called when the cluster has refused to fetch it (D6)."""
         buffer = self.buffers.get(tp)
         if buffer is not None:
             buffer.next_offset = position
@@ -230,7 +230,7 @@ class DeliveryQueue:
         return sys.maxsize if self._last is None else self._last - self.delivered
 
     def deliverable(self) -> int:
-        """Returns how many messages only wait for the gate to open; in at-most-once mode, only those with a grant."""
+        """Returns how many messages wait for nothing but the gate; in at-most-once mode only those with a grant."""
         total = 0
         for buffer in self.buffers.values():
             claim = buffer.claim
@@ -366,7 +366,10 @@ class DeliveryQueue:
         self.fetch_again()
 
     def fetch_again(self) -> None:
-        """Empties all buffers and fetches again what was not delivered: an exception may have lost some of it."""
+        """Empties all buffers and has everything that was not delivered fetched again.
+
+        Called after an exception, which may have lost some of the messages.
+        """
         again: dict[TopicPartition, int] = {}
         for tp, buffer in self.buffers.items():
             position = buffer.forget()
@@ -404,7 +407,10 @@ class DeliveryQueue:
     # --- at-most-once mode
 
     def _skip_to_grant(self, buffer: Buffer, tracker: AtMostOnce) -> int:
-        """Drops messages below the offset where delivery continues; returns how many of the next chunk are granted."""
+        """Drops messages below the offset where delivery continues.
+
+        Returns how many messages of the first chunk that is left have a grant.
+        """
         while buffer.fetched:
             head = buffer.fetched[0]
             while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
@@ -479,7 +485,7 @@ class DeliveryQueue:
             self._refill(held_back)
 
     def _refill(self, held_back: list[Buffer]) -> None:
-        """Fetches these partitions again, except those that still have many messages buffered or unfinished."""
+        """Has the partitions of these buffers fetched again, except those with many messages buffered or not acked."""
         room = self._room()
         for buffer in held_back:
             if room is not None and not room.low(buffer):

@@ -43,7 +43,7 @@ PARTITION_GAUGES: Final = {
 
 
 class Collector:
-    """Turns `Marshal.metrics()` into metrics of prometheus-client: `registry.register(Collector(marshal))`."""
+    """Turns `Marshal.metrics()` into metrics of prometheus-client. Use: `registry.register(Collector(marshal))`."""
 
     def __init__(self, marshal: Marshal) -> None:
         """Collects the metrics of `marshal`. Raises UnsupportedPlatform if prometheus-client is not installed."""

@@ -26,11 +26,12 @@ class ClaimInfo(NamedTuple):
 
 
 class ConsumerInfo(NamedTuple):
-    """The state of a consumer. `in_flight`: messages delivered and not acked. `waiting_for` is "" when all is well.
+    """Describes the state of a consumer. `in_flight`: messages delivered and not acked.
 
-    `lag`: messages from the positions of its claims to the ends of the partitions. It is -1 while the cluster does not
-    have one of its topics. It is also -1 while the consumer owns nothing and partitions of its topics are parked, that
-    is, closed to all members until an admin has looked at them.
+    `waiting_for`: what keeps it from working, in words; "" when all is well. `lag`: messages from the positions of its
+    claims to the ends of the partitions. It is -1 while the cluster does not have one of its topics. It is also -1
+    while the consumer owns nothing and partitions of its topics are parked, that is, closed to all members until an
+    admin has looked at them. `grants_dropped`: as in ConsumerMetrics (metrics.py).
     """
 
     group: str

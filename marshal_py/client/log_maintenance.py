@@ -156,13 +156,13 @@ class LogMaintenance:
         )
 
     def _audit(self, snapshotter: Snapshotter, stored: Stored) -> None:
-        """Folds the log again from its bytes to check a snapshot, because no other process can check it (N6)."""
+        """Checks a snapshot by folding the log again from its bytes, because no other process can check it (N6)."""
         again = self._again(snapshotter.world, stored.at)
         with self._context.outbox, self._context.lock:
             self._send(snapshotter.world.log, snapshotter.audited(stored, again))
 
     def _again(self, world: World, at: int, group: str = "") -> World | None:
-        """Returns the log folded once more up to offset `at`, from the newest confirmed snapshot below it.
+        """Returns the log's world at offset `at`, folded once more from the newest confirmed snapshot below it.
 
         Digests of `group` are kept on the way, unless it is "". Returns None if the log could not be read or is broken.
         """

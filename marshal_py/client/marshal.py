@@ -197,7 +197,7 @@ class Marshal:
     # --- topics
 
     def topics(self, pattern: str = ".*") -> tuple[str, ...]:
-        """Returns the cluster's topics whose whole names match a Python regular expression, sorted.
+        """Returns the sorted names of the cluster's topics that match a Python regular expression as a whole.
 
         The coordination topic and Kafka's internal topics are left out. Raises InvalidOption, ClusterUnreachable,
         ReentrantCall.
@@ -292,7 +292,7 @@ class Marshal:
     def planner(self, group: str, topics: Sequence[str], **options: Any) -> Planner:
         """Joins `group` as a consumer that plans ranges for other readers, and returns once the group has it.
 
-        It fetches nothing. Options, callbacks and errors are those of `consumer`.
+        It fetches no messages. It takes the options and callbacks of `consumer`, and raises the same errors.
         """
         deadline = time.monotonic() + self._timeout_s
         driver, connection, ending = self._new("planner", group, topics, options, deadline, plans=True)

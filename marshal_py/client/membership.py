@@ -94,7 +94,7 @@ class Membership:
         self._ending.stop(timeout_s)
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Stops delivery, waits until what was delivered is done, and leaves the group.
+        """Stops delivery, waits until the handlers have acked what was delivered, and leaves the group.
 
         It waits at most `timeout_s` seconds, by default the handler timeout. Raises ReentrantCall.
         """
@@ -166,7 +166,9 @@ class Membership:
         self._ending.raise_if_ended()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Stops delivering these partitions here; the claims and their leases are kept. Raises ReentrantCall."""
+        """Stops delivering these partitions to this consumer. It keeps the claims and their leases. Raises
+        ReentrantCall.
+        """
         self._context.check_call("Consumer", "pause")
         with self._context.outbox, self._context.lock:
             self._driver.queue.pause(TopicPartition(*tp) for tp in partitions)

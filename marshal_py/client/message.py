@@ -91,10 +91,10 @@ class Message(Struct, eq=False, frozen=True, gc=False):
     def delivery_count(self) -> int:
         """Returns how often the message has been delivered according to the log: 1 if this delivery is the first one.
 
-        It counts across crashes. For the lowest unfinished message of a partition it is never too low, and too high by
-        one for each owner that died before it had delivered the message; so a message that kills every consumer can be
-        recognised. For other messages it counts the deliveries that owners have reported. In at-most-once mode it is
-        always 1.
+        Deliveries before a crash are included. For the lowest unfinished message of a partition the number is never too
+        low. It is too high by one for each owner that died before it had delivered the message. So a message that kills
+        every consumer can be recognised. For other messages it is the number of deliveries that owners have reported.
+        In at-most-once mode it is always 1.
         """
         tracker = self._delivered.claim.tracker
         return tracker.delivery_count(self.offset) if isinstance(tracker, AtLeastOnce) else 1

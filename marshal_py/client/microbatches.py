@@ -71,7 +71,7 @@ def key_of(end: End) -> str:
 
 
 def digest_of(end: End) -> str:
-    """Returns the hash of a batch's end offset: a short name for the batch, in messages that must be short."""
+    """Returns the hash of a batch's end offset, which serves as a short name for the batch in messages."""
     return hashlib.sha256(key_of(end).encode()).hexdigest()
 
 
@@ -93,10 +93,11 @@ class MicroBatches:
     """Holds the batches of one member, in either delivery mode. Every method is called with the Marshal's lock held."""
 
     def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
-        """Takes over what `before`, the batches of an earlier membership of the same process, has delivered.
+        """Begins without batches, or with those that `before` has delivered: the batches of this process's earlier
+        membership.
 
-        `incarnation`: that of the log. `before` is ignored if it belongs to another incarnation, where the same epochs
-        are other claims.
+        `incarnation`: the log's. `before` is ignored if it belongs to another incarnation, where the same epochs are
+        other claims.
         """
         if before is not None and before.incarnation != incarnation:
             before = None

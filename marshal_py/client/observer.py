@@ -45,7 +45,8 @@ class Observer:
     def __init__(self, transport: Transport, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
         """Connects, and finds the root. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
 
-        `root` is None if the topic has no Genesis yet, because no consumer has ever run. `root_value`: the root's
+        `topic`: the coordination topic. `timeout_s`: for how long a read waits for the next record. The attribute
+        `root` is None if the topic has no Genesis yet, because no consumer has ever run; `root_value` has the root's
         bytes.
         """
         self.root_value: bytes | None = None
@@ -186,7 +187,7 @@ class Observer:
             pass
 
     def follow(self, group: str | None = None) -> Iterator[Judged | None]:
-        """Yields every record that is there, then every new one, without end.
+        """Yields every record that is there, then every new one as it comes, without end.
 
         After each poll for new records it yields None, so that the caller can stop.
         """

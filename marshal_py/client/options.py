@@ -42,7 +42,7 @@ Deserializer = Callable[[bytes | None, Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """The options of `Marshal.consumer`. Raises InvalidOption, InvalidName.
+    """Holds the options of `Marshal.consumer`. Making it raises InvalidOption, InvalidName.
 
     `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
     handler's speed: about a second's work, shared by the partitions, at least one message each. A crash loses up to two

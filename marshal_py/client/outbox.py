@@ -58,7 +58,7 @@ class Outbox:
         return bool(self._waiting)
 
     def put(self, log: int, key: bytes, values: Sequence[bytes], refused: Callable[[MarshalError], None]) -> None:
-        """Adds records that the next `send` produces. Call it under the lock, which keeps the order.
+        """Adds records that the next `send` produces. Called under the lock, which keeps their order.
 
         If QUEUED_MAX entries are waiting, the records are dropped.
         """
@@ -78,7 +78,8 @@ class Outbox:
             self.send()
 
     def send(self) -> None:
-        """Produces what is waiting, without the lock and without waiting.
+        """Produces the records that are waiting. Does not take the lock, and does not wait for the broker or other
+        threads.
 
         A signal handler may run anywhere inside: both the records that it decides and those whose sending it
         interrupted are sent. If the handler raises (ctrl-C), another thread can produce all the same.

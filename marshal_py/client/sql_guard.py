@@ -177,9 +177,9 @@ class Guard(_Rules):
             return list(end.value)
 
     def forget(self, connection: Any, topic: str, partitions: Sequence[int] | None = None) -> None:
-        """Deletes the guard rows of a topic, or of some of its partitions: their messages count as new again.
+        """Deletes the guard rows of a topic, or of some of its partitions, so that their messages count as new again.
 
-        For an admin who has moved positions back so that messages are applied again. Pause the group meanwhile.
+        Call it if an admin has moved positions back so that messages are applied again. Pause the group meanwhile.
         """
         for statement in self._forget(topic, partitions):
             _Connection(connection).run(statement)

@@ -16,7 +16,7 @@ from marshal_py.simulator.auditor_history import History
 
 
 class Ending(NamedTuple):
-    """An offset of a log after which no reader of these groups may continue."""
+    """Names an offset of a log after which no reader of these groups may continue."""
 
     groups: frozenset[str]
     offset: int  # FOREVER if the log itself continues
@@ -25,7 +25,10 @@ class Ending(NamedTuple):
 
 
 def endings(history: History) -> Iterator[Ending]:
-    """Yields the record that stops the log, the deletion of its topic, and records that made a group opaque (E5)."""
+    """Yields where readers must stop: at a record that stops the log, when the topic is deleted, or for opaque groups.
+
+    A group is opaque from the first record on that this library cannot read (E5).
+    """
     evidence, everybody = history.evidence, frozenset(history.oracle.groups) | frozenset(history.evidence.groups)
     if history.stopped is not None:
         at = history.stopped.offset

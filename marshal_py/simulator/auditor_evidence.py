@@ -138,7 +138,7 @@ class Delivery:
 
 
 class ToolReport(NamedTuple):
-    """What an admin's tool reported about a SetPosition that it sent (S12)."""
+    """Says what an admin's tool reported about a SetPosition that it sent (S12)."""
 
     group: str
     by: str

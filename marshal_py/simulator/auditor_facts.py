@@ -107,8 +107,10 @@ class Grant(NamedTuple):
 
 
 class Eviction(NamedTuple):
-    """An accepted Evict. `waited_ms` passed between the append of the extension that it names and the Evict's first
-    sending.
+    """Describes an accepted Evict.
+
+    `observed` is the extension that it names. `waited_ms` passed between the append of that extension and the Evict's
+    first sending.
     """
 
     offset: int

@@ -84,8 +84,9 @@ def _ended_ms(history: History, claim: ClaimSpan, otherwise: float) -> float:
 
 
 def _keys(demands: Demands, history: History) -> list[Key]:
-    """Returns the partitions that must be consumed: those of each group's topics, except parked ones, which nobody may
-    claim (F6.4).
+    """Returns the partitions that must be consumed: those of each group's topics that are not parked.
+
+    Nobody may claim a parked partition (F6.4).
     """
     keys = [
         (group, *place) for group, topics in demands.topics.items() for place in demands.places if place[0] in topics
@@ -103,9 +104,9 @@ def _pause_over_ms(demands: Demands, history: History, group: str) -> float:
 def _unowned(demands: Demands, history: History, invariant: str) -> Iterator[Violation]:
     """Yields partitions without a live owner at the time when all must be owned.
 
-    That is three intervals after the heal or the last pause, and QUIET_INTERVALS later, because a client may have to
-    stay silent first. Who owned the partition last decides whether V1, V2 or V3 is broken; only `invariant` is judged
-    here.
+    That is three intervals and QUIET_INTERVALS more after the heal or the last pause, because a client may have to stay
+    silent first. The caller says which `invariant` it judges: V1, V2 or V3. Who owned the partition last decides which
+    of these is broken.
     """
     for key in _keys(demands, history):
         due_ms = _pause_over_ms(demands, history, key[0]) + (3 + QUIET_INTERVALS) * demands.interval_ms + 1_000
@@ -178,7 +179,9 @@ def v3_all_done(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def claims_per_interval(demands: Demands, history: History) -> dict[Key, int]:
-    """Returns, for each partition, the largest number of claim records that came within one interval after the heal."""
+    """Returns the largest number of claim records of each partition that came within any one interval after the
+    heal.
+    """
     times: dict[Key, list[float]] = {}
     since_ms = demands.healed_ms + demands.interval_ms if demands.herds_since_ms is None else demands.herds_since_ms
     for ms, key in sorted(history.claim_records):

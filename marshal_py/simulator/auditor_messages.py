@@ -157,8 +157,7 @@ def s8_heartbeat_honest(history: History) -> Iterator[Violation]:
 
 
 def s9_redelivery(history: History) -> Iterator[Violation]:
-    """Yields each breach of S9: in at-least-once mode, a message that the old owner reported as finished is not
-    delivered again.
+    """Yields each breach of S9: in at-least-once mode, a message reported as finished is not delivered again.
 
     After a hand-over only messages that handlers held for too long may be delivered again.
     """

@@ -13,8 +13,9 @@ new = tuple.__new__  # half the time of Instant(...), several times per event
 
 
 class MachineClock:
-    """The clocks of one machine. Every machine starts at its own zeros, so that comparing times of two machines
-    fails.
+    """Shows the clocks of one machine.
+
+    Every machine's clocks start at other values, so that code which compares times of two machines fails.
     """
 
     __slots__ = ("_asleep_ms", "_newest", "_newest_ms", "_rate", "_start_ms", "_wall_shift_ms", "_zero_ms")

@@ -423,8 +423,9 @@ class FaultInjector:
             self._write(number, value, shape)
 
     def _genesis(self, number: int) -> Genesis | None:
-        """Returns the Genesis that counts in a log. None while there is none: a foreign Genesis written then would
-        count.
+        """Returns the Genesis that holds in a log, or None if there is none yet.
+
+        Nobody may write a foreign Genesis before that, because it would be accepted.
         """
         worlds = [
             process.world

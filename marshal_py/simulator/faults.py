@@ -150,8 +150,9 @@ class NetworkFaults:
         return spread(self._rng, 1, self.refusal_ms_max) if self.late_refusal else self.read_ms()
 
     def write_ms(self) -> list[tuple[int, bool]]:
-        """Draws, for each copy of a record that reaches the log, its delay in ms, and whether the producer keeps its
-        order.
+        """Draws what becomes of a record that is sent. Returns one entry for each copy of it that reaches the log.
+
+        An entry is the copy's delay in ms, and whether it keeps its place among the producer's other records.
         """
         usual_ms = 1 + int(self._rng.random() * self.latency_ms)
         if not self.stormy:

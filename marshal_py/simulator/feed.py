@@ -12,7 +12,7 @@ from marshal_py.simulator.auditor_evidence import Delivery
 
 
 class HandlerCall(NamedTuple):
-    """One message that a handler works on."""
+    """Describes one message that a handler works on."""
 
     delivery: Delivery
     run: OffsetRun | None
@@ -20,7 +20,7 @@ class HandlerCall(NamedTuple):
 
 
 class Feed:
-    """The messages of one claim that are fetched, and those that are in handlers."""
+    """Holds the messages of one claim that are fetched, and those that handlers have."""
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim

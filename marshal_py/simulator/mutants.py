@@ -165,7 +165,7 @@ def _x27() -> list[Patch]:
 
 def _x31() -> list[Patch]:
     def due(self: Liveness, now: Instant) -> Due:
-        """Sends heartbeats on time only; that a heartbeat was never read back does not matter."""
+        """Sends heartbeats on time, and nothing else: it does not matter whether a heartbeat was ever read back."""
         third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
         late = self.last_sent is None or now.mono_ms - self.last_sent.mono_ms >= third_ms
         return Due.HEARTBEAT if late else Due.NOTHING
@@ -247,7 +247,7 @@ def _a6() -> list[Patch]:
     successors = Candidacy.successors
 
     def to_one(self: Candidacy, group: Group) -> dict[TopicPartition, int]:
-        """Names one session, the one with the least claims, as the successor of every partition."""
+        """Names the session that has the fewest claims as the successor of every partition."""
         target = successors(self, group)
         least = min(set(target.values()), key=lambda sid: (group.sessions[sid].held, sid), default=NONE)
         return dict.fromkeys(target, least)
@@ -464,7 +464,9 @@ def switched_on(mutant: Mutant) -> Iterator[None]:
 
 
 def in_both_folds(name: str) -> Mutant:
-    """Returns the mutant; a bug of the fold is planted in the oracle as well, so that S1 cannot see it."""
+    """Returns the mutant `name`. If it is a bug of the fold, it is planted in the oracle as well, so that S1 cannot see
+    it.
+    """
     mutant, counterpart = MUTANTS[name], mutants_oracle.COUNTERPARTS.get(name)
     return mutant if counterpart is None else mutant._replace(patches=lambda: mutant.patches() + counterpart())
 

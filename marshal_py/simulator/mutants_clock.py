@@ -65,14 +65,18 @@ class _Times:
         return timed
 
     def stale(self, group: Group, session: int) -> bool:
-        """Returns True if the session is dead by this clock."""
+        """Returns True if the session is dead by the times that this object holds."""
         newest = self.newest.get(id(group), 0)
         silent_ms = newest - self.extended.get((id(group), session), newest)
         return silent_ms >= EVICT_INTERVALS * group.sessions[session].join.interval_ms
 
 
 def _claims_by_time(times: _Times) -> list[Patch]:
-    """A claim wins over one whose owner is dead by this clock. Members claim such partitions as if they were free."""
+    """Plants a bug: a claim is accepted although another session owns the partition, if that owner is dead by this
+    clock.
+
+    Members claim such partitions as if they were free.
+    """
     refresh = FailureDetector.refresh
 
     def before(group: Group, time_ms: int, record: Any) -> Any:

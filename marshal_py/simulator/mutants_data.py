@@ -23,7 +23,7 @@ def d12a() -> list[Patch]:
 
 def d12l() -> list[Patch]:
     def refuse(self: Assignments, tp: TopicPartition, position: int, truncated: str, now_ms: int) -> None:
-        """Treats a refusal as one of the present assignment, though an earlier one may have been refused."""
+        """Notes that the present assignment was refused, although it may have been an earlier one."""
         fetched = self.fetched.get(tp)
         if fetched is not None:
             fetched.state = State.STOPPED

@@ -87,7 +87,9 @@ def _x9(rule: Rule) -> Rule:
 
 
 def _x10(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """A record that names an older claim of a session counts for that session's newer claim of the same partition."""
+    """Plants X10: a record that names an older claim of a session counts for that session's newer claim of the
+    partition.
+    """
     epochs: dict[tuple[int, int], Partition] = {}
     exact = rationalizer._claim_of
 
@@ -103,7 +105,7 @@ def _x10(rationalizer: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """When a session ends, its claims go to another process with the same name."""
+    """Plants X11: when a session ends, its claims go to another process with the same name."""
     end = transitions.end_session
 
     def end_session(group: Group, session: Any) -> None:
@@ -133,7 +135,7 @@ def _x13(rule: Rule) -> Rule:
 
 
 def _x15(rule: Rule) -> Rule:
-    """A heartbeat counts as old if its sequence is lower than the greatest of the whole group, and not of its
+    """Plants X15: a heartbeat is old if its sequence is lower than the greatest of the whole group, instead of its
     session.
     """
     greatest: dict[int, int] = {}
@@ -158,7 +160,10 @@ def _x19(rule: Rule) -> Rule:
 
 
 def _x20(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """A SetPosition is judged entry by entry, and its tool does not wait until all is free, so some entries fail."""
+    """Plants X20: a SetPosition is judged entry by entry, instead of as a whole.
+
+    Its tool does not wait until all partitions are free, so some entries fail.
+    """
     rules, rule = list(rationalizer._RULES), rationalizer._RULES[MOVE]
 
     def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
@@ -173,7 +178,9 @@ def _x20(rationalizer: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _x21(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """A SetPosition counts even if partitions are owned, and its tool does not wait until all are free."""
+    """Plants X21: a SetPosition is accepted even if partitions are owned, and its tool does not wait until all are
+    free.
+    """
     rules, rule = list(rationalizer._RULES), rationalizer._RULES[MOVE]
 
     def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
@@ -232,7 +239,7 @@ def _x32(rule: Rule) -> Rule:
 
 
 def _x33(rationalizer: Any) -> list[tuple[Any, str, Any]]:
-    """The mode of a Join is not checked, so each member delivers by its own mode."""
+    """Plants X33: the mode of a Join is not checked, so each member delivers by its own mode."""
     rules, read_claim = list(rationalizer._RULES), RecordHandler._read_claim
     join, grant = rules[JOIN], rules[GRANT]
 
@@ -285,7 +292,7 @@ def _g2(rule: Rule) -> Rule:
 
 
 def _g4(rule: Rule) -> Rule:
-    """A heartbeat's entry for a claim that is over takes the partition from its present owner."""
+    """Plants G4: a heartbeat's entry for a claim that has ended takes the partition from its present owner."""
     epochs: dict[tuple[int, int], Partition] = {}
 
     def heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str:

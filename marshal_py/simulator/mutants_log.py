@@ -64,7 +64,7 @@ def x17() -> list[Patch]:
 
 
 def x18() -> list[Patch]:
-    """The number of logs is what Kafka says when a reader starts, and not what the root Genesis says."""
+    """Plants X18: a starting reader asks Kafka for the number of logs, instead of taking it from the root Genesis."""
     judge = rationalizer._judge
     current: list[int] = []
 

@@ -131,7 +131,10 @@ def packed(*numbers: int) -> bytes:
 
 
 def chain_step(chain: int, checkpoint: int, values: list[bytes | None]) -> int:
-    """Returns the next chain digest. A null value counts as a length of FF FF FF FF (G2)."""
+    """Returns the chain digest of `checkpoint`, from the digest before it (`chain`) and the log's values since (G2).
+
+    A null value has the length FF FF FF FF.
+    """
     data = packed(chain, checkpoint)
     for value in values:
         data += b"\xff\xff\xff\xff" if value is None else len(value).to_bytes(4, "little")

@@ -205,8 +205,8 @@ class Delivery(NamedTuple):
 def judge_delivery(delivery: Delivery, read: Facts, log: Facts, journal: frozenset[Mark], now_ms: int) -> str:
     """Judges a delivery by S2, S3, S5, S6, S7, S11 and S14. Returns "" or the sentence about what is broken.
 
-    `read` has the facts of what the process has read, `log` those of everything in the log, `journal` what handlers
-    did.
+    `read` has the facts of the part of the log that the process has read, `log` the facts of the whole log. `journal`
+    says what handlers did.
     """
     claim = read.claims.get(delivery.epoch)
     what = f"offset {delivery.offset} under epoch {delivery.epoch}"

@@ -77,9 +77,9 @@ def write_archive(records: DataFrame, path: str) -> None:
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame | None:
-    """Returns the raw records of an archive, unsorted, some perhaps twice; None if there is no archive at `path`.
+    """Returns the raw records of an archive, which `replay` can fold; None if there is no archive at `path`.
 
-    `replay` folds them. Raises InvalidOption if the folder holds something else.
+    They are not sorted, and a record may be there twice. Raises InvalidOption if the folder holds something else.
     """
     try:
         found = spark.read.parquet(path)

@@ -100,7 +100,9 @@ class Batch:
 
     @property
     def token(self) -> Token:
-        """Returns the batch's fencing token, which is greater than those of all earlier owners of these partitions."""
+        """Returns the batch's fencing token. It is greater than the tokens of all earlier owners of these
+        partitions.
+        """
         return self._claimed.token
 
     @property

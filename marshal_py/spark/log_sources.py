@@ -53,7 +53,7 @@ class LogSource(Protocol):
 
 
 def root_of(origin: LogSource) -> Genesis | None:
-    """Returns the Genesis that counts for all logs (L3), or None if no client has written one."""
+    """Returns the Genesis that holds for all logs (L3), or None if no client has written one."""
     first, end = origin.spans().get(0, Bounds(0, 0))
     records = origin.read(0, first, end) if first < end else ()
     return root_among(first, ((offset, value) for _, offset, _, _, value in records))
@@ -201,9 +201,9 @@ class ArchiveSource:
         return {}
 
     def _pieces(self, log: int) -> list[tuple[int, int, str]]:
-        """Returns (first offset, last offset, file) of each file, in the order of the first offsets.
+        """Returns (first offset, last offset, file) for each file of a log, in the order of the first offsets.
 
-        The offsets are those in the files' statistics.
+        The offsets are read from the files' statistics.
         """
         if log not in self._pieces_by_log:
             self._pieces_by_log[log] = sorted((*self._offsets_in(path), path) for path in self._files.get(log, ()))
@@ -252,8 +252,9 @@ class ArchiveSource:
             raise LogGap(log, expected, end)
 
     def _parts(self, log: int, first: int, end: int) -> Iterator[pa.RecordBatch | Iterator[_Row]]:
-        """Yields, in order, the batches of files that overlap no other file, and the merged rows of files that
-        overlap.
+        """Yields the rows of one log's files in the order of their offsets.
+
+        A file that overlaps no other is read in batches. The rows of files that overlap are merged.
         """
         together: list[tuple[int, int, str]] = []
         for piece in [*self._pieces(log), (OFFSET_MAX, OFFSET_MAX, "")]:

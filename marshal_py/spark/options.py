@@ -170,8 +170,7 @@ def count(options: Mapping[str, str], name: str, default: int) -> int:
 
 
 def kafka_options(options: Mapping[str, str]) -> settings.Settings:
-    """Returns librdkafka's settings among the options of a source: `bootstrap.servers`, and those that begin with
-    `kafka.`.
+    """Returns librdkafka's settings from a source's options: `bootstrap.servers`, and all that begin with `kafka.`.
 
     Raises InvalidOption.
     """

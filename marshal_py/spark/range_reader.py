@@ -97,7 +97,7 @@ def partitions_of(pieces: Iterable[Piece], options: ReadOptions, *, once: bool) 
 
 
 def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yields the messages of a task's ranges; those of one partition come in order.
+    """Yields the messages of a task's ranges. The messages of one partition come in order.
 
     Raises RangeLost, RangeReadTwice, PartitionError, ClusterUnreachable.
     """
@@ -123,7 +123,7 @@ def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _sizes(pieces: Sequence[Piece]) -> dict[str, int]:
-    """Returns librdkafka's settings for how much it fetches ahead."""
+    """Returns the librdkafka settings that say how much it fetches ahead, fitted to the size of these pieces."""
     longest, together = max(piece.rows for piece in pieces), sum(piece.rows for piece in pieces)
     fetch, queue = (next((size for size in _SIZES if rows <= size), QUEUE_ROWS_MAX) for rows in (longest, together))
     return {"queued.min.messages": queue, "fetch.message.max.bytes": min(fetch * FETCH_BYTES_PER_ROW, FETCH_BYTES_MAX)}

@@ -77,7 +77,7 @@ def check_columns(df: DataFrame) -> None:
 
 
 def find_root(df: DataFrame) -> Genesis | None:
-    """Returns the Genesis that counts for all logs (L3), found in log 0 of `df`, or None if there is none."""
+    """Returns the Genesis that holds for all logs (L3), found in log 0 of `df`, or None if there is none."""
     check_columns(df)
     of_log_0 = df.where(functions.col("log") == 0)
     first = of_log_0.agg(functions.min("offset")).collect()[0][0]

@@ -179,7 +179,7 @@ def _views_of(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]
 def report(
     spark: SparkSession, options: Mapping[str, str], names: Sequence[str] = (), at: datetime | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Answers the questions of these names, by default all; "owners" needs `at` and is left out without it.
+    """Answers the questions of these names, by default all. "owners" needs `at`, and is left out if `at` is None.
 
     `options` are those of format("marshal-state"): bootstrap.servers or path, group, since, until. Returns, for each
     question, rows as dictionaries; times have a zone. Raises InvalidOption.

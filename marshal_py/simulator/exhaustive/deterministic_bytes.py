@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 
 class DeterministicBytes:
-    """The random bytes of one process. Every process has its own `number`, a restarted one too."""
+    """Makes the random bytes of one process. Every process has its own `number`, a restarted one too."""
 
     __slots__ = ("count", "number")
 

@@ -309,7 +309,9 @@ class Search:
                 yield "stray", -1, stray, number(Network(network.queues, rest))
 
     def _append(self, state: int, log: int, entry: int, label: Label) -> int:
-        """Returns the log with the record, or -1 if the record breaks something or leaves the bounds."""
+        """Returns the number of the log with the record appended, or -1 if that breaks something or leaves the
+        bounds.
+        """
         store = self.store
         if len(store.paths[log]) >= self._records_max:
             self.clipped += 1
