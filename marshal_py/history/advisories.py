@@ -180,7 +180,7 @@ class Advisories:
             yield "joined", at, None, NONE, NONE, NONE, record.member
 
 
-# (kind, session, partition, epoch, offset, to, text)
+# The fields of an advisory: (kind, session, partition, epoch, offset, to, text)
 _Event = tuple[str, int, TopicPartition | None, int, int, int, str]
 _VERBS: Final = {"left": "left", "evicted": "was evicted", "replaced": "was replaced", "ended": "ended"}
 

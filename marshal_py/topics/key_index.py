@@ -154,7 +154,7 @@ class KeyIndex:
             return dict(self._database.execute("SELECT partition, next_offset FROM progress"))
 
     def newest(self, key: bytes, partition: int, start: int, end: int) -> Entry | None:
-        """Returns the last entry of a key with an offset from `start` to `end` - 1; None if there is none."""
+        """Returns a key's last entry in a partition with an offset from `start` to `end` - 1, else None."""
         with self._errors():
             found = self._database.execute(
                 f"{_OF_KEY} ORDER BY offset DESC LIMIT 1", (key, partition, start, end)

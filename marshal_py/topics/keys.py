@@ -97,8 +97,8 @@ def _crc32_partition(key: bytes, partitions: int) -> int:
     return zlib.crc32(key) % partitions
 
 
-# librdkafka's names of them. The Java producer's default is murmur2_random, librdkafka's consistent_random. "all": the
-# producers of the topic are not known, so every partition is read.
+# Partitioners by librdkafka's names. The Java producer's default is murmur2_random, librdkafka's consistent_random.
+# "all" means that the producers of the topic are not known, so every partition is read.
 ALL: Final = "all"
 PARTITIONERS: Final[Mapping[str, Callable[[bytes, int], int] | None]] = {
     ALL: None,

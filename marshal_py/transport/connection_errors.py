@@ -22,11 +22,11 @@ from marshal_py.errors import AuthenticationFailed, MarshalError, TlsMismatch
 
 logger = logging.getLogger("marshal_py")
 
-# For a connection that has worked: longer than a broker's restart is visible, and than credentials take to spread.
+# How long refusals must repeat on a connection that has worked: longer than a broker restarts and credentials spread.
 REFUSED_S: Final = 10.0
-# For one that never has: wrong settings are far more likely, and the caller of `connect` is waiting.
+# The same where nothing has worked yet: wrong settings are far more likely then, and the caller of `connect` waits.
 REFUSED_NEW_S: Final = 2.0
-# Refusals further apart than this do not belong together, and an error this old explains nothing.
+# Refusals that are further apart do not belong together, and an older error message explains nothing.
 STALE_S: Final = 30.0
 
 READ: Final = "Read"

@@ -61,7 +61,7 @@ DENIED_RETRY_S: Final = 1.0  # a reader that was denied a partition tries again 
 SIZE: Final = "Size"  # a kind of refusal; writing smaller records does not clear it
 STATISTICS_KEPT: Final = 3  # intervals without statistics, after which their client counts as closed
 
-# Write implies the right to an idempotent producer, so without Write it is the cluster that refuses.
+# A missing Write also shows as the cluster's refusal, because Write implies the right to an idempotent producer.
 _NO_RIGHT: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 
@@ -198,7 +198,7 @@ class KafkaLog:
             if truncation:
                 self._broken.append(TopicRecreated(log, f"offset {at}", f"a log that was cut below it ({truncation})"))
                 return
-            # In another thread, because heartbeats must not wait for it.
+            # Asked in another thread, because heartbeats must not wait for the answer.
             self._bounds_asked[log] = at, _in_thread(lambda: self.bounds(log, BOUNDS_TIMEOUT_S))
             return
         self._note_error(error, READ)
@@ -211,7 +211,7 @@ class KafkaLog:
         return TopicRecreated(log, f"offset {at}", f"the log's end at {bounds.end}")
 
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
-        # A client of its own, so that the followed logs are not disturbed and any thread may read.
+        # It uses a client of its own, so that the followed logs are not disturbed and any thread may read.
         consumer = settings.create_client(Consumer, self._reader)
         try:
             # As in KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
@@ -286,7 +286,7 @@ class KafkaLog:
             self._errors.refuse(SIZE, MessageTooLarge("a coordination record", size_bytes, error.str()))
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
-        # Not by the reading consumer: its request would wait while another thread polls it (10 s have been seen).
+        # The reading consumer is not asked, because the request would wait while another thread polls it (10 s seen).
         tp = TopicPartition(self.topic, log)
         return list_bounds(self._requester, [tp], timeout_s, self._given, exists=True)[tp]
 

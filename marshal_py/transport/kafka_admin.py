@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 CREATED_TIMEOUT_S: Final = 15.0
 CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
-# The group's coordinator has just been elected or is about to be: in a new cluster, or while the group moves.
+# These mean that the group's coordinator has just been elected or soon will be: in a new cluster, or while it moves.
 _COORDINATOR_MOVES: Final = frozenset(
     {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 )
@@ -254,7 +254,7 @@ class KafkaAdmin:
         except (KafkaException, TimeoutError) as error:
             if code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
-            # "Not authorized" is not "no such topic", although the client learns no more in either case.
+            # None would mean that there is no such topic, which is not known if the client has no right to ask.
             what = f"the description of {topic}"
             raise as_cluster_error(self._client, self._given, error, what, ("Describe", topic)) from error
         topic_id = str(found.topic_id)
@@ -312,7 +312,7 @@ class KafkaAdmin:
         return {tp: offset for tp, offset in found.items() if offset >= 0}
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        # By the admin client: a Consumer without the right to find its coordinator retries until the timeout.
+        # The admin client asks, because a Consumer without the right to find its coordinator retries until the timeout.
         what, wanted = f"committed offsets of {group}", ConsumerGroupTopicPartitions(group, _kafka_partitions(tps))
 
         def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupTopicPartitions]:

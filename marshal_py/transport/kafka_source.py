@@ -52,7 +52,7 @@ _REFUSALS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.
 
 LEARN_TIMEOUT_S: Final = 10.0
 LEARN_RUNNING_S: Final = 1.0  # while partitions are being fetched, because fetching stops for so long
-# The longest that one poll holds the client: an assignment waits for its end. An idle consumer polls 50 times a second.
+# How long a poll holds the client at most, because an assignment waits for its end. An idle consumer polls 50 times/s.
 POLL_SLICE_S: Final = 0.02
 ENDS_S: Final = 0.1  # between two rounds of noting end offsets: often enough for lag and hand-overs
 ENDS_AT_ONCE_MAX: Final = (

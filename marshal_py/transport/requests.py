@@ -30,14 +30,14 @@ RETRY_PAUSE_S: Final = 0.05  # metadata spreads within tens of ms
 LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
 BROKER_TIMEOUT_S: Final = 3.0  # a healthy broker answers in milliseconds; then the next attempt asks another one
 _UNANSWERED: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})
-# The broker does not lead the partition, not yet or no longer.
+# These mean that the broker does not lead the partition, not yet or no longer.
 _MOVING: Final = _UNANSWERED | {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
-# The broker does not know the topic, which is new or does not exist, or the partition has no leader.
+# These mean that the broker does not know the topic, which is new or missing, or that the partition has no leader.
 _UNKNOWN: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT}
 )
