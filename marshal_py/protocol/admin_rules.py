@@ -73,7 +73,7 @@ def topology(group: Group, offset: int, record: Topology, body: bytes) -> str:
     if guarded and not (group.paused and record.token == group.pause_change):
         return "token"
     if fewer or recreated:
-        least = NONE if recreated else record.partitions  # F9.10: every partition, and the whole topic (-1)
+        least = NONE if recreated else record.partitions  # NONE: every partition, and the whole topic (F9.10)
         gone = [p for p in group.partitions.values() if p.tp.topic == record.topic and p.tp.partition >= least]
         if any(p.owner != NONE for p in gone):
             return "held"

@@ -153,7 +153,10 @@ def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
 
 
 def _open_unowned(value: bytes, seed: int) -> Envelope | None:
-    """Opens a Genesis or Snapshot, whose CRC is seeded with the incarnation that it names itself (E2)."""
+    """Returns the envelope of a Genesis or Snapshot, None for garbage (E2).
+
+    The CRC of such a record is seeded with the incarnation that the record itself names.
+    """
     kind = value[13]
     if kind != GENESIS and kind != SNAPSHOT:
         return None

@@ -1,8 +1,8 @@
 """Tracks which offsets of one claim were handed over and which are finished (PROTOCOL.md 8, F5, F6).
 
 AtLeastOnce and AtMostOnce are the trackers of the two modes. They know offsets, never messages. A message is handed
-over when the user gets it, and finished when its ack has come. Times are monotonic ms. Nothing here is thread-safe:
-callers hold a lock.
+over, or delivered, when the user gets it, and finished when its ack has come. A run is an OffsetRun. A handler is what
+the user does with a message. Times are monotonic ms. Nothing here is thread-safe: callers hold a lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from marshal_py.protocol.records import OFFSET_MAX
 
 RUN_MERGED_MAX = 1_000  # offsets; bounds the set of indexes that are finished out of order
 SPANS_REPORTED = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
-MARK_MS = 1_000  # grain of delivery times: handler timeouts are many seconds, and a mark costs memory
+MARK_MS = 1_000  # at most one time of delivery is kept in so long, because each costs memory
 
 
 class OffsetRun:
@@ -40,7 +40,7 @@ class OffsetRun:
         self.delivered = 0
         self.low = 0
         self.finished: set[int] = set()
-        self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, one per MARK_MS at most
+        self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, at most one per MARK_MS
         self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last reported to be at work
 
     def deliver(self, count: int, mono_ms: int) -> int:
@@ -53,7 +53,7 @@ class OffsetRun:
         return first
 
     def finish(self, index: int) -> bool:
-        """Marks one message finished; returns False if it was finished already, because an ack may come twice."""
+        """Marks the message at `index` finished; returns False if it was already, because an ack may come twice."""
         low = self.low
         if index > low:
             if index in self.finished:
@@ -105,7 +105,7 @@ class OffsetRun:
                 self.touched[index] = mono_ms
 
     def touch_all(self, mono_ms: int) -> None:
-        """Records that at `mono_ms` the handlers of all messages were still at work."""
+        """Records that at `mono_ms` the handlers of all messages that were handed over were still at work."""
         self.marks, self.touched = [(self.low, mono_ms)], None
 
     def oldest(self) -> tuple[int, int] | None:
@@ -121,7 +121,7 @@ class OffsetRun:
         while index < self.delivered and (index in self.touched or index in finished):
             index += 1
         silent = [(ms, at) for at, ms in self.touched.items()]
-        if index < self.delivered:  # of those never touched, the lowest was handed over first
+        if index < self.delivered:  # of the messages that were never touched, the lowest was handed over first
             silent.append((self.delivered_ms(index), index))
         return min(silent, default=None)
 
@@ -206,7 +206,7 @@ class AtLeastOnce:
     # --- what this claim does
 
     def add(self, offsets: Sequence[int]) -> OffsetRun:
-        """Adds fetched offsets and returns their run.
+        """Adds fetched offsets and returns the run that holds them.
 
         Small fetches that follow each other share a run, because each run costs 500 bytes.
         """
@@ -445,14 +445,14 @@ class AtMostOnce:
 
     def __init__(self, position: int) -> None:
         self.grants: deque[Grant] = deque()
-        self.asked: tuple[int, int, int] | None = None  # (from, start, to) that was asked for, until it is read
+        self.asked: tuple[int, int, int] | None = None  # the (from, start, to) of the range asked for, until it is read
         self.delivered_to = self.handed_to = position
         self.dropped = 0
         self.in_flight = 0  # messages that the handler has
         self.in_flight_since_ms: int | None = None
 
     def granted(self, start: int, to: int) -> None:
-        """Adds the grant [start, to), which was read accepted."""
+        """Adds the grant [start, to), which the caller has read in the log as accepted."""
         self.asked = None
         self.grants.append(Grant(max(start, self.delivered_to), to))
 

@@ -15,7 +15,7 @@ from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.records import Checkpoint
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, CHECKPOINTS_KEPT, FOLD_VERSION, Group, World
 
-OUTVOTED_BY = 2  # G8: in a group of three, one broken client stops itself alone
+OUTVOTED_BY = 2  # clients; in a group of three, one broken client stops itself alone (G8)
 AGREED_KEPT = 3  # client ids that agreed last: OUTVOTED_BY of them and the accuser itself
 NAME_CHARACTERS = 50  # of at most 4 bytes each: the text of a Note is bounded (records.TEXT_BYTES_MAX)
 WHOLE_GROUP = TopicPartition("", NONE)
@@ -38,12 +38,13 @@ class DivergenceCheck:
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
-        self.accusations: dict[int, Accusation] = {}  # by session
+        self.accusations: dict[int, Accusation] = {}  # session -> its newest accusation
         self.confirmed = False  # folding again gave the same state
         self._since_ms = 0
         self._first: Checkpoint | None = None  # the digest of the first accusation
         self._agrees: dict[str, bool] = {}  # client id -> whether its last digest agreed, since the first accusation
-        self._agreed: dict[str, int] = {}  # client id -> checkpoint; the clients that agreed last
+        # client id -> checkpoint of the last digest that agreed, for the clients that agreed last
+        self._agreed: dict[str, int] = {}
         self._asked_ms: dict[int, int] = {}  # by live session: when it last made this member ask for a fold
         self._dismissed: set[int] = set()  # live sessions that were found to be broken
 

@@ -17,12 +17,13 @@ class FailureDetector:
 
     def __init__(self, interval_ms: int) -> None:
         self.clock = WaitClock(interval_ms)
-        self._sessions: dict[int, tuple[int, int]] = {}  # session -> (extended, wait)
-        self._pause: tuple[int, int, int] = (NONE, 0, 0)  # (pause_change, wait, ms that another client waited before)
-        self._free: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (version, wait)
+        self._sessions: dict[int, tuple[int, int]] = {}  # session -> (its `extended`, when the wait began)
+        # (pause_change, when the wait began, ms that another client waited before)
+        self._pause: tuple[int, int, int] = (NONE, 0, 0)
+        self._free: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (version, when the wait began)
         self._shape = -1
         self._waited_out: set[int] = set()
-        self._nearest_ms = self.clock.step_ms_max  # how long until the next session is waited out; a step at most
+        self._nearest_ms = self.clock.step_ms_max  # in how many ms the next session is waited out; at most a step
 
     def refresh(self, group: Group, now: Instant, proven: bool) -> None:
         """Is called at every tick: ends a step of the clock, and begins a new wait for each value that has changed.
@@ -63,10 +64,11 @@ class FailureDetector:
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
     def _refresh_free(self, group: Group, counted: int) -> None:
-        """Updates the free partitions from what has changed in the group since the last call.
+        """Updates which partitions are free: nobody owns them, and they are not parked.
 
-        It looks at all partitions if too much has changed, or if a topic or the group itself has. In a pause no
-        partition is free: the waits begin at its end, else all members would claim everything at once (A2).
+        Looks at those that have changed since the last call; at all partitions if too much has changed, or if a topic
+        or the group itself has. In a pause no partition is free: the waits begin at its end, else all members would
+        claim everything at once (A2).
         """
         changed = group.changed_since(self._shape)
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):

@@ -15,7 +15,7 @@ from marshal_py.protocol.world import Group, Partition, Topic
 
 
 class HeadStarts:
-    """Keeps the free partitions of one member's topics: those that it may try, and those that it waits for."""
+    """Keeps the free partitions of one member's topics: those that it may try now, and those whose turn is later."""
 
     def __init__(self, third_ms: int) -> None:
         self._third_ms = third_ms

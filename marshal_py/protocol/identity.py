@@ -25,7 +25,8 @@ class TopicPartition(NamedTuple):
 class Token(NamedTuple):
     """Is the fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, also as a text.
 
-    `incarnation`: the 16 bytes that name the coordination topic's present log. `epoch`: offset of the claim's record.
+    `incarnation`: 16 bytes that name the coordination topic; they change if it is created again. `epoch`: offset of the
+    claim's record.
     """
 
     incarnation: bytes

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from marshal_py.protocol.identity import Instant
 
-STEPS_PER_INTERVAL = 10  # T2: a step counts as at most a tenth of the interval, however long the process slept
-LAPSE_MARGIN_MS = 100  # T8: a lease lapses at least so long before others may evict its session
+STEPS_PER_INTERVAL = 10  # a step counts as at most a tenth of the interval, however long the process slept (T2)
+LAPSE_MARGIN_MS = 100  # a lease lapses at least so long before others may evict its session (T8)
 EVICT_INTERVALS = 2  # after so many of its intervals without a sign of life a session may be evicted (F3.2)
 
 

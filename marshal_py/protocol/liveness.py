@@ -14,8 +14,8 @@ from marshal_py.protocol.identity import Instant
 from marshal_py.protocol.lease import Lease
 from marshal_py.protocol.records import INSTANCE_BYTES
 
-HEARTBEATS_PER_INTERVAL = 3  # T9: two may be lost or late before the client is fenced
-QUIET_INTERVALS = 4  # T10: of silence after a revival, so that others can evict: they need 2, ranks and steps
+HEARTBEATS_PER_INTERVAL = 3  # two may be lost or late before the client is fenced (T9)
+QUIET_INTERVALS = 4  # of silence after a revival (T10), so that others can evict: they need 2, and more by rank
 SENT_KEPT = 4_096  # heartbeats whose send time is kept: 45 minutes at the default interval
 INSTANCES_KEPT = 1_024  # own Joins; if an older one arrives late, others must evict its session
 PROBE_BYTES = 8  # random bytes of a probe's text

@@ -53,10 +53,13 @@ HEARTBEAT_BYTES = 800_000  # T11: of all entries together; codec.VALUE_BYTES_MAX
 
 
 class Member(MemberState):
-    """One client in one group, as a state machine without clock and without I/O."""
+    """Is one client in one group, as a state machine without clock and without I/O."""
 
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
-        """`world` is the group's log, folded to its end (L7). `draw(n)` returns n random bytes."""
+        """Begins without a session. `world` is the group's log, folded to its end (L7).
+
+        `draw(n)` returns n random bytes.
+        """
         super().__init__(world, group, options, draw)
         self.deadline_ms = 0  # monotonic: when to call `tick` at the latest
         self.stalled_ms = 0  # how long the driver's thread did not run lately, as far as it knows
@@ -69,7 +72,7 @@ class Member(MemberState):
         self._entries_first = 0  # index of the claim that the next heartbeat begins with
 
     def _compose(self) -> None:
-        """Creates the parts of the member that refer to its present world."""
+        """Creates the parts of the member that refer to its world: at first, and when `attach` gets another world."""
         self.candidacy = Candidacy(self)
         self.divergence = DivergenceCheck(self)
         self.rebalancer = Rebalancer(self, self.candidacy, self.topics, self.divergence)
@@ -108,7 +111,7 @@ class Member(MemberState):
     # --- reading
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
-        """Acts on a record that was folded into the world just now; ignores records of other groups."""
+        """Is called by the driver when it has folded a record into the world; ignores records of other groups."""
         if not self.ended and verdict.group == self.name:
             self.record_handler.receive(verdict, now)
 
@@ -216,9 +219,10 @@ class Member(MemberState):
         self.end(error)
 
     def detach(self) -> Ready:
-        """Fences and loses all claims, because the log now begins above what this client has read (N11).
+        """Ends the session and loses all claims, because the log now begins above what this client has read (N11).
 
-        If the world that `attach` gets still has the old session, the member leaves it. Returns the driver's duties.
+        The driver then folds the log anew and calls `attach`. If the new world still has the old session, the member
+        sends a Leave for it. Returns the driver's duties.
         """
         for claim in list(self.claims.values()):
             self.lose(claim, "history truncated")
@@ -251,7 +255,10 @@ class Member(MemberState):
     # --- acting
 
     def leave(self, now: Instant, reason: str, wait_ms: int) -> None:
-        """Begins to leave the group: delivery stops now, handlers finish within `wait_ms`, all claims are released."""
+        """Begins to leave the group: delivery stops now, handlers finish within `wait_ms`, all claims are released.
+
+        `reason`: a text for the Leave, "stopped" if it is "".
+        """
         if not self.leaving:
             self.leaving = reason or "stopped"
         for claim in self.claims.values():
@@ -330,7 +337,8 @@ class Member(MemberState):
     def _join(self, group: Group | None, now: Instant) -> None:
         """Sends a Join with a fresh instance id, once per interval until one is accepted (T14).
 
-        If the user wants to stop, it sends none, and ends the member once no session of it is live or may still begin.
+        If the user wants to stop, it sends no Join. It then ends the member when no session of this client is live and
+        no Join that was sent may still begin one.
         """
         recent = self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms
         if self.leaving:
@@ -343,7 +351,7 @@ class Member(MemberState):
         predecessor = NONE
         if options.fast_reclaim and self.join_sent is None and not self.liveness.instances and group is not None:
             mine = [s.id for s in group.sessions.values() if s.join.client_id == options.client_id]
-            predecessor = max(mine, default=NONE)  # T15: the caller vouches that its process is dead
+            predecessor = max(mine, default=NONE)  # the user vouches that the process of that session is dead (T15)
         self.join_sent, self.join_unread = now, self.liveness.new_instance(now)
         self.out.send.append(
             Join(
@@ -367,7 +375,7 @@ class Member(MemberState):
         )
 
     def _tick_session(self, group: Group, now: Instant) -> None:
-        """Does what is due in a live session. Releases go before heartbeats, because others wait for them."""
+        """Does what is due in a live session. Sends Releases before heartbeats, because other members wait for them."""
         valid = self.liveness.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid

@@ -42,7 +42,7 @@ class MemberState:
         self.ended = False
         self.error: MarshalError | None = None
         self.fenced = True
-        self.leaving = ""  # reason, once the user wants to stop
+        self.leaving = ""  # the reason of the Leave, once the user wants to stop; else ""
         self.stop_prepared = False  # the user will stop soon: successors may fetch ahead first (A6)
         self.urgent = False  # the next heartbeat must not wait for its third of an interval
         self.tick_requested = False  # the next tick must not wait for the deadline
@@ -54,7 +54,7 @@ class MemberState:
         self.grants_dropped = 0
         self.late_acks = 0
         self.take_overs = 0  # claims of partitions whose owner was evicted
-        self.round_trip_ms = NONE  # of the last own heartbeat that was read back
+        self.round_trip_ms = NONE  # from sending to reading, of the last own heartbeat that was read back
         self._mirrored: dict[TopicPartition, int] = {}
         self._mirror_due_ms = 0
         world.watched.add(group)
@@ -124,9 +124,10 @@ class MemberState:
         self.liveness.lease.end()
 
     def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
-        """Ends a claim and advises the user. `kind`: "released" if its Release was accepted, else "lost".
+        """Ends a claim and advises the user; `reason` tells the user why.
 
-        `at`: offset of the record that ended it, if one did.
+        `kind`: "released" if the claim's Release was accepted, else "lost". `at`: offset of the record that ended the
+        claim, NONE if no record did.
         """
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
@@ -211,7 +212,7 @@ class MemberState:
         self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
 
     def mirror_positions(self, group: Group, now: Instant) -> None:
-        """Copies positions that the log has accepted to Kafka's committed offsets, every MIRROR_MS (D7)."""
+        """Has the driver commit positions that the log has accepted as offsets in Kafka, every MIRROR_MS (D7)."""
         if now.mono_ms < self._mirror_due_ms:
             return
         self._mirror_due_ms = now.mono_ms + MIRROR_MS

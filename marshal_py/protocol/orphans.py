@@ -22,7 +22,7 @@ class Presence(NamedTuple):
     """Describes the live sessions that one process has in one log."""
 
     client_id: str
-    sessions: set[int]  # ids
+    sessions: set[int]  # their ids
     interval_ms: int  # the longest interval of the members that have these sessions
     proven: bool  # T2: one of its members has read back a record that it sent at most one interval ago
 
@@ -43,7 +43,8 @@ class Orphans:
         self.world = world
         self._clock = WaitClock(0)
         self._interval_ms = 0
-        self._waits: dict[int, tuple[int, int]] = {}  # session -> (extended, wait)
+        # session -> (its `extended`, the clock's value when the wait began)
+        self._waits: dict[int, tuple[int, int]] = {}
         self._sent: dict[tuple[int, int], int] = {}  # (session, extended) -> when its Evict was sent, in ms
         self._look_due_ms = 0
 
@@ -99,7 +100,8 @@ class Orphans:
             if group.opaque_at != NONE or not me.sessions.isdisjoint(group.sessions):
                 continue  # opaque, so nobody can evict there; or this process has a member there, which evicts (T4)
             key = (number, session.extended)
-            again = key not in self._sent or now_ms - self._sent[key] >= third_ms  # T17
+            # never sent, or a third of an interval ago (T17)
+            again = key not in self._sent or now_ms - self._sent[key] >= third_ms
             if waited_ms >= need_ms + rank_ms and again and len(due) < EVICTS_MAX:
                 self._sent[key] = now_ms
                 due.append((group.name, Evict(number, session.extended, waited_ms, me.client_id[:BY_CHARS_MAX])))

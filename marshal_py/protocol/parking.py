@@ -53,10 +53,13 @@ def _detail(said: str) -> str:
 
 
 def beyond_end(position: int, end: int) -> str:
-    """Returns the detail for a partition that is parked because its position is beyond its end."""
+    """Returns the `detail` for a partition whose position is beyond its end."""
     return f"position {position}, end {end}"
 
 
 def describe(group: str, tp: TopicPartition, reason: str, detail: str = "") -> str:
-    """Returns, for people, why a partition is parked and what to do. `reason`, `detail`: as in `error_of`."""
+    """Returns, for people, why a partition is parked and what to do.
+
+    `reason` and `detail` are those of `error_of`.
+    """
     return f"{reason}: {error_of(group, tp, reason, detail=detail)}"

@@ -15,7 +15,7 @@ from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.world import Group, Partition
 
-DELIVERIES: Final = 2  # by earlier owners, of the message at the position; fewer may be ordinary crashes
+DELIVERIES: Final = 2  # of the message at the position by earlier owners; fewer may be ordinary crashes
 
 
 class PoisonGuard:
@@ -23,8 +23,8 @@ class PoisonGuard:
 
     def __init__(self, interval_ms: int) -> None:
         self.interval_ms = interval_ms
-        self._until_ms: dict[int, int] = {}  # by epoch, monotonic
-        self._reported: dict[int, int] = {}  # by epoch: the newest position for which a heartbeat was requested
+        self._until_ms: dict[int, int] = {}  # epoch of a claim -> the monotonic ms until which it hands over one by one
+        self._reported: dict[int, int] = {}  # epoch -> the newest position for which a heartbeat was requested
 
     def begin(self, claim: Claim, partition: Partition, now: Instant) -> None:
         """Makes a claim hand its messages over one by one if earlier owners may have died of a message.

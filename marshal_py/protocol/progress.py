@@ -38,7 +38,7 @@ def encode(position: int, ranges: Iterable[Range]) -> bytes:
 
 
 def decode(position: int, data: bytes) -> list[Range]:
-    """Returns the ranges above `position` that the bytes name; [] if the bytes are malformed."""
+    """Returns the ranges above `position` that `encode` turned into `data`; [] if the bytes are malformed."""
     numbers: list[int] = []
     value = width = 0
     for byte in data:
@@ -74,8 +74,8 @@ def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Ra
     """Returns how often earlier owners delivered the unfinished messages: disjoint ranges with `times` above 0.
 
     `attempts`: how often the message at `position` was delivered. `in_flight`: how many messages the last owner had
-    delivered and not finished. Messages are delivered in the order of their offsets, so these are the lowest unfinished
-    ones; each of them that no range names was delivered once.
+    delivered and not finished. Messages are delivered in the order of their offsets, so the messages in flight are the
+    lowest unfinished ones. Each of them that `ranges` does not name was delivered once.
     """
     found = [Range(position, position + 1, attempts)] if attempts else []
     at = position

@@ -118,7 +118,7 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
         return Verdict(offset, _ACCEPTED, "", name, record, reason)
     if reason:
         return Verdict(offset, _REJECTED, reason, name, record)
-    if not known and not isinstance(record, Note):  # F10.1: a Note does not even create its group
+    if not known and not isinstance(record, Note):  # a Note does not even create its group (F10.1)
         world.groups[name] = group
     return Verdict(offset, _ACCEPTED, "", name, record)
 
@@ -126,7 +126,7 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
 def _judge_unowned(
     world: World, offset: int, record: Genesis | Snapshot, envelope_version: int, record_version: int
 ) -> Verdict:
-    """Judges a Genesis or a Snapshot, which belong to no group (L3-L6, E2, E3, N13)."""
+    """Returns the verdict on a Genesis or a Snapshot, which belong to no group (L3-L6, E2, E3, N13)."""
     genesis = record if isinstance(record, Genesis) else record.genesis
     held = world.genesis or world.root
     known = envelope_version == ENVELOPE_VERSION and record_version == LOG_RECORD_VERSION

@@ -57,12 +57,14 @@ class Wanted(NamedTuple):
 class Ready(Struct):
     """Lists what the driver must do after a tick, in the order of the fields."""
 
-    lost: list[tuple[Claim, str]] = field(default_factory=list)  # drop the buffer, stop fetching, report why
+    # (claim, why): drop its buffer, stop fetching, report why
+    lost: list[tuple[Claim, str]] = field(default_factory=list)
     stop_prefetch: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: another member gets it
     send: list[Record] = field(default_factory=list)  # to the group's log, in this order
     claimed: list[Claim] = field(default_factory=list)  # fetch from the claim's position, report it
     revoking: list[Claim] = field(default_factory=list)  # report that they will be released; `Claim.reason` says why
-    start_prefetch: list[tuple[TopicPartition, int]] = field(default_factory=list)  # fetch ahead, do not deliver (A3)
+    # fetch ahead from this offset, do not deliver (A3)
+    start_prefetch: list[tuple[TopicPartition, int]] = field(default_factory=list)
     resolve: list[Wanted] = field(default_factory=list)  # look up, then call `start_resolved`
     mirror: dict[TopicPartition, int] = field(default_factory=dict)  # commit to Kafka, best effort (D7)
     refold: int = NONE  # fold the log again up to this checkpoint, then call `refolded` (G6)

@@ -46,15 +46,17 @@ class Rebalancer:
         self.divergence = divergence
         self._more = False  # whether the last `act` left claims for the next one, which follows at once
         self._head_starts = HeadStarts(member.third_ms)
-        self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # claims in flight: (observed, sent ms)
+        self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # claims in flight -> (observed, when sent, in ms)
         self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent (T18)
-        self._grants: dict[int, tuple[MessageRange, ...]] = {}  # by nonce: the newest that were sent (T18)
-        self._asking: tuple[int, int] | None = None  # nonce of the ClaimingMessages in flight, and sent ms
-        self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> sent ms
-        self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
-        self._resolving: dict[TopicPartition, int] = {}  # starts asked for -> when, in ms
-        self._prefetching: dict[TopicPartition, bool] = {}  # what is fetched ahead -> whether data or the end came
-        self._backed_off: dict[TopicPartition, int] = {}  # not claimed before this ms (monotonic)
+        # nonce -> ranges, of the newest ClaimingMessages that were sent (T18)
+        self._grants: dict[int, tuple[MessageRange, ...]] = {}
+        self._asking: tuple[int, int] | None = None  # (nonce, when sent, in ms) of the ClaimingMessages in flight
+        self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> when its Evict was sent, in ms
+        self._starts: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (its looked-up start, when, in ms)
+        self._resolving: dict[TopicPartition, int] = {}  # partition -> when its start was asked for, in ms
+        # partition that is fetched ahead -> whether its first data or its end came
+        self._prefetching: dict[TopicPartition, bool] = {}
+        self._backed_off: dict[TopicPartition, int] = {}  # partition -> monotonic ms before which it is not claimed
         self._now_ms = 0
 
     # --- what the member and its driver report
@@ -98,7 +100,8 @@ class Rebalancer:
         sent = self._grants.get(record.nonce)
         if sent is None:
             oldest = next(iter(self._grants), None)
-            return not accepted and oldest is not None and record.nonce < oldest  # a late copy of a forgotten one
+            # a late copy of a record that is no longer kept
+            return not accepted and oldest is not None and record.nonce < oldest
         return sent == record.ranges
 
     def back_off(self, tp: TopicPartition, until_ms: int) -> None:
@@ -183,7 +186,10 @@ class Rebalancer:
             self.ask_grants(group, now, out)
 
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
-        """Evicts the sessions on which this member has waited as long as its rank demands; returns their ids (T4)."""
+        """Evicts the sessions that were silent for long enough; returns their ids (T4).
+
+        A member of rank k waits k thirds of an interval longer, so that usually only one member sends an Evict.
+        """
         evicted: set[int] = set()
         for known in [key for key in self._evicting if key[0] not in self.candidacy.waited_out]:
             del self._evicting[known]  # the session is gone, or has shown a sign of life
@@ -200,7 +206,10 @@ class Rebalancer:
         return evicted
 
     def _forget_stale_claims(self, group: Group) -> None:
-        """Forgets claims in flight that can no longer be accepted (T17), so that claims_max does not count them."""
+        """Forgets claims in flight that can no longer be accepted, because the partition has another version now (T17).
+
+        So claims_max does not count them.
+        """
         for tp, (observed, _) in list(self._claiming.items()):
             known = group.partitions.get(tp)
             if known is not None and known.version != observed:
@@ -212,7 +221,11 @@ class Rebalancer:
         return any(now.mono_ms - sent_ms < self.member.options.interval_ms for _, sent_ms in self._claiming.values())
 
     def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
-        """Claims partitions that are free and due for this member, or that an Evict of this tick frees (A2, A5)."""
+        """Claims free partitions whose turn it is for this member (head_starts.py), up to claims_max (A2, A5).
+
+        Also claims the partitions that the target gives to this member and whose owners this tick evicts. `evicted`:
+        the ids of these sessions.
+        """
         seen, topics = self.candidacy, self.member.options.topics
         self._forget_stale_claims(group)
         due = self._head_starts.due(
@@ -277,7 +290,10 @@ class Rebalancer:
                 claim.reopen()
 
     def _ready_of(self, group: Group, sid: int) -> frozenset[int]:
-        """Returns the epochs that a session has reported as fetched ahead; none if it is silent for an interval."""
+        """Returns the epochs of the claims whose partitions a session has reported as fetched ahead.
+
+        Returns none if the session has been silent for an interval.
+        """
         session = group.sessions.get(sid)
         if session is None or self.member.detector.session_waited_ms(sid) >= session.join.interval_ms:
             return frozenset()

@@ -228,7 +228,7 @@ class RecordHandler:
         for index, wanted in enumerate(record.ranges):
             claim = member.claims.get(wanted.epoch)
             if claim is None:
-                continue  # of a claim that has ended; its grants were dropped and counted, or given back
+                continue  # the claim has ended, and its grants were dropped and counted, or given back
             assert isinstance(claim.tracker, AtMostOnce)
             if index in verdict.granted:
                 claim.tracker.granted(wanted.start, wanted.to)

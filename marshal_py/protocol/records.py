@@ -136,9 +136,10 @@ class Mapping(Struct, array_like=True, frozen=True):
 
 
 class Genesis(Struct, array_like=True, frozen=True, tag=0):
-    """Begins a log and names its incarnation, 16 random bytes (L3, L4).
+    """Begins a log and names its incarnation, 16 bytes that no other coordination topic has (L3, L4).
 
-    `partitions`: how many logs the coordination topic has. `hash`: the name of the function that finds a group's log.
+    `partitions`: how many logs the topic has. `hash`: the name of the function that finds a group's log. `protocol`:
+    the version of the rules that the log follows.
     """
 
     incarnation: Bytes16
@@ -151,7 +152,10 @@ class Genesis(Struct, array_like=True, frozen=True, tag=0):
 
 
 class Join(Struct, array_like=True, frozen=True, tag=1):
-    """Begins a session of a client in a group (rule 1)."""
+    """Begins a session of a client in a group (rule 1).
+
+    `instance_id` is new for each Join. `predecessor`: an older session of the same client, which this record ends.
+    """
 
     client_id: Id
     instance_id: Bytes16
@@ -201,7 +205,10 @@ class Leave(Struct, array_like=True, frozen=True, tag=3):
 
 
 class Evict(Struct, array_like=True, frozen=True, tag=4):
-    """Ends a silent session on which the sender has waited for `waited_ms`, which must be long enough (F3.2)."""
+    """Ends a silent session (F3.2). The sender has waited on it for `waited_ms`, at least twice the session's interval.
+
+    `observed`: the offset of the newest record that extended the session, as the sender saw it.
+    """
 
     session: Offset
     observed: Offset
@@ -216,6 +223,7 @@ class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
     """Claims a partition, a whole topic or the whole group (rule 4).
 
     `partition` is -1 for a topic and for the group; `topic` is "" for the group, and this claim is called the pin.
+    `observed`: the partition's version. `start`: the position to begin at if the log has none.
     """
 
     session: Offset
@@ -233,7 +241,9 @@ class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
 class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
     """Ends a claim and says at which position the next owner starts (rule 6).
 
-    It may give grants back (`give`), and it may park the partition: nobody may claim it then, for the reason `parked`.
+    `give`: in at-most-once mode, the position to which the partition goes back, because grants from there on were not
+    used; `observed` is the present one then. `parked`: why nobody may claim the partition from now on, "" if it is
+    free.
     """
 
     session: Offset
@@ -253,7 +263,10 @@ class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
 
 
 class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7):
-    """Asks for grants in at-most-once mode: for one range of offsets in each of some partitions (rule 5)."""
+    """Asks for grants in at-most-once mode: for one range of offsets in each of some partitions (rule 5).
+
+    `nonce`: a number by which the sender recognises its record; a clone of its process uses other ones.
+    """
 
     session: Offset
     ranges: Annotated[tuple[MessageRange, ...], Meta(min_length=1, max_length=HEARTBEAT_ENTRIES_MAX)]

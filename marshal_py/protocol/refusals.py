@@ -39,7 +39,8 @@ class Refusals:
     def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
         """Releases a partition of this member, and parks it if all members have tried in vain.
 
-        `detail`: the cluster's error text. Returns True if no claim is left that this member delivers.
+        `detail`: the cluster's error text. Returns True if no claim is left whose messages this member still hands
+        over.
         """
         member, group = self.member, self.member.group
         for claim in member.claims.values():

@@ -34,7 +34,8 @@ class Releases:
         member, claims = self.member, self.member.claims.values()
         if group.paused:
             for claim in claims:
-                claim.stop("paused", now.mono_ms + member.options.interval_ms)  # T12
+                # every claim is released in a pause (T12)
+                claim.stop("paused", now.mono_ms + member.options.interval_ms)
         for claim in claims:
             since_ms = claim.handler_since_ms()
             if since_ms is not None and now.mono_ms - since_ms >= member.options.handler_timeout_ms:
@@ -75,7 +76,7 @@ class Releases:
                 member.out.send.append(release(member.session, group.partitions[claim.tp], claim))
 
     def report_revoking(self) -> None:
-        """Tells the user, once per claim, that it will be released, so that handlers can end early and ack."""
+        """Tells the user of each claim that will be released, once, so that handlers can end early and ack."""
         for claim in self.member.claims.values():
             if claim.phase is not ClaimPhase.OPEN and not claim.revoking_reported:
                 claim.revoking_reported = True

@@ -48,7 +48,7 @@ from marshal_py.protocol.world import (
     hash64,
 )
 
-STATE_FORMAT: Final = 2  # N2: a reader skips snapshots of a format that it does not know
+STATE_FORMAT: Final = 2  # a reader skips snapshots of a format that it does not know (N2)
 CHUNK_BYTES: Final = 500_000  # half of a broker's default limit of 1 MiB, so that envelope and framing fit
 STORED_MAX: Final = 32  # snapshots and witnesses remembered at a time: a log has few, and garbage must not cost memory
 K = TypeVar("K")
@@ -365,7 +365,7 @@ class SnapshotStore:
         if self.incarnation is not None and record.genesis.incarnation != self.incarnation:
             return None
         if record.at > offset:
-            return None  # N1: invalid, as the log had not reached that checkpoint yet
+            return None  # invalid, because the log had not reached that checkpoint yet (N1)
         if not record.data:
             return self._take_witness(record)
         key = Key(record.instance, record.at, record.chunks, record.state, record.chain)
@@ -415,6 +415,9 @@ class SnapshotStore:
 
 
 def _bound(kept: dict[K, V], at_of: Callable[[K], int]) -> None:
-    """Deletes all but the STORED_MAX entries of the highest checkpoints. `at_of` returns the checkpoint of a key."""
+    """Deletes entries until STORED_MAX are left, those of the highest checkpoints.
+
+    `at_of` returns the checkpoint of a key.
+    """
     while len(kept) > STORED_MAX:
         del kept[min(kept, key=at_of)]

@@ -22,9 +22,10 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, U64, World
 
 SNAPSHOT_EVERY_RECORDS: Final = 50_000  # about a quarter of a second of folding, the most that a start costs
-STAGGER_RECORDS: Final = 1_024  # per rank: by then the snapshot of the first in rank has been read
+# each rank waits for so many more records: by then the snapshot of the rank before was read
+STAGGER_RECORDS: Final = 1_024
 RETRY_RECORDS: Final = 4_096  # after so many without a witness another snapshot is written
-STAGGER_MS: Final = 500  # per rank, before vouching: by then the witness of the first in rank was usually read
+STAGGER_MS: Final = 500  # each rank vouches so much later: by then the witness of the rank before was usually read
 CHECKPOINTS_HELD: Final = 1_024  # own digests kept: a snapshot is read seconds after its checkpoint
 
 
@@ -46,7 +47,7 @@ class Snapshotter:
         self.instance = draw(INSTANCE_BYTES)  # a cloned machine shares it, and so cannot vouch for itself
         self.store = SnapshotStore()
         self.orphans = Orphans(world)
-        self.reported: dict[int, int] = {}  # session -> newest checkpoint of its heartbeats
+        self.reported: dict[int, int] = {}  # session -> the newest checkpoint whose digest its heartbeats have named
         self._digests: dict[int, tuple[int, int]] = {}  # checkpoint -> digests of state and chain, as folded here
         self._parts = {name: snapshot.part_of(group) for name, group in world.groups.items()}
         self._total = sum(self._parts.values()) & U64
@@ -61,7 +62,7 @@ class Snapshotter:
     # --- reading
 
     def folded(self, verdict: Verdict, now_ms: int) -> None:
-        """Takes a record that the driver has just folded into the world."""
+        """Is called by the driver when it has folded a record into the world. `now_ms`: monotonic."""
         if verdict.group:
             self._touched.add(verdict.group)
         record = verdict.record
@@ -121,7 +122,10 @@ class Snapshotter:
     # --- acting
 
     def tick(self, now: Instant, me: Presence) -> SnapshotTasks:
-        """Returns the tasks that are due at `now`. `me`: the sessions of this process in the log."""
+        """Returns the tasks that are due at `now`; the driver calls this when it has time.
+
+        `me`: the sessions that this process has in the log. Without any, nothing is due.
+        """
         tasks, sessions = SnapshotTasks(), me.sessions
         if not sessions:
             self._write_next = False
@@ -154,8 +158,9 @@ class Snapshotter:
     ) -> None:
         """Adds to `tasks` what this process must do about a snapshot that is not confirmed yet (N6).
 
-        It vouches for a snapshot of another process that equals its own fold. For a snapshot that it
-        wrote itself it asks for an audit (`SnapshotTasks.audit`), and only if no other client has a live session.
+        It vouches for a snapshot of another process if its own fold gave the same digests, and reports it as
+        `mismatched` if they differ. For a snapshot that it wrote itself it asks for an audit (`SnapshotTasks.audit`),
+        and only if no other client has a live session. `waited_ms`: how long ago the snapshot was read.
         """
         key, own = stored.key, self._digests.get(at)
         if own is None:

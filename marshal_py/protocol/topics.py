@@ -26,10 +26,11 @@ class Topics:
     def __init__(self, member: MemberState) -> None:
         self.member = member
         self.counts: dict[str, int] = {}  # topic -> partition count
-        self.ids: dict[str, str] = {}  # topic -> id, where the cluster has one
+        self.ids: dict[str, str] = {}  # topic -> its id in the cluster, for the topics whose id is known
         self._log_ids: dict[str, str] = {}  # topic -> id in the log as this member last read it
         self._replaced_ids: dict[str, None] = {}  # ids that the log has replaced; Kafka never gives an id twice
-        self._sent: dict[str, tuple[int, str, int]] = {}  # topic -> (count, id, sent ms) of the newest Topology
+        # topic -> (count, id, when sent, in ms) of the newest own Topology
+        self._sent: dict[str, tuple[int, str, int]] = {}
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
         """Takes the partition count and the id of a topic in the cluster; returns whether one of them is new.
@@ -52,7 +53,7 @@ class Topics:
         return changed
 
     def recreated(self, group: Group, topic: str) -> bool:
-        """Returns whether the topic was recreated, so that the log's positions belong to another topic (D10)."""
+        """Returns whether the topic was recreated, so that the log's positions are those of the deleted topic (D10)."""
         known, found = group.topics.get(topic), self.ids.get(topic, "")
         return known is not None and "" not in (known.id, found) and known.id != found
 

@@ -26,11 +26,11 @@ from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
 
 FOLD_VERSION: Final = 2  # digests of other fold versions are not compared (G4)
-CHECKPOINT_OFFSETS: Final = 16  # G1: cheap enough, and all readers have the same checkpoints
+CHECKPOINT_OFFSETS: Final = 16  # so many offsets apart are the checkpoints, where readers compute digests (G1)
 CHANGES_KEPT: Final = 1_024  # changes of a group's shape; a reader that has missed more compares everything
 CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that lags more than 65,536 records is not compared; 32 KB per group
 U64: Final = 2**64 - 1
-NULL_LENGTH: Final = 2**32 - 1  # G2: no value has it
+NULL_LENGTH: Final = 2**32 - 1  # stands for the length of a missing value, because no value is so long (G2)
 
 _hash128 = mmh3.mmh3_x64_128_uintdigest
 _GROUP = Pack("<qQqqqqQqq").pack
@@ -82,7 +82,7 @@ class Session(Struct, eq=False):
     mark: int = NONE
     ready: tuple[int, ...] = ()
     idle_ms: int = 0
-    held: int = 0  # W3
+    held: int = 0  # how many partitions >= 0 it owns (W3)
     epochs: set[int] = set()  # live claims, the pin and topic claims included
     part: int = 0
 
@@ -110,7 +110,7 @@ class Partition(Struct, gc=False, eq=False):
     in_flight: int = 0
     attempts: int = 0  # deliveries of the message at the position, if the owner dies now (F4.5)
     began: int = NONE  # position at which the claim began (F6.3)
-    progress: bytes = b""  # what is known above the position (D1)
+    progress: bytes = b""  # finished and delivered messages above the position, in the bytes of progress.py (D1)
     parked: str = ""  # why nobody may claim it (F6.4)
     part: int = 0
 
@@ -173,7 +173,7 @@ class Group:
         self.name = name
         self.name_hash = hash64(name.encode())
         self.config: GroupConfig | None = None
-        self.config_body = b""  # as in the log
+        self.config_body = b""  # its bytes as they are in the log
         self.config_hash = 0
         self.config_offset = NONE
         self.deleted_at = NONE  # offset of the last deletion (F9.5)
@@ -344,8 +344,9 @@ class World:
         self.counters: dict[str, int] = {}
         self.watched: set[str] = set()  # groups whose digest is computed at every checkpoint
         self.checkpoints: dict[str, Checkpoint] = {}  # the newest of each watched group (G4)
-        self.chains = array("Q", bytes(8 * CHECKPOINTS_KEPT))  # of the newest checkpoints, by number modulo the length
-        self.states: dict[str, array[int]] = {}  # the same for the digest of each watched group; 0: not known
+        # chain digests of the newest checkpoints, by number modulo the length
+        self.chains = array("Q", bytes(8 * CHECKPOINTS_KEPT))
+        self.states: dict[str, array[int]] = {}  # the same for the state digest of each watched group; 0: none
 
     def writes_version(self, group: str, own: int = RECORD_VERSION) -> int:
         """Returns the record version to write to `group`, for a writer that reads versions up to `own` (E8)."""
