@@ -67,7 +67,7 @@ class Prefetch:
         return True
 
     def room(self, buffers: Iterable[Buffer]) -> Room:
-        """Returns how much each of these buffers may hold at most, given how full all of them are."""
+        """Returns how much each buffer may hold at most, given how full all buffers of the consumer are."""
         count = filled = messages = size_bytes = 0
         for buffer in buffers:
             count += 1

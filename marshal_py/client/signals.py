@@ -20,9 +20,9 @@ Handler = Callable[[int, FrameType | None], object] | int
 
 
 class SignalHandlers:
-    """Stops consumers by signals.
+    """Stops consumers when a signal comes. `stop_on_signals` makes one.
 
-    `stop_on_signals` returns it. A context manager: leaving it puts the former handlers back.
+    It is a context manager: leaving it puts the former handlers back.
     """
 
     def __init__(self, consumers: Sequence[Consumer], signals: Sequence[int]) -> None:

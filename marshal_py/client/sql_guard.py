@@ -67,7 +67,7 @@ M = TypeVar("M", bound=Applicable)
 class Statement(NamedTuple):
     """Holds SQL with `:name` parameters, and their values.
 
-    `rows`: whether the result's rows are wanted or only their count.
+    `rows`: True if the result's rows are wanted, False if their number is.
     """
 
     sql: str

@@ -34,9 +34,10 @@ class Stalls:
             self._last_ms, self._ended_ms = late_ms, now_ms
 
     def recent_ms(self, now_ms: int) -> int:
-        """Returns how many ms the current stall has lasted. If none is going on, the length of one that ended recently.
+        """Returns for how many ms the thread has been stalled, or was stalled if the stall ended less than RECENT_MS
+        ago.
 
-        Recently means less than RECENT_MS ago. 0 if there is no such stall.
+        Returns 0 if there is no such stall.
         """
         due_ms = self._due_ms
         if due_ms is not None and now_ms - due_ms >= STALL_MS_MIN:

@@ -245,10 +245,9 @@ class FaultInjector:
         self.cluster.schedule(until_ms - self.cluster.now_ms, None, self._recover)
 
     def _fetch_error(self) -> None:
-        """Makes one partition unreadable for a while.
+        """Makes one partition unreadable for a while. No partition gets this twice in a run.
 
-        This happens once per run and partition, and never so long that a client gives the partition up twice: then only
-        an admin could help (D13).
+        It never lasts so long that a client gives the partition up twice, because then only an admin could help (D13).
         """
         places, failing = list(self.cluster.broker.topics), self.cluster.broker.fails_until_ms
         place = places[int(self.rng.random() * len(places))]

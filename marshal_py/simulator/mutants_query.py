@@ -18,7 +18,10 @@ Patch = tuple[Any, str, Any]
 
 
 def _by_arithmetic(self: MicroBatches, now: Instant) -> bool:
-    """A committed batch moves each position that lies in one of its ranges, even of ranges that others were to read."""
+    """Plants a bug: a committed batch moves each position that lies in one of its ranges.
+
+    It moves even positions in ranges that others were to read.
+    """
     moved = False
     for tp, proven in list(self._proven.items()):
         part, own = self._partition(tp), self.ranges.claims.get(tp)
@@ -33,8 +36,9 @@ def _by_arithmetic(self: MicroBatches, now: Instant) -> bool:
 
 
 def _left_to_partitions() -> list[Patch]:
-    """The plan hands nothing over. Messages that `may_deliver` refuses later are left out of the tasks, and acked all
-    the same.
+    """Plants a bug: planning a batch hands nothing over to the query.
+
+    Messages that `may_deliver` refuses later are left out of the tasks, and acked all the same.
     """
 
     def plan(self: MicroBatches, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:

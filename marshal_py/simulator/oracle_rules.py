@@ -212,7 +212,7 @@ def set_position(group: Group, fields: dict[str, Any], offset: int, _body: bytes
 
 
 def forget(partitions: list[Partition], offset: int) -> None:
-    """Forgets what is known of these partitions, except the last owner and the successor, which F9.2 does not name."""
+    """Forgets everything about these partitions, except the last owner and the successor, which F9.2 does not name."""
     for partition in partitions:
         partition.new_generation()
         partition.position, partition.version = -1, offset

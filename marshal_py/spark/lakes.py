@@ -96,10 +96,11 @@ class LakeOutput(ABC):
     def sink(
         self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows, topics: TopicIds | None = None
     ) -> Callable[[DataFrame, int], None]:
-        """Returns a function for foreachBatch that adds the new rows of each batch, as `change` returns them.
+        """Returns a function to be given to Spark's foreachBatch. It adds the new rows of each batch, as `change`
+        returns them.
 
         Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
-        was deleted and created again starts at offset 0. Without, the first messages of the new topic are left out, as
-        if they were written already.
+        was deleted and created again starts at offset 0. If `topics` is None, the first messages of the new topic are
+        left out, as if they were written already.
         """
         return guards.sink_of(self.name, self, lambda rows, entry: entry.append(change(rows)), topics)

@@ -271,7 +271,7 @@ class Ledger:
         return len(added)
 
     def vacuum(self, older_than_s: float) -> int:
-        """Deletes folders that have not counted for `older_than_s` seconds. Returns how many it deleted.
+        """Deletes folders that have held no rows of a table for `older_than_s` seconds. Returns how many it deleted.
 
         Such folders were replaced by `compact`, or left by writers that died. `older_than_s` must be longer than any
         read and any batch takes; a day is a good value. Raises InvalidOption for a negative number.
@@ -294,7 +294,7 @@ def _new_name() -> str:
 
 
 def _size(folder: Path) -> int:
-    """Returns the bytes of the Parquet files in a folder; 0 if the folder does not exist."""
+    """Returns how many bytes the Parquet files in a folder have; 0 if the folder does not exist."""
     return sum(file.stat().st_size for file in folder.rglob("*.parquet"))
 
 

@@ -58,7 +58,7 @@ class LedgerState:
         return tuple(rewind for rewind in self.rewinds if rewind.number > number)
 
     def text(self) -> str:
-        """Returns the state as JSON."""
+        """Returns the state as JSON, which `parse` reads."""
         return json.dumps(
             {
                 "next": self.next,

@@ -122,7 +122,7 @@ class Actor:
         raise NotImplementedError
 
     def read(self, world: World, verdict: Verdict, now_ms: int) -> None:
-        """Takes one more folded record. `world` is the world after it, `verdict` what the fold says about it."""
+        """Takes one more record that was folded. `world` is the world after it, `verdict` the fold's verdict on it."""
         self.attach(world)
         self.receive(verdict, now_ms)
         self.woken = True

@@ -132,7 +132,7 @@ class Share:
                 self.upcoming.append(to)
 
     def take(self, states: list[int]) -> None:
-        """Adds states of the next level that other shares have reached."""
+        """Adds states to the next level of this share. Other processes have reached them and sent them here."""
         fresh = [state for state in states if state not in self.seen]
         self.seen.update(fresh)
         self.upcoming += fresh

@@ -41,7 +41,10 @@ class Counts(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """Names the conditions and logs that one process met. The parent joins these sets, so that each counts once."""
+    """Names the conditions and logs that one process of the search met.
+
+    The parent joins these sets, so that what several processes met counts once.
+    """
 
     conditions: set[tuple[int, bytes]]
     logs: set[int]

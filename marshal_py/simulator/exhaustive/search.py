@@ -119,7 +119,9 @@ class Search:
         return found
 
     def _by_process(self, state: int, slot: int, local: int, found: list[int], labels: list[Label] | None) -> None:
-        """Adds the steps of one process: its own ones, its reading, and what the user or a fault does to it."""
+        """Adds to `found` the steps of one process: its own ones, its reading, and what the user or a fault does to
+        it.
+        """
         store = self.store
         quanta, spent, log = state & 255, state >> TIME & (1 << SPENT) - 1, state >> _AT_LOG & (1 << LOG) - 1
         view = store.views[local]
@@ -149,7 +151,7 @@ class Search:
             self._crash(state, slot, local, found, labels)
 
     def _ways_to_read(self, local: int, slot: int, log: int, quanta: int) -> tuple[Outcome, ...]:
-        """Returns the results of the two ways to read on: one record, or everything in the log."""
+        """Returns the results of the two ways in which a process can read on: one record, or everything in the log."""
         path, read = self.store.paths[log], len(self.store.paths[self.store.views[local].log])
         found = []
         for upto in dict.fromkeys((path[read], log)):
@@ -163,7 +165,7 @@ class Search:
     def _land(
         self, state: int, slot: int, local: int, outcome: Outcome, found: list[int], labels: list[Label] | None
     ) -> None:
-        """Adds the state after `outcome`, if the outcome breaks nothing and stays within the bounds."""
+        """Adds to `found` the state after `outcome`, if the outcome breaks nothing and stays within the bounds."""
         broken = outcome.broken
         if outcome.delivery is not None:
             self.deliveries += 1
@@ -198,8 +200,9 @@ class Search:
             labels.append((outcome.what, slot, outcome.argument))
 
     def _send(self, network: int, slot: int, sent: tuple[int, ...]) -> int:
-        """Returns the network with these records at the end of the slot's queue, or -1 if the bounds allow fewer in
-        flight.
+        """Returns the network with the records `sent` at the end of the slot's queue.
+
+        Returns -1 if the bounds allow fewer records on their way.
         """
         known = self._sent.get((network, slot, sent))
         if known is None:
@@ -212,8 +215,9 @@ class Search:
         return known
 
     def _crash(self, state: int, slot: int, local: int, found: list[int], labels: list[Label] | None) -> None:
-        """Adds the state in which the process has crashed. The records in its queue may come at any time from then on,
-        or never.
+        """Adds to `found` the state in which the process has crashed.
+
+        The records in its queue may come at any time from then on, or never.
         """
         network = state >> _AT_NETWORK & (1 << NETWORK) - 1
         before = self.store.networks[network]
@@ -228,7 +232,7 @@ class Search:
             labels.append(("crash", slot, 0))
 
     def _start(self, state: int, slot: int, found: list[int], labels: list[Label] | None) -> None:
-        """Adds the state in which a process has started in this slot, with the whole log read."""
+        """Adds to `found` the state in which a process has started in this slot, with the whole log read."""
         role = self.configuration.roles[slot]
         quanta, spent, _, _, log, locals_ = self.unpack(state)
         if role.after >= 0 and locals_[role.after] == ABSENT:
@@ -271,8 +275,8 @@ class Search:
         return store.born(actor, log, quanta)
 
     def _by_network(self, state: int, network: int, log: int, found: list[int], labels: list[Label] | None) -> None:
-        """Adds the steps of the network: a record comes to the log in its producer's order or not, twice, late, or
-        never.
+        """Adds to `found` the steps of the network: a record comes to the log in its producer's order or not, twice,
+        late, or never.
         """
         if not network:
             return
@@ -344,8 +348,9 @@ class Search:
         return ""
 
     def _by_time(self, state: int, found: list[int], labels: list[Label] | None) -> None:
-        """Adds the states after a third of an interval has passed, in which every process that is not stopped does what
-        is due.
+        """Adds to `found` the states after a third of an interval has passed.
+
+        There is one for each choice of processes that were stopped meanwhile. All others have done what was due.
         """
         quanta, spent, _, _, _, locals_ = self.unpack(state)
         living = [slot for slot, local in enumerate(locals_) if local > GONE and not self.store.views[local].over]

@@ -28,17 +28,16 @@ class SetupScript:
         search.bound(UNBOUNDED, 0, search.store.genesis)
 
     def begin(self) -> int:
-        """Returns the state where the search begins. The bounds hold from this state on, and nothing of them is
-        spent.
-        """
+        """Returns the state where the search begins. The bounds count from this state on."""
         quanta, _, journal, network, log, locals_ = self.search.unpack(self.state)
         self.search.bound(self.search.configuration.bounds, quanta, log)
         self.search.clipped = self.search.deliveries = 0
         return self.search.pack(quanta, 0, journal, network, log, locals_)
 
     def take(self, what: str, slot: int = -1, argument: int | None = None) -> bool:
-        """Takes the last possible step of this kind; returns False if there is none. The last of several reads reads
-        everything.
+        """Takes a step of the kind `what`; returns False if none is possible.
+
+        If several are possible, it takes the last one. Of several reads the last one reads everything.
         """
         labels: list[Label] = []
         states = self.search.steps(self.state, labels)
