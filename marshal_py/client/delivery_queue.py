@@ -203,8 +203,8 @@ class DeliveryQueue:
     def _at_bound(self, buffer: Buffer) -> bool:
         """Tells whether the partition has as many messages as it may have, even if there is memory for more.
 
-        Before it is claimed it may have AHEAD_MESSAGES_MAX fetched messages. After that at most `unacked_max` messages
-        may be fetched and not acked in at-least-once mode; there is no such bound in at-most-once mode.
+        Before it is claimed it may have AHEAD_MESSAGES_MAX fetched messages. After that, in at-least-once mode only,
+        there may be `unacked_max` messages from the claim's position to the newest fetched one.
         """
         if buffer.claim is None:
             return buffer.size >= AHEAD_MESSAGES_MAX
@@ -485,7 +485,7 @@ class DeliveryQueue:
             self._refill(held_back)
 
     def _refill(self, held_back: list[Buffer]) -> None:
-        """Has the partitions of these buffers fetched again, except those with many messages buffered or not acked."""
+        """Has the partitions of these buffers fetched again, except those with many messages buffered or unfinished."""
         room = self._room()
         for buffer in held_back:
             if room is not None and not room.low(buffer):
