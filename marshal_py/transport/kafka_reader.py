@@ -34,6 +34,7 @@ class KafkaReader:
         self._configuration = settings.data_reader(own, client_id, client_id, fetch_wait_ms)
         self._servers = str(given["bootstrap.servers"])
         self._consumer: Consumer | None = None
+        self._reading = 0  # number of the newest reading: only that one's end ends the assignment
         self._known: set[str] = set()  # topics whose leaders the client has looked up
 
     def read(
@@ -41,6 +42,7 @@ class KafkaReader:
     ) -> Iterator[Sequence[Message]]:
         """Yields messages as MessageReader.read says."""
         consumer = self._client()
+        self._reading = reading = self._reading + 1
         try:
             for topic in {tp.topic for tp in starts} - self._known:
                 metadata(consumer, topic, timeout_s)
@@ -51,7 +53,7 @@ class KafkaReader:
             reason = self._errors.reason(str(error.args[0]))
             raise ClusterUnreachable(self._servers, f"messages of {next(iter(starts))}", reason) from error
         finally:
-            if self._consumer is consumer:
+            if self._consumer is consumer and self._reading == reading:
                 consumer.unassign()
 
     def _client(self) -> Consumer:

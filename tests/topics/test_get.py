@@ -15,6 +15,7 @@ import pytest
 
 from marshal_py.embedded import Broker
 from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TooManyKeys, TopicMissing
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, murmur2
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredBatch, StoredMessage
@@ -459,3 +460,17 @@ def test_answers_are_those_of_a_list(seed: int) -> None:
         assert sorted(message.key for page in pages for message in page) == sorted(wanted_keys)
     every = [message for page in topic.pages(GetRequest(batch=dice.randrange(1, 9))) for message in page]
     assert [message.timestamp for message in every] == [entry.at_ms for entry in entries]
+
+
+def test_an_old_reading_that_ends_late_leaves_the_newer_one_alone(fill: Any) -> None:
+    """A generator of a reader may be closed long after nobody wants it, by the garbage collector for one."""
+    topic = fill(users(), 1)
+    _, reader = topic._connection()
+    tp = TopicPartition(topic.name, 0)
+    old = reader.read({tp: 0}, {tp: 5}, 30)
+    next(old)
+    new = reader.read({tp: 3}, {tp: 5}, 30)
+    found = [message.offset() for message in next(new)]
+    old.close()
+    found += [message.offset() for messages in new for message in messages]
+    assert found == [3, 4]
