@@ -123,9 +123,9 @@ def _holds_partition(group: Group) -> bool:
 
 
 def _forget_everything(group: Group, offset: int) -> None:
-    """Removes all of a deleted group but its name, config and last deletion (F9.5).
+    """Removes the topics, partitions, mode and pause of a deleted group, and keeps its name and config (F9.5).
 
-    The offset of the deletion makes copies of older records stale.
+    `offset`, that of the deletion, is kept as well, so that the fold rejects copies of older records.
     """
     for topic in group.topics.values():
         group.forget_entry(topic)

@@ -70,7 +70,7 @@ class Claim:
         """Ends delivery; handlers may finish until `drain_until_ms`, or as long as they need if it is None.
 
         `reason`: for people, why. `successor`: the session that should get the partition, or NONE. If delivery has
-        ended already, the call with the earlier deadline counts, with its reason and successor.
+        ended already, the reason and the successor of the call with the earlier deadline stay.
         """
         if self.phase is ClaimPhase.OPEN:
             self.phase = ClaimPhase.DRAINING

@@ -78,7 +78,7 @@ Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
 def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
     """Returns the value to append to the log. Raises InvalidRecord if a field or the size is out of bounds (E6).
 
-    `group`: the record's group, "" for Genesis and Snapshot. `incarnation`: of the log, it is part of the checksum.
+    `group`: the record's group, "" for Genesis and Snapshot. `incarnation`: the log's; the checksum depends on it.
     `version`: the record version of a group's record (E8); Genesis and Snapshot always have LOG_RECORD_VERSION.
     """
     kind = RECORD_TYPES.index(type(record))

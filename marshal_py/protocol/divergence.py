@@ -29,7 +29,7 @@ class Accusation(NamedTuple):
 
 
 class DivergenceCheck:
-    """Compares the digests of other members with this member's, and judges who is broken if they differ.
+    """Compares the digests of other members with those of this member, and judges who is broken if they differ.
 
     Invariants:
       1  `active` is true exactly while an accusation is neither settled nor dismissed; meanwhile nothing is claimed
@@ -139,8 +139,8 @@ class DivergenceCheck:
     def settle(self, group: Group, now: Instant) -> None:
         """Ends the accusations or this member, if folding again has given the same state; ticks call it (G8).
 
-        All accusations end when another client agrees with this member; that of a session also ends when the session
-        has gone. The member ends if at least two clients accuse it and none agrees.
+        All accusations end when another client agrees with this member. An accusation by a session that has ended is
+        dropped. The member ends if at least two clients accuse it and none agrees.
         """
         for gone in [session for session in self.accusations if session not in group.sessions]:
             del self.accusations[gone]

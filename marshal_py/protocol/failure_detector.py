@@ -66,9 +66,9 @@ class FailureDetector:
     def _refresh_free(self, group: Group, counted: int) -> None:
         """Updates which partitions are free: nobody owns them, and they are not parked.
 
-        Looks at those that have changed since the last call; at all partitions if too much has changed, or if a topic
-        or the group itself has. In a pause no partition is free: the waits begin at its end, else all members would
-        claim everything at once (A2).
+        Looks only at the partitions that have changed since the last call. If a topic or the group itself has changed,
+        or too much to be remembered, it looks at all partitions. In a pause no partition is free. The waits begin at
+        the end of the pause, because otherwise all members would then claim everything at once (A2).
         """
         changed = group.changed_since(self._shape)
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):

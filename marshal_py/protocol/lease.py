@@ -54,9 +54,9 @@ class Lease:
 class WaitClock:
     """Counts the time that a client has waited; each call of `advance` ends a step and adds it (T1-T3).
 
-    `counted_ms` is the sum of the steps. Who begins a wait keeps its value at that moment; the methods call it
-    `began_at`. A step is proven if, at its end, an own record that was sent at most one interval ago has been read back
-    (T2).
+    `counted_ms` is the sum of the steps. Who begins a wait keeps the value of `counted_ms` at that moment; the methods
+    call it `began_at`. A step is proven if, at its end, an own record that was sent at most one interval ago has been
+    read back (T2).
 
     Invariants:
       1  `counted_ms` never grows faster than the monotonic clock
@@ -99,6 +99,6 @@ class WaitClock:
     def over_at(self, began_at: int, wait_ms: int) -> int:
         """Returns the value of `counted_ms` at which the wait that began at `began_at` will have lasted `wait_ms`.
 
-        It is a later one if an unproven step starts the wait again before.
+        The wait lasts longer than that if an unproven step starts it again meanwhile.
         """
         return max(began_at, self.floor_ms) + wait_ms + 1

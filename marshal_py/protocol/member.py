@@ -141,7 +141,8 @@ class Member(MemberState):
     def finished(self) -> bool:
         """Is called by the driver when handlers have finished messages; returns True if it must call `tick` at once.
 
-        It must if a claim hands its messages over one by one, each only when the log has the new position (D11).
+        It must if a claim hands its messages over one by one, each only when the log shows that the one before is
+        finished (D11): the tick then sends a heartbeat that says so.
         """
         group = self.group
         if group is None or not self.poison_guard.report_due(self.claims, group):

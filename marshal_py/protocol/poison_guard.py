@@ -39,7 +39,7 @@ class PoisonGuard:
         """Returns whether a claim that hands its messages over one by one may hand over the next one at `now`.
 
         It may when no message of it is in flight and the log shows that all messages so far are finished: the position
-        that was read from the log (`partition.position`) is then the claim's own. It may also when its interval is
+        in the folded log, `partition.position`, has then reached the claim's own. It may also when its interval is
         over, and then it hands messages over as usual from now on.
         """
         if now.mono_ms >= self._until_ms[claim.epoch]:
@@ -55,7 +55,8 @@ class PoisonGuard:
     def report_due(self, claims: Mapping[int, Claim], group: Group) -> bool:
         """Returns whether to send a heartbeat at once, because a claim's next message waits for it.
 
-        It waits until the log has the claim's position. Returns True only once for each position.
+        The message before is finished, and only a heartbeat tells the log so. Returns True only once for each position
+        of a claim.
         """
         for epoch in self._until_ms:
             claim = claims[epoch]

@@ -56,7 +56,8 @@ class Quiescence:
     def holds(self, now: Instant) -> bool:
         """Returns whether a short tick is enough at `now`.
 
-        It is if no wait is over, nothing is urgent, the user does not stop, all digests agree and the lease is valid.
+        It is if no wait is over, no heartbeat is urgent, the user does not stop the consumer, all digests agree and the
+        lease is valid.
         """
         member = self.member
         if (

@@ -153,7 +153,7 @@ def _judge_unowned(
 
 
 def check_protocol(log: int, genesis: Genesis) -> None:
-    """Returns if this library has the protocol version that the Genesis names.
+    """Checks that this library has the protocol version that the Genesis names.
 
     Raises ProtocolOutdated if the log's version is lower, and ProtocolUnknown if it is higher (L6).
     """
@@ -275,7 +275,7 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
 
 
 def _claim_messages(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str | tuple[int, ...]:
-    """Returns the indexes of the ranges that are granted; if none is, the reason for the rejection, a text."""
+    """Returns the indexes of the ranges that it grants, or a text, the reason for the rejection, if it grants none."""
     if record.session not in group.sessions:
         return "session"
     if group.mode != AT_MOST_ONCE:

@@ -242,8 +242,8 @@ class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
     """Ends a claim and says at which position the next owner starts (rule 6).
 
     `give`: in at-most-once mode, the position to which the partition goes back, because grants from there on were not
-    used; `observed` is the present one then. `parked`: why nobody may claim the partition from now on, "" if it is
-    free.
+    used; `observed` is then the position that the partition has now. `parked`: why nobody may claim the partition from
+    now on, "" if others may claim it.
     """
 
     session: Offset

@@ -89,7 +89,7 @@ class Topics:
     def write(self, group: Group, candidacy: Candidacy, now: Instant, out: Ready) -> None:
         """Writes a Topology for each topic whose count or id in the cluster differs from the log.
 
-        A member of rank k waits k thirds of an interval before, so that usually only one member writes.
+        A member of rank k first waits k thirds of an interval, so that usually only one member writes.
         """
         member = self.member
         for topic, count in self.counts.items():

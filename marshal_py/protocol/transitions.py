@@ -10,9 +10,11 @@ from marshal_py.protocol.world import Change, Group, Partition, Session, hash64
 
 
 def reshape(group: Group, entry: Change) -> None:
-    """Notes that an entry of the group has changed in more than its position.
+    """Notes that an entry of the group (a topic, a session, a partition or the group itself) has changed.
 
-    Members then compute assignments again, and the entry's share of the digest is computed again.
+    A rule of the fold calls it when more has changed than a position, counts or an extension. It adds 1 to
+    `Group.shape`, by which members see that they must compute assignments again. The next digest is computed with the
+    changed entry.
     """
     group.shape += 1
     group.changes.append(entry)

@@ -10,7 +10,7 @@ from marshal_py.protocol.records import Record
 
 
 class Outcome(IntEnum):
-    """Says what the fold did with a record: a rejected one breaks a rule, an ignored one no rule judges (F10.2)."""
+    """Says what the fold did with a record (F10.2). A rejected record breaks a rule; no rule judges an ignored one."""
 
     ACCEPTED = 0
     REJECTED = 1

@@ -27,7 +27,7 @@ class AdminEnvironment(Environment, Protocol):
 
 
 class CrashPoint(NamedTuple):
-    """Says when a run of the tool dies, and when its user hits Ctrl-C. Both count the records that were sent.
+    """Says after how many sent records a run of the tool dies, and after how many its user hits Ctrl-C.
 
     Probes are not counted.
     """

@@ -31,8 +31,8 @@ def successor_of(history: History, claim: ClaimSpan) -> ClaimSpan | None:
 
 
 def is_late(history: History, d: Delivery, claim: ClaimSpan) -> bool:
-    """Returns True if another session's claim came between `may_deliver` and the call of the handler (X3), or came
-    because a user vouched that the owner was dead (X12).
+    """Returns True if a claim by another session came between `may_deliver` and the call of the handler (X3), or if
+    that claim came because a user vouched that the owner was dead (X12).
     """
     successor = successor_of(history, claim)
     return (

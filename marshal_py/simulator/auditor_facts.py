@@ -74,7 +74,9 @@ class SessionFacts:
         self.left: dict[Client, float] = {}  # each sender of a Leave of it, and when it first did
 
     def extended_ms(self, read_to: int, ms: float) -> float:
-        """Returns when the extension was sent that allows a client to deliver at the time `ms`; -1 if there is none.
+        """Returns when the newest extension was sent that the client has read at the time `ms`; -1 if there is none.
+
+        From then on the client may deliver for one interval.
 
         `read_to` is how much of the log the client has read. With -1 (unknown) the sending times decide.
         """

@@ -201,11 +201,11 @@ def v4_no_herd(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v5_noticed(demands: Demands, history: History) -> Iterator[Violation]:
-    """Yields each breach of V5: a divergence is noticed within a checkpoint and a heartbeat: a client says so in the
-    log, or ends.
+    """Yields each breach of V5: within a checkpoint and a heartbeat of a divergence, a client notes it in the log or
+    ends.
 
-    It begins where the simulator falsified a client's memory, or where a heartbeat reports another state than the
-    oracle's.
+    A divergence begins where the simulator falsified a client's memory, or where a heartbeat reports another state than
+    the oracle's.
     """
     read_ms = history.evidence.read_ms
     senders: dict[tuple[str, int], Client] = {}
@@ -245,8 +245,8 @@ def _is_watched(demands: Demands, client_id: str) -> bool:
 
 
 def v6_no_spurious(demands: Demands, history: History) -> Iterator[Violation]:
-    """Yields each breach of V6: no client that lives, is connected and holds a claim is evicted, whatever happens to
-    brokers.
+    """Yields each breach of V6: whatever happens to brokers, no client is evicted that lives, is connected and holds a
+    claim.
     """
     read_ms = history.evidence.read_ms
     first_ms = min((gone.ms for gone in demands.departures), default=demands.end_ms)
@@ -293,8 +293,8 @@ def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
 
 
 def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
-    """Yields each breach of V8: a hand-over ends in time: the claim ends, or its owner delivers again because the
-    successor has gone.
+    """Yields each breach of V8: a hand-over ends in time. It ends with the claim, or when its owner delivers again
+    because the successor has gone.
     """
     evidence, gone = history.evidence, {(one.group, one.session): one.ms for one in demands.departures}
     for begun_ms, group, epoch in evidence.handovers:

@@ -114,7 +114,8 @@ def _is_lost(history: History, key: Key, offset: int) -> bool:
 def _ended(history: History) -> dict[tuple[Key, int, int], float]:
     """Returns when the first handler was done with each message, by partition, generation and offset.
 
-    Clients that have not noticed yet that the topic was recreated count, too, because their records count.
+    This includes handlers of clients that have not noticed yet that the topic was recreated, because the log accepts
+    the records of such clients.
     """
     ended: dict[tuple[Key, int, int], float] = {}
     for d in history.evidence.deliveries + history.evidence.other_deliveries:

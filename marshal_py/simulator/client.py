@@ -90,8 +90,8 @@ class Client(Process):
                 self._ended_at = verdict.offset
 
     def begin(self, world: World) -> None:
-        """Starts from this world (N9). A member that was at work leaves its claims first, since it has lost its place
-        (N11).
+        """Starts from this world (N9). A member that was at work first gives up its claims, because records that it
+        had not read are deleted (N11).
         """
         read_to = self.world.next_offset
         super().begin(world)
@@ -129,8 +129,8 @@ class Client(Process):
         self.act(None)
 
     def look(self, _: None) -> None:
-        """Ticks if a record that was read asks for it, as client/loop.py does. Otherwise hands on what waits, or asks
-        for grants.
+        """Ticks if a record that was read asks for it, as client/loop.py does. Otherwise hands waiting messages
+        to handlers or, in at-most-once mode, asks for grants.
         """
         member = self.member
         now = self.clock.read(self.environment.now_ms)

@@ -194,7 +194,7 @@ class Cluster:
         self.stops.append((who.log, stop))
 
     def begins_late(self, who: Process) -> bool:
-        """Returns True if a starting process is to look for a snapshot although the log still has its beginning."""
+        """Returns True if a starting process must look for a snapshot although the log still has its beginning."""
         return self.keeps_snapshots and self.rng.random() < 0.7
 
     def new_genesis(self) -> Genesis:

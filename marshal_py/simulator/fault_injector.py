@@ -285,7 +285,7 @@ class FaultInjector:
         self.cluster.schedule(self.interval_ms, None, self._unstuck)
 
     def _unstuck(self, _: None) -> None:
-        """Withdraws `hang_one` if no handler has been called since: a later one would hang too late in the run."""
+        """Withdraws `hang_one`. A handler that is called from now on would hang too late in the run."""
         self.cluster.stuck = 0
 
     # --- people

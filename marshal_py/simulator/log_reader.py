@@ -36,7 +36,7 @@ def bounds_of(broker: Broker, number: int) -> Bounds:
 
 
 def starting_world(broker: Broker, number: int, root: Genesis | None, at: int) -> World:
-    """Returns the world from which a reader starts that may not start above the offset `at` (N9, N10).
+    """Returns the world from which a reader starts if it must start at the offset `at` or below (N9, N10).
 
     Raises CoordinationError.
     """

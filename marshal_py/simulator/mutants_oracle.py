@@ -295,7 +295,11 @@ def _known(group: Group, fields: dict[str, Any]) -> Partition:
 
 
 def _rules(**changed: Callable[[Rule], Rule]) -> list[Patch]:
-    """Returns the patch that replaces these rules of the oracle."""
+    """Returns a patch that plants bugs in rules of the oracle.
+
+    Each keyword is a record type. Its value is a function that takes the oracle's rule for this type and returns the
+    rule with the bug.
+    """
     replaced = {kind: mutated(oracle.RULES[kind]) for kind, mutated in changed.items()}
     return [(oracle, "RULES", {**oracle.RULES, **replaced})]
 

@@ -1,8 +1,8 @@
 """The measurement behind `marshal bench races`: how fast the shipped protocol code races in simulated clusters.
 
-Seeds run in their order, in as many processes as asked for. Every CALM_EVERY-th seed runs a second time without faults.
-Results are taken in that order, too, so the hash over them says what was run, on any machine. Rates are per CPU time of
-the runs, so that other work on the machine changes them little.
+Seeds run in their order, in as many processes as the caller asks for. Every CALM_EVERY-th seed runs a second time
+without faults. Results are taken in the order of the seeds, too, so the hash over them is the same on any machine.
+Rates are per CPU time of the runs, so that other work on the machine changes them little.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Shrunk(NamedTuple):
 
 
 def shrink(schedule: Schedule, on_smaller: Callable[[Schedule], None] = lambda schedule: None) -> Shrunk:
-    """Returns a smaller schedule that violates the same invariant, and names it.
+    """Returns a smaller schedule that violates the same invariant; its field `violates` names the invariant.
 
     `schedule` must fail, or ValueError is raised. `on_smaller` is called with each smaller schedule that is found.
     """

@@ -195,7 +195,10 @@ def hunt(name: str, schedules: int, bases: tuple[int, ...] = BASES[:1]) -> Found
 
 
 def _count(name: str, schedules: int, base: int) -> Hunt:
-    """Returns the first seed from `base` on in which an honest limit (a counter of COUNTED) shows."""
+    """Searches up to `schedules` seeds from `base` on for a run that shows the counter-example `name`.
+
+    Counter-examples in COUNTED are known limits of the protocol: the auditor counts them and does not object.
+    """
     options, counter = COUNTED[name]
     for number in range(schedules):
         if simulate(base + number, options).counted[counter]:
@@ -208,7 +211,10 @@ def _run_biased(seed: int, name: str) -> Result:
 
 
 def why_not(name: str) -> str:
-    """Returns the reason why this counter-example is no planted bug. "counted" is said only where a run counts it."""
+    """Returns the reason why this counter-example is no planted bug.
+
+    It is "counted" if the auditor counts how often the counter-example occurs in a run.
+    """
     return "no run counts it yet" if NOT_YET[name] == "counted" and name not in COUNTED else NOT_YET[name]
 
 

@@ -237,7 +237,10 @@ class TwoFolds:
 
 
 class Truncated:
-    """Holds a log whose beginning is gone, up to its end. Then it is folded from its oldest confirmed snapshot."""
+    """Collects the records of a log whose beginning is deleted.
+
+    `finish` folds them from the oldest confirmed snapshot, because the first records alone do not show which that is.
+    """
 
     def __init__(self, folds: TwoFolds, first: int) -> None:
         self.folds, self.first = folds, first

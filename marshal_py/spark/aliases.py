@@ -32,7 +32,7 @@ class Alias(NamedTuple):
 
 
 def _seconds(text: str) -> str:
-    """Returns a duration, as Spark writes it, in seconds. Without a unit it is in ms."""
+    """Returns the seconds of a duration like "5s" or "2 min", as text. A number without a unit is in ms."""
     found = _TIME.fullmatch(text.strip().lower())
     if found is None or (found[2] or "ms") not in _UNITS_MS:
         raise ValueError(f"a number with one of {', '.join(_UNITS_MS)}")
@@ -170,8 +170,8 @@ class Translated(NamedTuple):
 
 
 def translate(options: Mapping[str, str], *, batch_read: bool = False) -> Translated:
-    """Returns the options under our names, in lower case. `batch_read`: whether they are of a batch read or of a
-    stream.
+    """Returns the options under our names, in lower case. `batch_read`: True for the options of a batch read,
+    False for those of a stream.
 
     Raises InvalidOption for an option that has no equivalent here, and if two names give one option two values.
     """

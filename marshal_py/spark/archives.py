@@ -99,7 +99,7 @@ def _check_same(root: Genesis, archived: Genesis | None) -> None:
 
 
 def _bounds_of(archived: DataFrame) -> dict[int, Bounds]:
-    """Returns the archived offsets of each log, up to the first hole."""
+    """Returns, for each log, its first archived offset and the end of the offsets that follow without a hole."""
     following = functions.lead("offset").over(Window.partitionBy("log").orderBy("offset"))
     steps = archived.select("log", "offset", following.alias("next"))
     # A hole or the end follows unless the next row has the same offset (archived twice) or the next one.

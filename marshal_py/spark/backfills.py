@@ -1,6 +1,6 @@
 """`spark.read.format("marshal")`: messages between two points, as a batch. No group, no claims, no position.
 
-It is for reading something again while the group continues: to rebuild a table, or a day that was counted wrong. The
+It is for reading messages again while the group continues, for example to rebuild a table or to correct one day. The
 driver looks up the offsets of the two points each time Spark plans a job; tasks read explicit ranges (range_reader.py).
 """
 

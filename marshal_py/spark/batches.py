@@ -123,7 +123,7 @@ class Batch:
         self._claimed.commit()
 
     def give_back(self) -> None:
-        """Gives the batch back. It is planned again, or lost in at-most-once mode."""
+        """Gives the batch back. It is then planned again; in at-most-once mode it is lost."""
         self._claimed.give_back()
 
 
@@ -140,7 +140,7 @@ class Batches:
         until: str | None,
         jvm_options: Mapping[str, str] | None,
     ) -> None:
-        """Has `consumer` plan ranges from now on. `options`: those of format("marshal-ranges"), for every batch.
+        """Makes `consumer` plan ranges from now on. `options`: those of format("marshal-ranges"), for every batch.
 
         `jvm_options` are the caller's options for Spark's own Kafka source; with None the Python reader reads.
         """

@@ -75,7 +75,7 @@ def raw_fields() -> dict[str, pa.DataType]:
 
 
 def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yields rows, which are given by table, as batches with the columns of `tables`."""
+    """Yields record batches with the columns of `tables`, one table after the other. `rows`: by table name."""
     fields = columns(tables)
     schema = arrow_schema(fields)
     for name in tables:
@@ -123,7 +123,7 @@ def is_time(kind: pa.DataType) -> bool:
 
 
 def in_ms(column: pa.Array) -> pa.Array:
-    """Returns a column of times as ms since 1970."""
+    """Returns a column of timestamps as whole numbers, which are ms since 1970."""
     return column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
 
 

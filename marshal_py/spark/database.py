@@ -35,7 +35,7 @@ _WHERE: Final = "WHERE topic = ? AND partition = ?"
 
 
 class DatabaseEntry(guards.Entry):
-    """Writes a batch in an open transaction, to which only statements of `cursor` belong."""
+    """Writes a batch in an open transaction. A statement belongs to it only if it runs on `cursor`."""
 
     def __init__(self, database: Database, spans: Mapping[TopicPartition, Span]) -> None:
         self._session = _Session(database)

@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Says up to where a partition is written: everything below the offset `to`, the last of it under `token`.
+    """Says that a partition is written below the offset `to`. The last writer did so under the fencing token `token`.
 
     `rewind` changes whenever the position is moved back; it is -1 if that never happened.
     """
@@ -138,8 +138,10 @@ class Entry(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Makes rows and positions count, together. Raises WriteFenced if a later owner has written one of the
-        partitions, and LedgerMoved if another writer has written them since the entry began.
+        """Adds the rows to the table and moves the positions, in one transaction.
+
+        Raises WriteFenced if a later owner has written one of the partitions, and LedgerMoved if another writer has
+        written them since the entry began.
         """
 
 

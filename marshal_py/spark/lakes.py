@@ -70,7 +70,7 @@ class LakeEntry(guards.Entry):
 
     @abstractmethod
     def _commit_once(self) -> None:
-        """Tries to commit once. Raises CONFLICT if another commit came first."""
+        """Tries to commit once. Raises the error `CONFLICT` if another writer's commit came first."""
 
     @abstractmethod
     def _read_again(self) -> Mapping[TopicPartition, Position]:

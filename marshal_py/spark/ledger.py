@@ -107,8 +107,9 @@ class Ledger:
         return self._entries / f"{number:012d}.json"
 
     def known(self, spans: Mapping[TopicPartition, Span] | None = None) -> Mapping[TopicPartition, Position]:
-        """Returns how far every partition is written, and under which token. `spans` does not limit it to some
-        partitions.
+        """Returns how far every partition is written, and under which token.
+
+        `spans` has no effect: the answer holds all partitions.
         """
         self.refresh()
         return self._state.positions
@@ -120,7 +121,7 @@ class Ledger:
     def folders(self, table: str) -> list[str]:
         """Returns the folders that hold the table's rows.
 
-        After a `rewind`, older ones also hold rows that no longer belong to the table. `read` leaves these out.
+        After a `rewind`, older folders also hold rows that no longer belong to the table. `read` leaves such rows out.
         """
         self.refresh()
         return [str(self.path / folder) for folder in self._state.folders.get(table, {})]

@@ -31,8 +31,8 @@ logger = logging.getLogger("marshal_py.spark")
 
 
 class Progress(NamedTuple):
-    """Describes one batch of one query, as its member saw it. `lag` counts messages of all partitions that it
-    claims.
+    """Describes one batch of one query, as its member saw it. `lag` is in messages, summed over all partitions
+    that the member owns.
     """
 
     query: str

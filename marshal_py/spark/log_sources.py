@@ -46,7 +46,7 @@ class LogSource(Protocol):
     """
 
     def spans(self) -> dict[int, Bounds]:
-        """Returns the first offset and the end of each log that has records now."""
+        """Returns, for each log that has records, its first offset and its end, as of now."""
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
         """Yields the records [first, end) of one log. Raises LogGap if one is missing."""

@@ -40,12 +40,15 @@ _PANDAS: Final = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(), pa.b
 
 
 def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = None) -> DataFrame:
-    """Folds a stream of records as `replay` folds a batch. `sdf` has the columns log, offset, time and value.
+    """Returns a stream of the rows of `tables`, which it folds from the records in `sdf` as `replay` does for a batch.
 
-    A row comes once it will not change any more: the row of an owner's interval comes when the interval ends. Digests
-    come at checkpoints only, and there are no standings. `root` is what `find_root` of a batch returns. The stream must
-    have the logs from their beginnings: read an archive, or a whole topic. Write with outputMode("append") and a
-    checkpoint. Raises InvalidOption, MissingSpark.
+    `sdf` has the columns log, offset, time and value. It must have each log from its beginning: read an archive or a
+    whole topic. `tables` is None for all tables. `root` is the Genesis that `find_root` (replays.py) returns for the
+    same records, read as a batch.
+
+    A row comes only when it can no longer change: the row of a time in which one session owned a partition comes when
+    that time is over. The table `digests` gets rows at checkpoints only, and the table `standings` gets none. Write the
+    stream with outputMode("append") and a checkpoint. Raises InvalidOption, MissingSpark.
     """
     wanted = checked_tables(tables)
     check_columns(sdf)
@@ -74,9 +77,9 @@ def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = 
 
 
 class _State(msgspec.Struct, array_like=True):
-    """Holds one log's state at its last checkpoint `at`.
+    """Holds what is kept of one log between two calls by Spark.
 
-    `data` is the snapshot there, or None if that is the log's beginning.
+    `data` is the log's snapshot at its last checkpoint, the offset `at`. It is None if `at` is the log's beginning.
     """
 
     at: int
@@ -116,7 +119,7 @@ def fold_more(
     """Folds records (offset, time in ms, value), which may come in any order, onto the state.
 
     Returns the Timeline, which has the new rows. Raises LogGap if more than HELD_MAX records wait for a missing one.
-    Raises GroupOpaque because a log with an opaque group has no canonical state (N7).
+    Raises GroupOpaque if a group is opaque at a checkpoint, because such a log has no canonical state (N7).
     """
     world = _world(state, log, root)
     timeline = Timeline(world, tables, state.known)

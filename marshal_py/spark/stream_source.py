@@ -138,8 +138,8 @@ class QueryMember:
     ) -> dict[str, Any]:
         """Returns the next end offset, or `start` itself if there is nothing to do.
 
-        `rows_max`: how many offsets the batch spans at most. `targets` is where the query ends (availableNow); None for
-        a query without an end.
+        `rows_max`: how many offsets the batch spans at most. `targets`: the offsets at which the query ends
+        (availableNow); None for a query without an end.
         """
         end = self._plan_once(start, rows_max, targets)
         if end == start and targets is not None and self.planner.settle():
@@ -159,9 +159,9 @@ class QueryMember:
         return end
 
     def _waits_for_more(self, rows: int) -> bool:
-        """Tells whether a batch of only `rows` rows must wait for more.
+        """Returns True if the query must wait for more messages, because the next batch has only `rows` rows.
 
-        The delay counts from the last batch; the first batch never waits.
+        It waits until a certain time (an option) has passed since the last batch. The first batch never waits.
         """
         now_s = time.monotonic()
         waits = 0 < rows < self._rows_min and now_s - self._last_batch_s < self._delay_s

@@ -54,7 +54,10 @@ _ARROW: Final = pa.schema(
 
 
 class Run(NamedTuple):
-    """Is a row of `sweep`: the result of one seed. `again` is how to run it again, or None if it violated nothing."""
+    """Is a row of `sweep`: the result of one seed.
+
+    `again` says how to run the seed again; it is None if the seed violated nothing.
+    """
 
     seed: int
     verdict: str

@@ -42,9 +42,9 @@ def pieces_of(ranges: Iterable[ClaimedRange]) -> list[Piece]:
 def tasks_of(pieces: Iterable[Piece], wanted: int | None = None) -> list[tuple[Piece, ...]]:
     """Returns, for each task, the pieces that it reads. Empty pieces are left out.
 
-    There are `wanted` tasks or more, if there are enough offsets. With None there are at least TASKS_KEPT if there are
-    enough pieces, and no piece is split. If no two of `pieces` are of the same partition, no task gets two of one
-    partition.
+    There are `wanted` tasks or more, if there are enough offsets. If `wanted` is None, there are at least TASKS_KEPT
+    tasks if there are enough pieces, and no piece is split. If no two of `pieces` are of the same partition, no task
+    gets two of one partition.
     """
     todo = _split([piece for piece in pieces if piece.rows], wanted or 0)
     alone = [(piece,) for piece in todo if piece.rows >= TASK_ROWS]
