@@ -19,7 +19,7 @@ from marshal_py.protocol.member import Member
 
 
 class DeliveryContext:
-    """Holds what all deliveries of one consumer share. `delivered`: how many messages it has delivered.
+    """Holds what all deliveries of one consumer share. `delivered`: how many messages the consumer has delivered.
 
     `make(raw, delivered, index, value)` returns the user's message for the fetched message `raw`. Its argument
     `delivered` is the Delivered that the message belongs to, `index` the message's index in the run, and `value` its

@@ -28,9 +28,10 @@ SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
 
 
 class Fetched:
-    """Holds a chunk: messages of one partition that were fetched together. `at`: index of the first undelivered one.
+    """Holds a chunk: messages of one partition that were fetched together.
 
-    `run` tracks the acks of these messages; it is None in at-most-once mode and for a partition fetched ahead.
+    `at`: index of the first undelivered message. `run` tracks the acks of these messages; it is None in at-most-once
+    mode and for a partition fetched ahead.
     """
 
     __slots__ = ("_payload_bytes", "at", "last_offset", "messages", "run", "size_bytes")
@@ -75,8 +76,8 @@ class Fetched:
 class Reserved:
     """Holds messages of one partition that may be delivered one by one while the gate stays open.
 
-    Before every message it checks the claim's phase, as a record that was read meanwhile may have shut the gate. It
-    also checks the boot clock, as the time for which `Member.open_ms` said that the gate stays open may be over.
+    Before every message it checks the claim's phase, because a record that the loop has read meanwhile may have shut
+    the gate. It also checks the boot clock, because `Member.open_ms` has said only for how long the gate stays open.
     """
 
     __slots__ = ("_buffer", "_count", "_delivered", "_head", "_mono_ms", "_until_ns")
@@ -129,7 +130,7 @@ class Reserved:
             delivered.context.delivered += done - first
 
     def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
-        """Yields the messages, each under the lock, as the log's permission to deliver (a grant) may be dropped."""
+        """Yields the messages, taking the lock for each, because another thread may drop the grant that covers it."""
         buffer, head, delivered = self._buffer, self._head, self._delivered
         claim, fetched = delivered.claim, buffer.fetched
         tracker = claim.tracker
@@ -165,7 +166,7 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Returns how many messages this buffer holds; delivered ones do not count."""
+        """Returns how many undelivered messages this buffer holds."""
         fetched = self.fetched
         return sum([len(part.messages) - part.at for part in fetched]) if fetched else 0
 

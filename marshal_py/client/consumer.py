@@ -30,10 +30,11 @@ class Consumer(Membership):
 
     `fetch`, `next` and iteration are for one thread at a time; acks may come from any thread.
 
-    In at-least-once mode messages that were not acked are delivered again after a crash. Messages above them that were
-    acked are not, if a heartbeat has reported the acks (up to 512 bytes of ranges per partition). In at-most-once mode
-    the log grants messages before they are delivered, about a second's work at a time. A crash loses messages that were
-    granted and not delivered. A stop, a pause or a planned move gives them back, and the next owner begins with them.
+    In at-least-once mode messages that were not acked are delivered again after a crash. An acked message above an
+    unacked one is not delivered again if a heartbeat has reported its ack (up to 512 bytes of ranges per partition). In
+    at-most-once mode the log grants messages before they are delivered, about a second's work at a time. A crash loses
+    messages that were granted and not delivered. A stop, a pause or a planned move gives them back, and the next owner
+    begins with them.
     """
 
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
@@ -44,12 +45,12 @@ class Consumer(Membership):
         self._planner: Planner | None = None
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Fetches no more, lets a running iteration deliver what is buffered, then releases its claims and leaves.
+        """Fetches no more, lets a running iteration deliver what is buffered, releases the claims and leaves the group.
 
-        At most `prefetch_messages` more are delivered; the next owners begin after the last delivered message. Called
-        inside the iteration, `drain` returns at once, and the iteration ends when these messages are delivered.
-        Otherwise the call waits for the acks of delivered messages, at most `timeout_s` seconds (default: the handler
-        timeout). Raises ReentrantCall.
+        At most `prefetch_messages` more are delivered; the next owners begin after the last delivered message. While an
+        iteration runs, `drain` returns at once, and the iteration ends when these messages are delivered. Otherwise the
+        call waits for the acks of delivered messages, at most `timeout_s` seconds (default: the handler timeout).
+        Raises ReentrantCall.
         """
         self._context.check_call("Consumer", "drain", waits=True)
         with self._context.lock:
@@ -99,7 +100,10 @@ class Consumer(Membership):
                 self._user = self._user if self._iterating else None
 
     def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float) -> Batch:
-        """Waits until the batch can be full or until `deadline`, then checks the gate and delivers in one step."""
+        """Waits until the batch is full, the consumer must stop, or `deadline` (monotonic, in seconds) has come.
+
+        Then it delivers: it checks the gate and takes the messages in one step under the lock.
+        """
         queue, context = self._queue, self._context
         while True:
             left_s = deadline - time.monotonic()

@@ -1,9 +1,10 @@
 """Drives one member: ticks it and executes the Ready that the tick returns, a list of what to send, fetch and report.
 
-loop.py calls the driver with the Marshal's lock held. Questions to the cluster run on a worker thread, and the user's
-callbacks on a thread of their own, both without the lock. The driver makes no protocol decision: the member does.
-A partition is fetched ahead when the member will probably claim it soon; its messages are delivered only after that.
-A parked partition is one that nobody claims until an admin has looked at it.
+A tick and the execution of its Ready are a step. loop.py calls the driver with the Marshal's lock held. Questions to
+the cluster run on a worker thread, and the user's callbacks on a thread of their own, both without the lock. The driver
+makes no protocol decision: the member does. A partition is fetched ahead when the member will probably claim it soon;
+its messages are delivered only after that. A parked partition is one that nobody claims until an admin has looked at
+it.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class ConsumerDriver:
                 self.advance()
 
     def advance(self) -> None:
-        """Steps the member. An error in the step ends this consumer only: the thread goes on to drive the others."""
+        """Steps the member. An error in the step ends this consumer only, so that the others are still driven."""
         try:
             self.member.stalled_ms = self.context.stalls.recent_ms(self.context.clock.now().mono_ms)
             self.step(self.context.clock.now())
@@ -152,18 +153,18 @@ class ConsumerDriver:
         self.execute(self.member.tick(now), now)
 
     def give_up(self, error: MarshalError) -> None:
-        """Ends the consumer with `error`; nothing more is sent."""
+        """Ends the consumer with `error`. After that it sends nothing."""
         self.member.fail(error)
         now = self.context.clock.now()
         self.execute(self.member.tick(now), now)
 
     def ask_grants(self, now: Instant) -> None:
-        """Asks the log for grants (permission to deliver offsets, in at-most-once mode), without a whole step (D2)."""
+        """Asks the log for grants (permission to deliver offsets, in at-most-once mode) without a step (D2)."""
         if not self.away and self.queue.offer():
             self.execute(self.member.ask_grants(now), now)
 
     def report_finished(self) -> None:
-        """Sends a heartbeat at once if a claim that delivers one message at a time needs it to continue (D11)."""
+        """Sends a heartbeat now if a claim must report finished messages before it may deliver the next one (D11)."""
         if self.member.finished():
             self.kick()
 
@@ -346,11 +347,11 @@ class ConsumerDriver:
         self.mirror_refused = refused
 
     def _check_refused(self) -> None:
-        """Asks the cluster about positions that it refused to fetch, and decides what becomes of them (D6).
+        """Asks the cluster for the bounds of partitions that it refused to fetch at the wanted position (D6).
 
-        A position below the partition's beginning moves to the beginning; one beyond its end parks the partition. The
-        topic's id is checked first, as the topic may have been recreated (D10). If the cluster does not answer, the
-        question is asked again later.
+        A position below the partition's beginning moves to the beginning. A position beyond its end parks the
+        partition, and so does a truncation. The topic's id is checked first, as the topic may have been recreated
+        (D10). If the cluster does not answer, the question is asked again later.
         """
         failed: ClusterError | None = None
         with self.context.lock:
@@ -402,7 +403,7 @@ class ConsumerDriver:
         self.submit("the look at topics", self._refresh_topology)
 
     def _refresh_topology(self) -> None:
-        """Asks Kafka about the topics. The member reports growth to the log (F9.1) and parks recreated topics (D10)."""
+        """Asks Kafka about the topics. The member reports added partitions (F9.1) and parks recreated topics (D10)."""
         failed: ClusterError | None = None
         for topic in self.member.options.topics:
             try:
@@ -455,7 +456,7 @@ class ConsumerDriver:
         return f"an admin: all of its {whole} partitions are parked: {parking.describe(group.name, tp, reason)}"
 
     def parked(self) -> dict[TopicPartition, str]:
-        """Returns the partitions that are parked, or will be as they cannot be consumed, with the reasons (F6.4)."""
+        """Returns the reason for each partition that is parked, or will be because it cannot be consumed (F6.4)."""
         group, found = self.member.group, {}
         for topic in self.member.options.topics if group is not None else ():
             assert group is not None
@@ -472,7 +473,7 @@ class ConsumerDriver:
         return ClaimInfo(*claim.tp, token, self.position(claim), self.lag(claim), *self.draining(claim))
 
     def end_offset(self, tp: TopicPartition) -> int:
-        """Returns the last known end of a partition; -1 if it is not known, or the topic is gone."""
+        """Returns the last known end offset of a partition; -1 if it is unknown or the topic is gone."""
         return -1 if tp.topic in self.missing else self.source.end_offset(tp)
 
     def draining(self, claim: Claim) -> tuple[str, float]:

@@ -66,10 +66,11 @@ class Context:
         self.outbox = Outbox(self.coordination, self._held)  # the parent sends what is waiting
 
     def check_call(self, what: str, verb: str, *, waits: bool = False) -> None:
-        """Checks that a public method may be called here; each calls it first. Raises UsedAfterFork, ReentrantCall.
+        """Is called first by each public method: checks that the method may be called in this process and thread.
 
         `what` and `verb` name the object and the method in errors. `waits`: the method waits for the background thread,
-        so it cannot be called on that thread. It can be called on the thread of the user's callbacks.
+        so it cannot be called on that thread. It can be called on the thread of the user's callbacks. Raises
+        UsedAfterFork, ReentrantCall.
         """
         if os.getpid() != self.pid:
             raise UsedAfterFork(what, self.pid, os.getpid())

@@ -86,7 +86,7 @@ class DeliveryQueue:
             self.source.assign({tp: position})
 
     def open(self, claims: Iterable[Claim], positions: dict[TopicPartition, int]) -> None:
-        """Begins to deliver the messages of these accepted claims, each from its position on."""
+        """Begins to deliver the messages of these accepted claims, each claim's from its offset in `positions` on."""
         fresh: dict[TopicPartition, int] = {}
         for claim in claims:
             tp, position = claim.tp, positions[claim.tp]
@@ -165,7 +165,7 @@ class DeliveryQueue:
         return self.source.poll(timeout_s, max_messages)
 
     def looks(self) -> bool:
-        """Tells whether to read the source's queue to its end now, as a slow user leaves partitions waiting in it."""
+        """Tells whether to read the source's queue to its end now, so that no partition waits in it for a slow user."""
         return self.prefetch.due(self.rate, self.clock_now().mono_ms)
 
     def piece(self) -> int:
@@ -212,7 +212,7 @@ class DeliveryQueue:
         return isinstance(tracker, AtLeastOnce) and tracker.tracked >= self.options.unacked_max
 
     def wait_for_gate(self) -> None:
-        """Stops fetching claimed partitions until the gate opens. Called when messages wait and the gate is shut.
+        """Stops fetching claimed partitions until the gate opens. Called when messages wait because the gate is shut.
 
         Partitions that are fetched ahead are still fetched.
         """
@@ -222,11 +222,11 @@ class DeliveryQueue:
                 self._pause_fetching(buffer)
 
     def drain(self) -> None:
-        """Allows only `prefetch_messages` more deliveries, since a slow handler has minutes of work in the buffers."""
+        """Limits what is still delivered to `prefetch_messages`, because the buffers may hold minutes of work."""
         self._last = self.delivered + self.options.prefetch_messages
 
     def _left(self) -> int:
-        """Returns how many messages may still be delivered: any number (sys.maxsize) before `drain` is called."""
+        """Returns how many messages may still be delivered; sys.maxsize if `drain` has not been called."""
         return sys.maxsize if self._last is None else self._last - self.delivered
 
     def deliverable(self) -> int:
@@ -297,7 +297,9 @@ class DeliveryQueue:
     def _take_round(
         self, parts: list[tuple[Part, Delivered]], share: int, left: int, left_bytes: int | None, now: Instant
     ) -> tuple[int, int | None]:
-        """Takes at most `share` messages of each partition. Returns how many messages and bytes are left to take."""
+        """Takes up to `share` messages of each partition into `parts`. Returns what then remains of `left`,
+        `left_bytes`.
+        """
         for _ in range(len(self._order)):
             if left <= 0 or (left_bytes is not None and left_bytes <= 0):
                 break
@@ -352,7 +354,7 @@ class DeliveryQueue:
         return Part(raw, delivered, first), delivered
 
     def begin(self) -> None:
-        """Notes that a new fetch begins: the user has the messages of earlier ones, so `take_back` keeps these."""
+        """Notes that a new fetch begins: the user has the messages of earlier ones, so `take_back` keeps those."""
         self._taking.clear()
 
     def take_back(self) -> None:
@@ -409,7 +411,7 @@ class DeliveryQueue:
     def _skip_to_grant(self, buffer: Buffer, tracker: AtMostOnce) -> int:
         """Drops messages below the offset where delivery continues.
 
-        Returns how many messages of the first chunk that is left have a grant.
+        Returns how many of the first remaining chunk's undelivered messages the oldest grant covers.
         """
         while buffer.fetched:
             head = buffer.fetched[0]
@@ -430,7 +432,9 @@ class DeliveryQueue:
         return sum(part.below(to) - part.at for part in buffer.fetched)
 
     def offer(self) -> bool:
-        """Sets the range to ask a grant for on each claim (`offer`, D2). True if the member can ask for one now."""
+        """Sets each claim's `offer`: offsets to ask a grant for (D2). Returns True if the member can ask for one
+        now.
+        """
         something = False
         waiting = sum(buffer.claim is not None and bool(buffer.fetched) for buffer in self.buffers.values())
         each = max(1, min(self.options.grant_messages, self.rate.per_second() // max(1, waiting)))
@@ -465,7 +469,7 @@ class DeliveryQueue:
         return None if start is None else (start, to)
 
     def user_returned(self) -> None:
-        """Has partitions fetched again whose buffers have become low. Called when the user asks for more messages.
+        """Resumes fetching of partitions whose buffers have become low. Called when the user asks for more messages.
 
         In at-most-once mode asking shows that the user is done with the messages that he got before.
         """
@@ -485,7 +489,7 @@ class DeliveryQueue:
             self._refill(held_back)
 
     def _refill(self, held_back: list[Buffer]) -> None:
-        """Has the partitions of these buffers fetched again, except those with many messages buffered or unfinished."""
+        """Resumes fetching for these buffers, except those that still have many messages buffered or unfinished."""
         room = self._room()
         for buffer in held_back:
             if room is not None and not room.low(buffer):

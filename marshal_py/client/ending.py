@@ -92,7 +92,7 @@ class Ending:
         self.done = True
 
     def request_stop(self, hand_over_s: float) -> None:
-        """Asks for a stop, within `hand_over_s` seconds, in which other members may take over the partitions (A6).
+        """Asks for a stop in at most `hand_over_s` seconds, so that other members can take over partitions before (A6).
 
         A second call, or `hand_over_s` 0, stops at once. It takes no lock, because signal handlers call it.
         """
@@ -101,8 +101,8 @@ class Ending:
     def must_stop(self) -> bool:
         """Tells whether a stop that was requested is due.
 
-        It is if the time is up, if no claim is left, or if no other member can take one over. Its first call tells the
-        member to let others take over.
+        It is due when the time is up, when no claim is left, when no other member can take one over, or when this
+        member may not deliver. The first call tells the member to let others take over.
         """
         if self._stop_at is None:
             return False

@@ -1,10 +1,10 @@
 """The claims of a consumer that fetches: where their messages begin, given what earlier owners finished (D1).
 
-An earlier owner may have finished offsets above the position. They count only if the partition reaches that far,
+An earlier owner may have finished offsets above the position. Those are skipped only if the partition reaches that far,
 because a partition that was truncated since holds other messages there. The data client may know only an old end of the
 partition, for example if fetching was paused. So if the known end is too low, the claim is unsure: it is opened, that
 is its messages are fetched and delivered, only after the cluster has been asked for the end. Such claims are few.
-Everything is called with the Marshal's lock held, except for the question.
+Everything is called with the Marshal's lock held, except `_ask`, which waits for the cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FetchedClaims:
         incarnation: bytes,
         submit: Callable[[str, Callable[[], None]], None],
     ) -> None:
-        """Holds no claims yet. `submit(name, task)` runs a task on the consumer's worker thread."""
+        """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread."""
         self._context, self._member, self._submit = context, member, submit
         self.source = source
         self.queue = DeliveryQueue(member, source, options, context.lock, incarnation, context.clock.now)
@@ -58,7 +58,7 @@ class FetchedClaims:
             self._submit("what earlier owners finished", self._ask)
 
     def overdue(self, now: Instant) -> bool:
-        """Returns False: by the messages in flight the member itself judges whether a user who fetches is overdue.
+        """Returns False, because the member itself judges by the messages in flight whether such a user is overdue.
 
         A user who plans ranges is judged by PlannedClaims.overdue.
         """

@@ -29,9 +29,7 @@ class Forkable(Protocol):
     """Must be told about a fork, because it holds the lock of a Marshal."""
 
     def forked(self) -> None:
-        """Makes the object unusable in a forked child process. Called once in each child, while it has only one
-        thread.
-        """
+        """Makes the object unusable in a forked child process. Called once in each child, while it has one thread."""
 
 
 _made: WeakSet[Forkable] = WeakSet()

@@ -32,7 +32,10 @@ class Intake:
         self.ahead = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
 
     def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> None:
-        """Waits up to `timeout_s` seconds for messages, or for grants of messages that are buffered."""
+        """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.
+
+        `wanted`: how many messages to take at most in at-least-once mode; PIECE_MESSAGES if that is more.
+        """
         queue, context = self._queue, self._context
         if queue.at_most_once and self.asks_grants():
             with context.outbox, context.lock:
@@ -59,7 +62,7 @@ class Intake:
                 queue.add(chunks)
 
     def wait_for_gate(self, timeout_s: float) -> None:
-        """Waits up to `timeout_s` seconds while messages are buffered and the gate is shut.
+        """Waits up to `timeout_s` seconds for a change. Called when messages are buffered and the gate is shut.
 
         It is shut while the member is fenced, while the group is paused, and for claims that are being released.
         """

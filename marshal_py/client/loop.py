@@ -107,9 +107,11 @@ class Loop:
         self._refresh_metadata()
 
     def _carry_out(self) -> None:
-        """Has data sources do what was decided under the lock, even if their users do not poll.
+        """Tells each consumer's data client which partitions to fetch and which to pause now.
 
-        Called without the lock.
+        The driver and the user only note this under the lock; the client learns it when the user polls, or by this
+        call. The background thread calls it after every poll, without the lock. If a client fails, its consumer ends
+        with ClusterError.
         """
         for driver in self.drivers:
             try:

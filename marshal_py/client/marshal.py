@@ -75,7 +75,7 @@ def connect(
 
     `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...).
     `client_id`: unique per live process; by default the host name, the pid and random digits.
-    `coordination_partitions`: used only if this call creates the topic.
+    `coordination_partitions`: how many partitions the coordination topic gets, if this call creates it.
     `snapshot_every_records`: consumers write a snapshot of their log about that often.
     `history_kept_s`: where Kafka lets them, consumers delete records that are older than this and older than the two
     newest confirmed snapshots.

@@ -166,9 +166,7 @@ class Membership:
         self._ending.raise_if_ended()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Stops delivering these partitions to this consumer. It keeps the claims and their leases. Raises
-        ReentrantCall.
-        """
+        """Stops delivering these partitions to this consumer, which keeps the claims. Raises ReentrantCall."""
         self._context.check_call("Consumer", "pause")
         with self._context.outbox, self._context.lock:
             self._driver.queue.pause(TopicPartition(*tp) for tp in partitions)

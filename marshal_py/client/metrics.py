@@ -37,11 +37,12 @@ class PartitionMetrics(Struct, frozen=True):
 class ConsumerMetrics(Struct, frozen=True):
     """Holds the figures of one consumer.
 
-    `lease_left_ms` is 0 while it is fenced. `round_trip_ms`: how long its last heartbeat took until it was read back;
-    -1 before the first one. `take_overs`: claims of partitions whose owner was evicted. `parked`: the partitions of its
-    topics that no member may consume until an admin has looked at them. `in_flight`: messages delivered and not acked.
-    `grants_dropped`: offsets that were granted, not delivered, and dropped, because the lease or the claim was lost or
-    because `Consumer.plan_ranges` was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3).
+    `lease_left_ms`: for how many ms the lease still lets deliveries begin; 0 while the member is fenced.
+    `round_trip_ms`: how many ms passed until its last heartbeat was read back; -1 before the first one. `take_overs`:
+    claims of partitions whose owner was evicted. `parked`: the partitions of its topics that no member may consume
+    until an admin has looked at them. `in_flight`: messages delivered and not acked. `grants_dropped`: offsets that
+    were granted, not delivered, and dropped, because the lease or the claim was lost or because `Consumer.plan_ranges`
+    was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3).
     """
 
     group: str
@@ -80,8 +81,8 @@ class Metrics(Struct, frozen=True):
     `records_folded`: how many records of the coordination topic it has folded, those of all groups. `librdkafka`: the
     newest statistics of each of its clients as JSON texts, by the client's name; empty unless `connect` was given a
     `statistics_interval_ms`. `callbacks_dropped`: calls of user callbacks that were dropped because 100,000 were
-    waiting. `stalled_ms`: how long in all the thread that heartbeats did not run although it should have, counting
-    stalls of 200 ms or more; `longest_stall_ms`: the longest of these.
+    waiting. `stalled_ms`: for how many ms in all the background thread, which sends the heartbeats, did not run
+    although it should have; only stalls of 200 ms or more count. `longest_stall_ms`: the longest of these.
     """
 
     client_id: str

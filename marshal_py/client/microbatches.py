@@ -93,11 +93,10 @@ class MicroBatches:
     """Holds the batches of one member, in either delivery mode. Every method is called with the Marshal's lock held."""
 
     def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
-        """Begins without batches, or with those that `before` has delivered: the batches of this process's earlier
-        membership.
+        """Begins with the batches that `before` has delivered, or without batches.
 
-        `incarnation`: the log's. `before` is ignored if it belongs to another incarnation, where the same epochs are
-        other claims.
+        `before`: the MicroBatches of this process's earlier membership. It is ignored if its incarnation differs,
+        because an epoch there names another claim. `incarnation`: that of the log now.
         """
         if before is not None and before.incarnation != incarnation:
             before = None
@@ -134,10 +133,11 @@ class MicroBatches:
         return self.settle_proven(now)
 
     def commit_reported(self, digest: str, now: Instant) -> bool:
-        """Does what `commit` does, for the batch whose end offset has this `digest`, if it is with the query now.
+        """Does what `commit` does, when a listener reports that the query has committed the batch with this `digest`.
 
-        The report may come before or after the query's own call of `commit`, twice, or for another member's batch. A
-        batch that is not with the query now is left to the query's own call.
+        `digest`: the hash of the batch's end offset (`digest_of`). The report may come before or after the query's own
+        call of `commit`, twice, or for another member's batch. A batch that is not with the query now is left to the
+        query's own call.
         """
         for key in self.delivered:
             end: End = json.loads(key)
@@ -158,8 +158,8 @@ class MicroBatches:
     def settle_proven(self, now: Instant) -> bool:
         """Moves positions over committed ranges that were delivered under earlier claims. Returns whether one moved.
 
-        A range waits for a later call while its partition is not claimed again. It is dropped once the position has
-        passed it, or another process has claimed its partition.
+        A range is kept for a later call while this process has not claimed its partition again. It is dropped once the
+        position has passed it, or another process has claimed its partition.
         """
         moved = False
         for tp, proven in list(self._proven.items()):
@@ -260,11 +260,11 @@ class MicroBatches:
         ]
 
     def lost_with(self, end: End) -> list[tuple[TopicPartition, int, int]]:
-        """Returns the offsets of a batch that were granted to an earlier member, and are lost as it was not committed.
+        """Returns the offsets that are lost with an uncommitted batch: those that were granted to an earlier member.
 
-        They are ranges (partition, start, to). Grants in the log do not name a batch. If no other member has had the
-        partition between that member and this one, and no admin has moved the position, then offsets below the position
-        at which that member ended were granted to it.
+        They are ranges (partition, start, to). The log does not say for which batch it granted offsets. But if no other
+        member has had the partition between that member and this one, and no admin has moved the position, then the
+        offsets below the position at which that member ended were granted to it.
         """
         found = []
         for tp, planned in planned_in(end, self.incarnation).items():
@@ -275,7 +275,7 @@ class MicroBatches:
         return found
 
     def _ended_at(self, part: Partition, tp: TopicPartition, planned: Planned) -> int:
-        """Returns the position at which the claim of `planned` ended; NONE if it has not ended or that is not known."""
+        """Returns the position at which the claim of `planned` ended; NONE if it has not ended or that is unknown."""
         if part.owner == NONE:
             return part.position if part.last_owner == planned.session else NONE
         since = next((begun for begun in self.ranges.begun.get(tp, ()) if begun.epoch > planned.epoch), None)

@@ -159,7 +159,7 @@ class Observer:
         yield from self._records(self._left(found))
 
     def oldest(self, log: int) -> World:
-        """Returns the earliest world of a log from which the log can be folded.
+        """Returns the world with which a fold of the log can begin earliest: empty, or that of the oldest snapshot.
 
         Raises HistoryTruncated if the log's beginning was deleted and no snapshot replaces it.
         """
@@ -167,7 +167,7 @@ class Observer:
         return replay_start.oldest_world(self._log, log, None if log == 0 else self.root, bounds)
 
     def history(self, log: int) -> tuple[World, Iterator[LogRecord]]:
-        """Returns the earliest world of a log from which the log can be folded, and the records that follow it."""
+        """Returns the world with which a fold of the log can begin earliest (`oldest`), and the records after it."""
         world = self.oldest(log)
         self._next[log] = world.next_offset
         return world, self.records([log])
@@ -182,12 +182,12 @@ class Observer:
         return world
 
     def fold(self, group: str | None = None) -> None:
-        """Reads and folds as `read` does, only to fill `worlds`."""
+        """Reads the group's log, or all logs if `group` is None, to the end. Afterwards `worlds` holds their state."""
         for _ in self.read(group):
             pass
 
     def follow(self, group: str | None = None) -> Iterator[Judged | None]:
-        """Yields every record that is there, then every new one as it comes, without end.
+        """Yields every record of the group's log, or of all logs, then every new one as it comes, without end.
 
         After each poll for new records it yields None, so that the caller can stop.
         """
@@ -204,9 +204,9 @@ class Observer:
             yield None
 
     def _follow(self, log: int) -> None:
-        """Has this log polled from where its last read ended.
+        """Has this log polled from the offset at which its last read ended.
 
-        Records that were polled and skipped since are read again.
+        Records that were polled since, but skipped because another log was read, come again.
         """
         at = self._next.get(log, 0)
         if self._passed.get(log) != at:
@@ -216,7 +216,7 @@ class Observer:
     def _records(self, left: dict[int, int]) -> Iterator[LogRecord]:
         """Yields the records of the logs in `left`, which maps each log to the end offset to stop at.
 
-        Skips other logs.
+        Records of other logs, which a poll may also return, are skipped.
         """
         for log in left:
             self._follow(log)

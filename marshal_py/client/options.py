@@ -42,13 +42,13 @@ Deserializer = Callable[[bytes | None, Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """Holds the options of `Marshal.consumer`. Making it raises InvalidOption, InvalidName.
+    """Holds the options of `Marshal.consumer`, and checks them when it is made. Raises InvalidOption, InvalidName.
 
     `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
     handler's speed: about a second's work, shared by the partitions, at least one message each. A crash loses up to two
     grants per partition.
 
-    `start`: where a partition begins for which the group has no position: a word, a time, or offsets
+    `start`: where the group begins to read a partition for which it has no position: a word, a time, or offsets
     (start_positions.py). A time means the first message that is not older, or the end if there is none.
 
     `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`

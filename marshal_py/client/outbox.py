@@ -33,9 +33,10 @@ class Sending(NamedTuple):
 
 
 class _Turn:
-    """Stands for one thread's turn to produce.
+    """Stands for one turn to produce: the call of `send` that made it produces, and other threads do not.
 
-    Each turn is an object of its own, so that a thread gives up only its own one.
+    A signal handler may call `send` inside another `send` of its thread. Only the call that has taken the turn gives it
+    up.
     """
 
     __slots__ = ("thread",)
@@ -78,11 +79,11 @@ class Outbox:
             self.send()
 
     def send(self) -> None:
-        """Produces the records that are waiting. Does not take the lock, and does not wait for the broker or other
-        threads.
+        """Produces the records that are waiting. It does not take the Marshal's lock and does not wait for the broker.
 
-        A signal handler may run anywhere inside: both the records that it decides and those whose sending it
-        interrupted are sent. If the handler raises (ctrl-C), another thread can produce all the same.
+        If another thread is producing, that thread sends these records, too, and the call returns at once. A signal
+        handler may run anywhere inside: both the records that it decides and those whose sending it interrupted are
+        sent. If the handler raises (ctrl-C), another thread can produce all the same.
         """
         while self._waiting:
             mine = _Turn(threading.get_ident())
@@ -119,10 +120,10 @@ class Outbox:
 
 
 class Changes(threading.Condition):
-    """Wakes threads that wait for a change. A thread that waits holds the lock, and has entered it only once.
+    """Wakes threads that wait for a change. A thread calls `wait` with the lock held, entered only once.
 
-    The condition itself is never entered: that is Python code, so if a signal handler raises there (ctrl-C), it could
-    stay locked. The lock in `with context.outbox, context.lock` cannot, as it is entered and left inside C.
+    Never enter the condition itself by `with`: that runs Python code, and a signal handler that raises inside it
+    (ctrl-C) could leave the lock locked. The lock in `with context.outbox, context.lock` is entered and left inside C.
     """
 
     def __init__(self, lock: threading.RLock, outbox: Outbox) -> None:

@@ -66,7 +66,7 @@ class PlannedClaims:
         incarnation: bytes,
         submit: Callable[[str, Callable[[], None]], None],
     ) -> None:
-        """Holds no claims yet. `submit(name, task)` runs a task on the consumer's worker thread."""
+        """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread."""
         self._context, self._member, self._submit = context, member, submit
         self._timeout_ms = round(1000 * options.handler_timeout_s)
         if options.hand_over_timeout_s is None:  # a range is long work, and its reader elsewhere cannot be stopped
@@ -89,11 +89,11 @@ class PlannedClaims:
         self.called()
 
     def open(self, claims: Sequence[Claim]) -> None:
-        """Begins to plan claims that the log has accepted."""
+        """Begins to plan ranges of these claims, which the log has accepted."""
         self.queue.open(claims, positions_of(claims, self._member))
 
     def drop(self, claims: Iterable[Claim]) -> None:
-        """Does nothing when claims have ended, because no question about single claims is under way here."""
+        """Does nothing. The driver calls it when claims have ended, and has `Ranges.drop` forget them."""
 
     def look(self) -> None:
         """Has the worker thread ask the cluster for the partitions' end offsets, if any are needed."""

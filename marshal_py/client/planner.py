@@ -147,9 +147,9 @@ class Planner(Membership):
     def settle(self, timeout_s: float | None = None) -> bool:
         """Waits until this member need not expect further partitions soon, and returns True.
 
-        It need not if every partition is owned or parked, if the group is paused, or at its own limit of claims
-        (`Ranges.settled`). Returns False after `timeout_s` seconds (default: four heartbeat intervals), and if the
-        consumer is stopping.
+        It need not if every partition is owned or parked, if the group is paused, or if this member has reached its
+        limit of claims (`Ranges.settled`). No member may claim a parked partition. Returns False after `timeout_s`
+        seconds (default: four heartbeat intervals), and if the consumer is stopping.
         """
         intervals_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline = time.monotonic() + (intervals_s if timeout_s is None else timeout_s)
@@ -164,7 +164,10 @@ class Planner(Membership):
                 self._context.changed.wait(min(WAIT_SLICE_S, left_s))
 
     def resumed(self) -> bool:
-        """Tells whether this consumer has claimed a partition in which an earlier owner has moved the position."""
+        """Tells whether one of this consumer's claims continues the work of an earlier owner.
+
+        That is so if the partition had an owner before, and its position is above 0.
+        """
         with self._context.outbox, self._context.lock:
             group = self._member.group
             parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.claims]
@@ -216,11 +219,11 @@ class Planner(Membership):
             return [self._ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
 
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
-        """Parks those of `tps` whose position lies beyond the partition's end (D6).
+        """Parks those of `tps` whose position lies beyond the partition's real end (D6).
 
-        Open transactions lie below that end. `plan` compares positions with the end that read_committed readers see,
-        before open transactions. A group that began at the real end may be beyond that until the transactions have
-        ended, and must not be parked.
+        The real end lies after open transactions. `plan` compares positions with the end that read_committed readers
+        see, which lies before them. A group that began at the real end may be beyond that one until the transactions
+        have ended, and must not be parked.
         """
         bounds = self._context.admin.bounds(tps)
         with self._context.outbox, self._context.lock:

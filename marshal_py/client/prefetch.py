@@ -35,7 +35,7 @@ class Room(NamedTuple):
         return buffer.size >= self.messages or buffer.payload_bytes() >= self.size_bytes
 
     def low(self, buffer: Buffer) -> bool:
-        """Tells whether this buffer should be filled again."""
+        """Tells whether to fill this buffer again, because it holds at most 1/LOW_SHARE of what it may hold."""
         size = buffer.size
         if not size:
             return True
@@ -43,11 +43,11 @@ class Room(NamedTuple):
 
 
 class Prefetch:
-    """Bounds how many messages and bytes one consumer buffers.
+    """Bounds how many messages and how many bytes all buffers of one consumer hold together.
 
-    Partitions that have messages share these bounds evenly. Until the bounds are used up, partitions without messages
-    leave their shares to the others. After that every partition has an even share, so that one that comes later has
-    room.
+    While the buffers hold less than a bound, the partitions that have messages share it evenly: those without messages
+    need nothing yet. Once they hold as much as the bound, every partition gets an even share of it, with messages or
+    without, so that there is room for a partition whose messages come later.
     """
 
     __slots__ = ("_looked_ms", "_mean_bytes", "_piece_messages", "bytes_max", "wanted")
@@ -60,7 +60,10 @@ class Prefetch:
         self._looked_ms = 0
 
     def due(self, rate: HandlingRate, mono_ms: int) -> bool:
-        """Tells whether the consumer is slow and its last look is LOOK_MS ago. If so, the caller must look now."""
+        """Tells whether the consumer is slow and its last look is LOOK_MS ago.
+
+        If so, the caller must look now, and the next look is due LOOK_MS later.
+        """
         if mono_ms - self._looked_ms < LOOK_MS or not rate.slower_than(SLOW_PER_S):
             return False
         self._looked_ms = mono_ms
@@ -80,7 +83,7 @@ class Prefetch:
         return Room(_share(messages_max, messages, filled, count), _share(self.bytes_max, size_bytes, filled, count))
 
     def piece(self, partitions: int) -> int:
-        """Returns how many messages to take from the queue at once in a look: about one partition's share."""
+        """Returns how many messages to take from the queue per call during a look: about one partition's share."""
         return max(1, min(self._piece_messages, self.bytes_max // (max(1, partitions) * self._mean_bytes)))
 
 

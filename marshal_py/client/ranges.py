@@ -1,10 +1,12 @@
 """The queue of a consumer that delivers ranges of offsets, because other processes (Spark executors) read the messages.
 
-Ranges has the place that DeliveryQueue has in a consumer that fetches. Claims, trackers and grants are the same, and so
+Ranges takes the place of the DeliveryQueue of a consumer that fetches. Claims, trackers and grants are the same, and so
 is the gate (`Member.may_deliver`, D8) that decides whether a claim may deliver now. So leases, pauses, hand-overs and
-handler timeouts work as ever; only the messages never come to this process. A range is delivered and finished as a
-whole. From its delivery to its end it is in flight, and at most one range per claim is (PROTOCOL.md D9). This file
-waits for nothing and asks nobody. Every method is called with the Marshal's lock held.
+handler timeouts work as ever; only the messages never come to this process.
+
+To plan is to choose the offsets of a claim's next range (`available`); `take` delivers the range, and `finish` marks it
+as done, as a whole. From its delivery to its end it is in flight, and at most one range per claim is (PROTOCOL.md D9).
+This file waits for nothing and asks nobody. Every method is called with the Marshal's lock held.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ BEGUN_KEPT: Final = 64  # claims remembered per partition: a batch that was plan
 class ClaimedRange(NamedTuple):
     """Holds the offsets [start, to) of one partition under one claim. Some of the offsets may hold no message.
 
-    `token`: the claim's fencing token. `generation`: the generation of the claim's position; a SetPosition begins a new
-    one.
+    `token`: the claim's fencing token. `generation`: the generation of the partition's position when it was claimed; an
+    admin who sets the position (SetPosition) begins a new generation.
     """
 
     topic: str
@@ -45,8 +47,8 @@ class ClaimedRange(NamedTuple):
 class Taken(NamedTuple):
     """Holds a range that was delivered, with what `Ranges.finish` needs.
 
-    `run`: the part of the claim's tracker that records which of the range's offsets are done; the range begins at its
-    index `first`. None in at-most-once mode.
+    `run`: the part of the claim's tracker that records which of the range's offsets are done; None in at-most-once
+    mode. `first`: the index in `run` at which the range begins.
     """
 
     range: ClaimedRange
@@ -56,7 +58,11 @@ class Taken(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Records a claim of this process: its `epoch` and `session`, and the partition's session before it (`after`)."""
+    """Records one claim of this process.
+
+    `epoch`: the claim's epoch. `session`: this process's session that claimed. `after`: the session that owned the
+    partition before.
+    """
 
     epoch: int
     session: int
@@ -64,7 +70,7 @@ class Begun(NamedTuple):
 
 
 class PlannedClaim:
-    """Holds one claim, the offset from which the next range is planned, and the range that is in flight (`taken`)."""
+    """Holds one claim, the offset from which its next range is planned, and its range in flight (`taken`), if any."""
 
     __slots__ = ("claim", "next_offset", "requested", "taken")
 
@@ -76,7 +82,7 @@ class PlannedClaim:
 
 
 class Ranges:
-    """Holds the claims of one consumer that plans, and the ranges in flight under them."""
+    """Holds the claims of one consumer that plans ranges, and their ranges in flight."""
 
     def __init__(self, member: Member, incarnation: bytes) -> None:
         self.member, self.incarnation = member, incarnation
@@ -105,7 +111,7 @@ class Ranges:
         self.prefetching.add(tp)
 
     def open(self, claims: Iterable[Claim], positions: Mapping[TopicPartition, int]) -> None:
-        """Begins to plan claims that the log has accepted, from their positions on."""
+        """Begins to plan ranges of these claims, which the log has accepted, from the offset in `positions` on."""
         for claim in claims:
             self.prefetching.discard(claim.tp)
             self.at_most_once = isinstance(claim.tracker, AtMostOnce)
@@ -126,11 +132,11 @@ class Ranges:
             self.prefetching.discard(tp)
 
     def restart(self, tp: TopicPartition, position: int) -> None:
-        """Continues to plan at `position`: the offsets before it are lost (D6)."""
+        """Has the partition's next range begin at `position`, because the offsets before it are lost (D6)."""
         self.claims[tp].next_offset = position
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """Plans and delivers nothing of these partitions until `resume`; the claims stay."""
+        """Makes `available` and `take` leave out these partitions until `resume` is called. The claims stay."""
         self.user_paused.update(tps)
 
     def resume(self, tps: Iterable[TopicPartition]) -> None:
@@ -225,7 +231,7 @@ class Ranges:
     def _unfinished(self, planned: PlannedClaim, end: int) -> tuple[int, int]:
         """Returns the next offsets [start, to) to plan, below `end`.
 
-        Skips offsets that an earlier owner has finished (D1).
+        It leaves out offsets that an earlier owner has finished (D1).
         """
         start, tracker = self._next(planned), planned.claim.tracker
         if isinstance(tracker, AtMostOnce):

@@ -53,7 +53,7 @@ def find(
 
 
 def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
-    """Folds until the world has its Genesis, and returns it; None if there is none below `end`."""
+    """Folds the log into `world` until that has its Genesis, and returns it; None if there is none below `end`."""
     for records in log.read(world.log, world.next_offset, end, SILENCE_S):
         for record in records:
             if world.genesis is None:
@@ -118,7 +118,7 @@ def base_of(
 
 
 def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
-    """Returns the earliest world from which the log can be folded.
+    """Returns the world with which a fold of the log can begin earliest.
 
     It is the empty world, or the world of the oldest snapshot if the log's beginning is deleted. It is for tools that
     show the past; a reader that only continues begins at the newest snapshot (`open_world`). Raises HistoryTruncated if

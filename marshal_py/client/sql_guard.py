@@ -189,11 +189,11 @@ class AsyncGuard(_Rules):
     """Does what `Guard` does, over connections of aiosqlite, psycopg (AsyncConnection) or SQLAlchemy (asyncio)."""
 
     async def create(self, connection: Any) -> None:
-        """As `Guard.create`."""
+        """Does what `Guard.create` does."""
         await _Connection(connection).run_async(self._create())
 
     async def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
-        """As `Guard.new`."""
+        """Does what `Guard.new` does."""
         run, steps = _Connection(connection).run_async, self._new(messages)
         try:
             statement = next(steps)
@@ -203,7 +203,7 @@ class AsyncGuard(_Rules):
             return list(end.value)
 
     async def forget(self, connection: Any, topic: str, partitions: Sequence[int] | None = None) -> None:
-        """As `Guard.forget`."""
+        """Does what `Guard.forget` does."""
         for statement in self._forget(topic, partitions):
             await _Connection(connection).run_async(statement)
 

@@ -34,11 +34,7 @@ class Stalls:
             self._last_ms, self._ended_ms = late_ms, now_ms
 
     def recent_ms(self, now_ms: int) -> int:
-        """Returns for how many ms the thread has been stalled, or was stalled if the stall ended less than RECENT_MS
-        ago.
-
-        Returns 0 if there is no such stall.
-        """
+        """Returns how many ms the newest stall has lasted, if it goes on or ended less than RECENT_MS ago; else 0."""
         due_ms = self._due_ms
         if due_ms is not None and now_ms - due_ms >= STALL_MS_MIN:
             return now_ms - due_ms

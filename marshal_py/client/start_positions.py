@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Holds a parsed text: `named`, where the partitions begin that it names, and `rest`, where all others do.
+    """Holds a parsed text. `named`: where the partitions begin that the text names. `rest`: where all others begin.
 
     `rest` is None if the text must name every partition.
     """
@@ -111,7 +111,7 @@ def check_topics(start: str, topics: Sequence[str]) -> None:
 
 
 def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
-    """Returns the consumer's topics that are new to its group; empty if all of them are."""
+    """Returns the consumer's topics that its group does not have yet; none if it has none of them, as a new group."""
     unknown = frozenset(topics) - (group.topics.keys() if group is not None else set())
     return unknown if len(unknown) < len(topics) else frozenset()
 
