@@ -23,7 +23,7 @@ class Lease:
         self.started: Instant | None = None
 
     def renew(self, sent: Instant) -> None:
-        """Moves the start of the lease to `sent`, unless it started later (T6).
+        """Moves the start of the lease to `sent`, unless the lease already starts later than `sent` (T6).
 
         `sent`: when a record went to the producer. The caller has read this record, and the fold accepted that it
         extends the session.

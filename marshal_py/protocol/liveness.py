@@ -113,7 +113,7 @@ class Liveness:
     def read_join(self, instance: bytes, accepted: bool) -> Instant | None:
         """Takes the instance id of a Join that was read; returns when this client sent it, None if it did not.
 
-        `accepted`: whether the Join counts for `healthy` at once.
+        `accepted`: True to count the client as `healthy` now, False if `begin_session` will do so later.
         """
         sent = self.instances.get(instance)
         if sent is not None:

@@ -229,7 +229,7 @@ def v5_noticed(demands: Demands, history: History) -> Iterator[Violation]:
 def _absent(demands: Demands, facts: SessionFacts, since_ms: float, until_ms: float) -> set[str]:
     """Returns the reasons why nothing may be demanded of a client between two times; empty if there is none.
 
-    A client without a turn on its machine is excused after half an interval.
+    That the client got no turn on its machine is a reason only if it lasted for more than half an interval.
     """
     found = set()
     for absence in demands.absences:

@@ -432,8 +432,9 @@ class Cluster:
         )
 
     def _close_early(self) -> list[Evidence]:
-        """Returns the evidence of logs that end before the run does. No stale clients are named: they may still notice
-        a loss.
+        """Returns the evidence of logs that end before the run does.
+
+        It names no `stale_clients`, because clients that have not noticed the end of a log may still notice it.
         """
         return [replaced(evidence, stale_clients=[]) for evidence in self.close()]
 

@@ -186,7 +186,7 @@ def _counts(report: Comparison, histories: list[History]) -> Audit:
 
 
 def _violation(difference: Difference, evidence: Evidence) -> Violation:
-    """Returns the difference as a violation of S1, or of S13 if a record changed something that it must not."""
+    """Returns the difference as a violation of S1, or of S13 if a record that was not accepted changed the state."""
     untouched = difference.what.startswith(UNTOUCHED)
     whose = f" of group {difference.group!r}" if difference.group else ""
     values = f" is {difference.found}, must be {difference.expected}" if difference.found or difference.expected else ""

@@ -1,9 +1,9 @@
 """The initial state of a run that starts from a dump: its logs, groups, topics and positions when it was taken.
 
-The records of the dump are the history of the simulated coordination topic. Its clients are dead and
-write nothing more. A long history starts at its newest confirmed snapshot, as a starting consumer reads it (PROTOCOL.md
-N9). A dump holds only positions of the target topics, so a few messages are made up after each. Reads a file; runs
-nothing.
+The records of the dump are the history of the simulated coordination topic. Its clients are dead and write
+nothing more. A long history starts at its newest confirmed snapshot, as a starting consumer reads it (PROTOCOL.md N9).
+A dump holds positions of the target topics and no messages, so this file makes up a few messages after each position.
+It reads a file and runs nothing.
 """
 
 from __future__ import annotations

@@ -227,8 +227,10 @@ class Process:
     # --- opening, as client/loop.py and admin/runner.py do
 
     def opened(self) -> bool:
-        """Returns True if the group's log is folded to its end and has the Genesis that counts. Otherwise takes a step
-        towards it.
+        """Returns True if the group's log is folded to its end and has a Genesis.
+
+        Otherwise takes a step towards that (reads on, writes a Genesis, or moves from log 0 to the group's log) and
+        returns False.
         """
         world, broker = self.world, self.environment.broker
         if self.log >= len(broker.logs):
@@ -250,8 +252,9 @@ class Process:
         return route(self.group, root.partitions)
 
     def _write_genesis(self) -> None:
-        """Writes a Genesis again and again, until one counts: its own in log 0, a copy of the root in other logs (L4,
-        L5).
+        """Writes a Genesis, unless it wrote one a short time ago; `act` calls this until the fold has accepted one.
+
+        In log 0 it is a Genesis of its own, in other logs a copy of the root (L4, L5).
         """
         now_ms = self.environment.now_ms
         if now_ms >= self._genesis_due_ms:

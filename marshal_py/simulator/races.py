@@ -1,7 +1,7 @@
 """The measurement behind `marshal bench races`: how fast the shipped protocol code races in simulated clusters.
 
 Seeds run in their order, in as many processes as the caller asks for. Every CALM_EVERY-th seed runs a second time
-without faults. Results are taken in the order of the seeds, too, so the hash over them is the same on any machine.
+without faults. Results are taken in the order of the seeds, too, so the same seeds give the same hash on any machine.
 Rates are per CPU time of the runs, so that other work on the machine changes them little.
 """
 

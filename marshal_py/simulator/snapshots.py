@@ -63,7 +63,7 @@ class SnapshotMaintenance:
         self.snapshotter.folded(verdict, now_ms)
 
     def tick(self, member: Member, now: Instant) -> None:
-        """Carries out what the snapshotter asks for."""
+        """Carries out the tasks of the snapshotter: sends its records, starts audits, deletes old records."""
         process, snapshotter = self.process, self.snapshotter
         environment, options = process.environment, member.options
         live = {member.session} if member.session != NONE else set()
