@@ -297,9 +297,7 @@ class DeliveryQueue:
     def _take_round(
         self, parts: list[tuple[Part, Delivered]], share: int, left: int, left_bytes: int | None, now: Instant
     ) -> tuple[int, int | None]:
-        """Takes up to `share` messages of each partition into `parts`. Returns what then remains of `left`,
-        `left_bytes`.
-        """
+        """Takes up to `share` messages per partition into `parts`. Returns how much of `left`, `left_bytes` remains."""
         for _ in range(len(self._order)):
             if left <= 0 or (left_bytes is not None and left_bytes <= 0):
                 break
@@ -432,9 +430,7 @@ class DeliveryQueue:
         return sum(part.below(to) - part.at for part in buffer.fetched)
 
     def offer(self) -> bool:
-        """Sets each claim's `offer`: offsets to ask a grant for (D2). Returns True if the member can ask for one
-        now.
-        """
+        """Sets each claim's `offer`: offsets to ask a grant for (D2). Tells whether the member can ask for one now."""
         something = False
         waiting = sum(buffer.claim is not None and bool(buffer.fetched) for buffer in self.buffers.values())
         each = max(1, min(self.options.grant_messages, self.rate.per_second() // max(1, waiting)))
