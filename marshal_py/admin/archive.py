@@ -1,7 +1,8 @@
 """Writes coordination logs of a cluster to dump files, and loads them into a fresh topic (format: transport/dump.py).
 
-A dump holds whole logs, because only those can be folded: of a group its log, and log 0, which holds the root. A load
-writes every record at the offset that it had, or nothing, because sessions and epochs are offsets.
+A dump holds whole logs, because a part of a log cannot be folded. The dump of a group holds the group's log, and log 0,
+which contains the root. A load writes either every record at the offset that it had, or nothing, because sessions and
+epochs are offsets.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
 
     `verdicts`: each line also contains the fold's verdict on its record. Raises ClusterUnreachable, CoordinationError.
     """
-    logs = sorted({0, *observer.logs_of(group)})  # log 0 also where there is no root: what is there may tell why
+    logs = sorted({0, *observer.logs_of(group)})  # log 0 also without a root: its records may tell why
     bounds = observer.bounds(logs)
     spans = tuple(Span(log, bounds[log].first, bounds[log].end) for log in logs)
     root = observer.root
@@ -46,7 +47,7 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
         for record in observer.records([span.log]):
             if record.offset >= span.end:
                 break
-            judged = verdicts and record.offset >= world.next_offset  # earlier ones are part of the snapshot
+            judged = verdicts and record.offset >= world.next_offset  # the snapshot contains earlier ones
             more = as_dict(rationalizer.apply(world, record.offset, record.value)) if judged else {}
             writer.write(record, {name: value for name, value in more.items() if name != "offset"})
     writer.finish()

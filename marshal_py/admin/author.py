@@ -1,4 +1,4 @@
-"""How an admin signs the records that it writes (`by`). A pure value: the caller passes the names of user and host."""
+"""Defines how an admin signs the records that it writes (`by`). Pure: the caller passes the names of user and host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ RUN_BYTES: Final = 4  # two runs of one person at one moment must tell their rec
 
 
 class Author(NamedTuple):
-    """One run of an admin tool. `who` is the same for every run of a person on a machine; `by` is this run's own."""
+    """Names the author of the records of one run of an admin tool. `who`: the same for every run of a person on a
+    machine. `by`: unique to this run.
+    """
 
     who: str
     by: str
@@ -27,7 +29,7 @@ class Author(NamedTuple):
         return cls(who, who + tail)
 
     def signed(self, reason: str) -> str:
-        """Returns `by` for a record that has no field for the reason: the reason follows after a colon, cut to fit."""
+        """Returns `by` with the reason behind a colon, cut to fit, for a record that has no field for the reason."""
         if not reason:
             return self.by
         return f"{self.by}: {reason}".encode()[:BY_BYTES_MAX].decode(errors="ignore")

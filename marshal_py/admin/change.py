@@ -1,8 +1,8 @@
-"""Changing a group's settings and a topic's shape: GroupConfig and Topology (PROTOCOL.md rule 9, M2-M4, M9, M13).
+"""Changes a group's settings and a topic's size, by GroupConfig and Topology (PROTOCOL.md rule 9, M2-M4, M9, M13).
 
-A change is one record, which the fold accepts only if nobody has changed the same thing since this run read it.
-Another mode and fewer partitions are accepted only in a pause, so such a change pauses the group, and the pause ends
-with it. Settings that are not named stay as they were.
+A change is one record, which the fold accepts only if nobody has changed the same thing since this run read it. A
+change of the delivery mode and a smaller number of partitions are accepted only in a pause. Such an operation pauses
+the group, and ends the pause after the change. Settings that are not named stay as they were.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OWN_POLICY: Final = "own"  # the group names none: every consumer follows its ow
 
 
 class ChangePlan(Operation):
-    """One record that changes the group. Subclasses build the record and say why it may no longer be sent."""
+    """Changes the group by one record. Subclasses build the record and say why it may no longer be sent."""
 
     what = "the settings"
 
@@ -53,9 +53,10 @@ class ChangePlan(Operation):
         duration_ms: int | None = None,
         patience_ms: int | None = None,
     ) -> None:
-        """`in_pause`: whether the record is accepted only in a pause.
+        """Plans the change. `in_pause`: whether the record is accepted only in a pause.
 
         `tps`: the partitions that nobody may own when the record is sent in the pause; None means every partition.
+        `duration_ms`, `token`, `adopt` and `take_over` mean what they mean in pause_lock.PauseLock.
         """
         super().__init__(context, patience_ms, reason)
         self.by = context.author.signed(reason)
@@ -68,8 +69,8 @@ class ChangePlan(Operation):
         raise NotImplementedError
 
     def refusal(self, group: Group) -> MarshalError | None:
-        """Returns None if the record may be sent. Returns an error if somebody else has changed the group meanwhile, so
-        that the record would be rejected or mean something else.
+        """Returns None if the record may be sent, or the error that says why not: somebody else has changed the group
+        meanwhile, so that the record would be rejected or mean something else.
         """
         raise NotImplementedError
 
@@ -106,9 +107,9 @@ class ChangePlan(Operation):
         return AdminGaveUp(self.context.name, f"the change of {self.what}", waited_s)
 
     def close(self, group: Group, now: Instant) -> bool:
-        """Ends this run's pause, because a change that was sent in a pause cannot be accepted after it (F9.2, F9.6).
+        """Ends this run's pause. After that the change, which names the pause, cannot be accepted (F9.2, F9.6).
 
-        Without a pause there is nothing to undo: the record may still be accepted, as `may_land` says.
+        A change outside a pause cannot be taken back: if it was sent, it may still be accepted, as `may_land` says.
         """
         if self.pause_lock.adopted is not None:
             return not self.may_land(group)  # M14: this run does not end a pause that it adopted
@@ -128,7 +129,9 @@ class ChangePlan(Operation):
         return AdminGaveUp(self.context.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
 
     def end(self, error: MarshalError | None = None) -> None:
-        """Ends the operation, with success if the change was accepted while the operation was giving up."""
+        """Ends the operation with `error`, or with success if the change was accepted while the operation was giving
+        up.
+        """
         super().end(None if error is self.giving_up and self.changed_at != NONE else error)
 
 
@@ -150,7 +153,8 @@ class ConfigPlan(ChangePlan):
         duration_ms: int | None = None,
         patience_ms: int | None = None,
     ) -> None:
-        """`wanted`: the new settings, as `check_settings` takes them. `create`: creates the group, or revives it.
+        """Plans the change to `wanted`, the new settings, as `check_settings` takes them. `create`: whether to create
+        the group, or revive a deleted one.
 
         Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption.
         """
@@ -206,7 +210,7 @@ class ShrinkPlan(ChangePlan):
         duration_ms: int | None = None,
         patience_ms: int | None = None,
     ) -> None:
-        """`partitions`: how many the topic has now.
+        """Plans to shrink `topic` to `partitions`, which is the number that Kafka's topic has now.
 
         Raises GroupMissing if the group never consumed the topic, InvalidOption unless the number is smaller than the
         one that the group's log names.
@@ -267,9 +271,10 @@ def check_group(context: GroupContext, create: bool) -> None:
 
 
 def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[int, int]:
-    """Checks that the group's topic can shrink to `partitions`. Raises GroupMissing, InvalidOption.
+    """Returns how many partitions the group's log names for `topic`, and the offset of the Topology record that names
+    them.
 
-    Returns how many partitions the group's log names now, and the offset of the Topology record that names them.
+    Raises GroupMissing or InvalidOption if the topic cannot shrink to `partitions`.
     """
     known = context.group.topics.get(topic) if context.group is not None else None
     if known is None:
@@ -285,14 +290,16 @@ def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[in
 
 
 def base_of(group: Group | None) -> GroupConfig:
-    """Returns the settings that a change starts from: the group's own, or none for a new or deleted group."""
+    """Returns the settings that a change starts from: the group's own, or an empty GroupConfig if the group is new or
+    deleted.
+    """
     if group is None or group.config is None or group.deleted:
         return GroupConfig(NONE)
     return group.config
 
 
 def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: int, by: str) -> GroupConfig:
-    """Returns the record that puts the wanted settings in place. Everything else stays as in `base`, also fields that
+    """Returns the record that sets what `wanted` names. Every other setting stays as in `base`, and so do fields that
     this release does not know.
     """
     policy = wanted.get("policy", base.policy)
@@ -310,14 +317,14 @@ def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: i
 
 
 def changes_mode(group: Group | None, wanted: Mapping[str, str]) -> bool:
-    """Returns whether `wanted` names a delivery although the group has another one already (F9.6)."""
+    """Returns whether `wanted` names a delivery and the group already has another one (F9.6)."""
     return group is not None and "delivery" in wanted and group.mode not in (0, MODES[wanted["delivery"]])
 
 
 def others_mode(group: Group | None) -> str | None:
-    """Returns the delivery that the group does not have: a change to it ends every consumer (F9.6, M15).
+    """Returns the delivery that the group does not have, or None if the group has no live session.
 
-    None if the group has no live session.
+    A change to that delivery ends every consumer (F9.6, M15).
     """
     if group is None or group.deleted or not group.sessions:
         return None
@@ -325,7 +332,7 @@ def others_mode(group: Group | None) -> str | None:
 
 
 def held_beyond(group: Group, topic: str, partitions: int) -> dict[TopicPartition, int]:
-    """Returns the owner's session of each owned partition that a shrink of the topic to `partitions` takes away."""
+    """Returns the owned partitions that a shrink of `topic` to `partitions` takes away, with their owners' sessions."""
     return {tp: owner for tp, owner in holders(group).items() if tp.topic == topic and tp.partition >= partitions}
 
 

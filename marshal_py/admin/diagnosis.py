@@ -1,7 +1,8 @@
-"""The health of groups, clocks and versions, from the records of the logs. Pure; fed record by record.
+"""Checks the health of groups, clocks and versions, from the records of the logs. Pure; fed record by record.
 
-Each check is one line: a level, what was found and, if there is something to do, one line of advice. Nothing here
-decides anything about a group, because timestamps come from the writers' clocks; the fold does not read them either.
+Each check is one line: a level, what was found and, if there is something to do, one line of advice. Nothing in this
+module decides anything about a group, because timestamps come from the writers' clocks; the fold does not read them
+either.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Check(NamedTuple):
-    """The result of one check, shown as one line. `advice` says what to do, "" if nothing is to be done."""
+    """Holds the result of one check, shown as one line. `advice` says what to do, "" if nothing is to be done."""
 
     name: str
     level: Level
@@ -40,7 +41,7 @@ class Check(NamedTuple):
 
 
 class Study:
-    """What the checks need of the records, collected while they are folded."""
+    """Collects what the checks need to know about the records. Its owner passes each record in after folding it."""
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
@@ -75,7 +76,9 @@ class Study:
         return self._clients.get((record.log, getattr(verdict.record, "session", NONE)), "")
 
     def _compare(self, client: str, log: int, at_ms: int) -> None:
-        """Compares a record's timestamp with the greatest one before it in the log."""
+        """Notes how far a record's timestamp is behind the greatest one before it in the log, if another client wrote
+        that one, and how far it is ahead of this machine's clock.
+        """
         newest_ms, whose = self._newest.get(log, (at_ms, client))
         if whose != client:
             self.behind_ms[client].append(newest_ms - at_ms)
@@ -85,7 +88,7 @@ class Study:
 
 
 def of_clocks(study: Study) -> Check:
-    """Checks the clocks of the machines that write, by the timestamps of their records."""
+    """Checks, by the timestamps of the records, the clocks of the machines that wrote them."""
     behind = {client: min(found) for client, found in study.behind_ms.items() if len(found) >= SKEW_RECORDS}
     slow = {client: ms for client, ms in behind.items() if ms > SKEW_MS}
     fast = {client: ms for client, ms in study.ahead_ms.items() if ms > SKEW_MS}
@@ -157,9 +160,10 @@ def _orphan(group: Group, study: Study) -> Check | None:
 
 
 def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], int]) -> Check | None:
-    """Warns of sessions without a recent sign of life.
+    """Returns a warning that names the sessions without a recent sign of life, or None if there are none.
 
-    Timestamps come from the writers' clocks and "now" from this machine's, so SKEW_MS is allowed for the difference.
+    SKEW_MS of silence is tolerated in addition, because timestamps come from the writers' clocks, but the present time
+    comes from this machine's clock.
     """
     silent = {}
     for session in group.sessions.values():

@@ -1,4 +1,4 @@
-"""The API for programs: one live group, and the operations on it.
+"""Offers programs the operations on one live group.
 
     with marshal_py.connect("localhost:9092") as marshal:
         token = marshal_py.group(marshal, "billing").pause(60, "deploy")
@@ -39,7 +39,7 @@ TIMEOUT_S: Final = CONNECT_TIMEOUT_S
 
 
 class Moved(NamedTuple):
-    """What a move of positions did, or in a dry run would do.
+    """Says what a move of positions did, or in a dry run would do.
 
     `offset`: of the record that moved the positions, -1 in a dry run. `token`: of the pause that the move left in
     place, -1 if it left none. `recreated`: topics that had been deleted and created again; the move accepts them as
@@ -54,10 +54,11 @@ class Moved(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """A pause in which every partition is free. `duration_s`: how long it lasts unless somebody ends or renews it.
+    """Describes a pause in which every partition is free. `duration_s`: how long it lasts unless somebody ends or
+    renews it.
 
-    `released`: the partitions that had an owner before. `evicted`: owners that were ended because they gave no sign of
-    life for twice their heartbeat interval.
+    `released`: the partitions that had an owner before. `evicted`: the sessions that were ended because they gave no
+    sign of life for twice their heartbeat interval.
     """
 
     token: int
@@ -67,7 +68,8 @@ class Paused(NamedTuple):
 
 
 class Group:
-    """The operations on one group. A method may be called from any thread and returns when its operation is complete.
+    """Offers the operations on one group. A method may be called from any thread and returns when its operation is
+    complete.
 
     Ctrl-C while a method waits makes the method undo what it began; a second Ctrl-C stops it without undoing.
     """
@@ -86,9 +88,10 @@ class Group:
 
     @contextmanager
     def runner(self, founding: bool = False) -> Iterator[OperationRunner]:
-        """Opens a connection to the group's log.
+        """Opens a connection to the group's log, and closes it when the caller leaves the context.
 
-        Raises GroupMissing if nobody ever used the group, except with `founding`: then the caller may create it.
+        Raises GroupMissing if nobody ever used the group. With `founding` it does not, because the caller may create
+        the group.
         """
         with OperationRunner(self._transport, self._topic, self.name, self._timeout_s, self._author) as runner:
             if runner.context.group is None and not founding:
@@ -130,7 +133,7 @@ class Group:
     def impact(self, judge: Callable[[GroupContext], Impact]) -> Impact:
         """Returns what an operation would do now; writes nothing.
 
-        `judge` calls the function of marshal_py.admin.impact that belongs to the operation.
+        `judge` is called with the group's context, and calls the function of marshal_py.admin.impact for the operation.
         """
         return self._impact(lambda runner: judge(runner.context))
 
@@ -158,9 +161,9 @@ class Group:
 
         `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer decides. `policy`: "balanced",
         "greedy", or "own", so that each consumer follows its own. `on_topic_recreated` says what happens to the
-        partitions of a topic that was deleted and created again: with "fail" they are parked until somebody moves them,
-        with "earliest" they are consumed from their beginnings; without it each consumer's option counts. Raises
-        GroupExists, InvalidOption.
+        partitions of a topic that was deleted and created again: with "fail" nobody consumes them until somebody moves
+        their positions, with "earliest" they are consumed from their beginnings; if it is None, each consumer does what
+        its own option says. Raises GroupExists, InvalidOption.
         """
         return self._settle(_named(delivery, policy, on_topic_recreated), True, reason, watcher=watcher)
 
@@ -176,7 +179,8 @@ class Group:
         take_over: bool = False,
         watcher: Watcher | None = None,
     ) -> int:
-        """Changes the settings that are named, which mean what they mean in `create`. Returns the offset of the record.
+        """Changes the settings that are not None; they mean what they mean in `create`. Returns the offset of the
+        record.
 
         To change `delivery`, the group is paused during the change and its consumers end with ModeMismatch: start them
         again with the new delivery. Positions stay. `token`, `adopt` and `take_over` mean what they mean in
@@ -224,9 +228,9 @@ class Group:
         another one: then `shrink` raises DataTopicRecreated, and you call `set_position`, which accepts the new topic.
 
         Returns the offset of the record that makes the change. `partitions`: how many the topic has afterwards; the
-        group forgets the positions of those with this number and above. The group is paused during the change; `token`,
-        `adopt` and `take_over` mean what they mean in `set_position`. Raises InvalidOption while Kafka's topic has more
-        than `partitions`, GroupMissing, SettingsChanged, AdminBusy, PauseOver, PauseNotDrained.
+        group forgets the positions of the partitions with this number and above. The group is paused during the change;
+        `token`, `adopt` and `take_over` mean what they mean in `set_position`. Raises InvalidOption while Kafka's topic
+        has more than `partitions`, GroupMissing, SettingsChanged, AdminBusy, PauseOver, PauseNotDrained.
         """
         with self.runner() as runner:
             plan = ShrinkPlan(
@@ -296,8 +300,8 @@ class Group:
     def resume(self, *, token: int | None = None, take_over: bool = False, reason: str = "") -> bool:
         """Ends the running pause. Returns False if the group was not paused.
 
-        Without `token` and `take_over` the pause must have been made by the same person on the same machine. `token`
-        names a pause, whoever made it; with `take_over` any pause ends. Raises AdminBusy if the pause may not be ended.
+        `token`: ends the pause that it names, whoever made it. `take_over`: ends any pause. If neither is given, the
+        same person must have made the pause on the same machine. Raises AdminBusy if the pause may not be ended.
         """
         with self.runner() as runner:
             plan = ResumePlan(runner.context, token=token, take_over=take_over, reason=reason)
@@ -320,15 +324,15 @@ class Group:
         take_over: bool = False,
         watcher: Watcher | None = None,
     ) -> Moved:
-        """Moves positions while the group's consumers stay up: all that are named, or none of them.
+        """Moves positions while the group's consumers stay up: either all that are named, or none.
 
         `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: earliest, latest, latest-N, an
         offset, an ISO-8601 time, committed, or a table (targets.parse_table). Raises PositionOutOfRange before anything
         is paused, AdminBusy, PositionNotMoved (nothing moved, and nothing will), PositionUnknown (it may still move).
 
         A group that is paused already raises AdminBusy. With `token`, or with `adopt` for a pause of the same person on
-        the same machine, the move works in that pause and leaves it in place. `take_over` takes anybody's pause, whose
-        operation fails then, and ends it with the move.
+        the same machine, the move works in that pause and leaves it in place. With `take_over` the move takes over
+        anybody's pause and ends it; the operation that made the pause fails.
 
         A topic that was deleted and created again is accepted in the same pause, before the move. Then the positions of
         all its partitions are forgotten, also those that are not named.
@@ -378,8 +382,8 @@ class Group:
     def evict(self, session: int, *, reason: str = "", watcher: Watcher | None = None) -> str:
         """Ends a session that gives no sign of life for twice its heartbeat interval, counted from the call.
 
-        Returns who evicted it; "left" or "ended" if it ended in another way meanwhile. Raises MembersAlive if the
-        session gives a sign of life, because a live session cannot be ended from outside.
+        Returns who evicted it, or how it ended otherwise: "left" if it left by itself, else "ended". Raises
+        MembersAlive if the session gives a sign of life, because a live session cannot be ended from outside.
         """
         with self.runner() as runner:
             plan = EvictPlan(runner.context, {session}, reason)

@@ -1,4 +1,5 @@
-"""What an operation would do now, in sentences and numbers, as `--dry-run` and the request to confirm show it (M12).
+"""Says what an operation would do now, in sentences and numbers, as `--dry-run` and the request to confirm show it
+(M12).
 
 Pure; writes nothing.
 
@@ -35,10 +36,10 @@ from marshal_py.protocol.world import Group
 
 
 class Impact(NamedTuple):
-    """What an operation would do. `does` says it in sentences for people.
+    """Says what an operation would do. `does`: the same in sentences for people.
 
-    `releases`: the owner of each partition that would be released. `settings`: the old and the new value ("from", "to")
-    of each setting that would change, or of each position that would be forgotten.
+    `releases`: the partitions that would be released, each with its owner's client id. `settings`: the old and the new
+    value ("from", "to") of each setting that would change, or of each position that would be forgotten.
     """
 
     does: list[str]
@@ -180,7 +181,10 @@ def _there(context: GroupContext) -> Group:
 
 
 def check_pause(context: GroupContext, now: Instant, token: int | None, adopt: bool, take_over: bool) -> None:
-    """Raises AdminBusy if a pause is running that the operation may not work in, take over or end (M2)."""
+    """Checks that no pause is running, or only one that the operation may work in, take over or end (M2).
+
+    Raises AdminBusy.
+    """
     group = context.group
     if group is not None and group.paused and not take_over and not is_named(context, group, token, adopt):
         raise busy(context, group, now)

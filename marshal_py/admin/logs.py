@@ -1,4 +1,4 @@
-"""Operations on whole logs: write a snapshot, delete old records, restart a history whose beginning was deleted.
+"""Works on whole logs: writes a snapshot, deletes old records, restarts a history whose beginning was deleted.
 
 Each uses a connection of its own, folded to the log's end, with a Snapshotter that judges snapshots as a consumer does
 (PROTOCOL.md 15). It creates no topic and no group. It reads back what it wrote before it reports success.
@@ -39,7 +39,7 @@ INSTANCE_BYTES: Final = 16
 
 
 class Kept(NamedTuple):
-    """Which records a log keeps, and why. `newest` and `older` are -1 if there is no such snapshot."""
+    """Says which records a log keeps, and why. `newest` and `older` are -1 if there is no such snapshot."""
 
     log: int
     first: int
@@ -51,9 +51,10 @@ class Kept(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A confirmed snapshot of the state at checkpoint `at`. `state_bytes`: its size, 0 if it was not written just now.
+    """Describes a confirmed snapshot of the state at checkpoint `at`. `state_bytes`: its size, 0 if it was not written
+    just now.
 
-    `self_audit`: whether only its own writer has confirmed it.
+    `self_audit`: whether nobody but its own writer has confirmed it.
     """
 
     log: int
@@ -63,7 +64,7 @@ class Written(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A log whose history was restarted at offset `at`. `first`: the oldest offset that can still be read."""
+    """Describes a log whose history was restarted at offset `at`. `first`: the oldest offset that can still be read."""
 
     log: int
     at: int
@@ -71,7 +72,7 @@ class Begun(NamedTuple):
 
 
 class LogConnection:
-    """A connection to one log, which it folds to its end."""
+    """Connects to one log, and folds it to its end."""
 
     def __init__(self, log: CoordinationLog, number: int, root: Genesis | None, timeout_s: float) -> None:
         self.log, self.number, self.root, self._timeout_s = log, number, root, timeout_s
@@ -156,7 +157,7 @@ class LogConnection:
     def _confirm_alone(self, piece: Snapshot) -> None:
         """Confirms the snapshot that `write` wrote if no consumer lives that could confirm it (N6).
 
-        It folds the log a second time and compares the result with the snapshot.
+        It folds the log a second time and compares the result with the snapshot. `piece`: one record of the snapshot.
         """
 
         def read_back() -> bool:
@@ -176,7 +177,7 @@ class LogConnection:
 
 
 class Logs:
-    """All logs of a coordination topic. A context manager."""
+    """Connects to all logs of a coordination topic. A context manager."""
 
     def __init__(self, transport: Transport, topic: str, timeout_s: float = TIMEOUT_S) -> None:
         """Connects to the coordination topic. Raises CoordinationTopicMissing, ClusterUnreachable."""
@@ -212,7 +213,7 @@ class Logs:
         return self._root
 
     def numbers(self, wanted: int | None) -> list[int]:
-        """Returns the numbers of the logs to work on: the wanted one or, if that is None, all that the root names.
+        """Returns the numbers of the logs to work on: the wanted one or, if that is None, every log of the topic.
 
         The list is empty if the topic has no root. Raises InvalidOption for a log that does not exist.
         """
@@ -236,8 +237,8 @@ class Logs:
     def limit(self, kept: Kept, kept_s: float) -> int:
         """Returns the offset below which a log's records may be deleted (N12); its first offset if none may.
 
-        `kept_s`: records younger than that are kept.
-        Raises UnsupportedPlatform where the broker cannot look up offsets by time.
+        `kept_s`: records younger than this many seconds are kept. Raises UnsupportedPlatform where the broker cannot
+        look up offsets by time.
         """
         if not kept.deletable:
             return kept.first
@@ -276,7 +277,9 @@ class Logs:
         return found
 
     def surviving_root(self) -> Genesis | None:
-        """Returns the root from any copy that is left, which may be the Genesis or a snapshot of any log; else None."""
+        """Returns the root, read from any copy that is left: a Genesis or a snapshot, in any log. Returns None if no
+        copy is left.
+        """
         try:
             return self.root()
         except HistoryTruncated:
@@ -294,7 +297,7 @@ class Logs:
         return None
 
     def new_root(self) -> Genesis:
-        """Returns a new root, of another incarnation, for a topic that has lost its own."""
+        """Returns a new root, with a new incarnation, for a topic that has lost its root."""
         created_ms = SystemClock().now().wall_ms
         return Genesis(
             created_ms.to_bytes(6, "big") + secrets.token_bytes(10),
@@ -304,7 +307,7 @@ class Logs:
         )
 
     def restart(self, number: int, root: Genesis) -> Begun:
-        """Begins a new history at the log's end, by a snapshot of an empty state (N13).
+        """Begins a new history at the log's end, by writing a snapshot of an empty state (N13).
 
         Consumers that use this log stop with HistoryRestarted.
         """

@@ -1,7 +1,8 @@
-"""The base of every admin operation: it reads the log without a session, sends, waits, evicts and gives up in time.
+"""Contains the base of every admin operation. An operation reads the log without a session, sends records, waits,
+evicts silent sessions, and gives up in time.
 
 The driver folds each record into the world and then calls `receive`. It calls `tick` at `deadline_ms`, and after
-something was received, and does what the returned Step says. An operation does not see acknowledgements: it learns the
+records were received, and does what the returned Step says. An operation does not see acknowledgements: it learns the
 result of its records by reading them (T17), and sends a record again until it has read it.
 """
 
@@ -33,7 +34,7 @@ R = TypeVar("R")
 
 
 class Progress(NamedTuple):
-    """An event of a running operation, for people."""
+    """Reports an event of a running operation, for people."""
 
     kind: str  # asking, paused, renewed, released, evicted, moving, moved, ended, ...
     text: str = ""
@@ -43,7 +44,7 @@ class Progress(NamedTuple):
 
 
 class Step(Struct):
-    """What the driver must do after one tick."""
+    """Says what the driver must do after one tick."""
 
     send: list[Record] = field(default_factory=list)  # to the group's log, in this order
     events: list[Progress] = field(default_factory=list)
@@ -52,8 +53,8 @@ class Step(Struct):
 
 
 class GroupContext(NamedTuple):
-    """What an operation works on: a world that is folded to the log's end, the name of one of its groups, and what the
-    world does not contain.
+    """Holds what an operation works on: a world that is folded to the log's end, the name of one of its groups, and
+    facts that the world does not contain.
     """
 
     world: World
@@ -68,12 +69,12 @@ class GroupContext(NamedTuple):
 
 
 class Operation:
-    """One operation on a group. Subclasses do its work in `act` and, when it gives up, undo that in `close`."""
+    """Runs one operation on a group. Subclasses do the work in `act`. When it gives up, `close` undoes it."""
 
     creates = False  # whether it creates or revives a group; `act` then gets an empty group if there is none (F10.3)
 
     def __init__(self, context: GroupContext, patience_ms: int | None = None, reason: str = "") -> None:
-        """`patience_ms`: how long the operation may take; by default `patience_of` the group.
+        """Prepares the operation. `patience_ms`: how long it may take; by default `patience_of` the group.
 
         `reason`: in the user's words; the operation's records contain it (M1). Raises InvalidOption if it is too long.
         """
@@ -98,7 +99,9 @@ class Operation:
     # --- for subclasses
 
     def act(self, group: Group, now: Instant) -> None:
-        """Sends the records that are due, or ends the operation. Called at each tick until the operation gives up."""
+        """Sends the records that are due, or ends the operation. It is called at each tick until the operation gives
+        up.
+        """
         raise NotImplementedError
 
     def timeout_error(self) -> MarshalError:
@@ -106,7 +109,9 @@ class Operation:
         raise NotImplementedError
 
     def close(self, group: Group, now: Instant) -> bool:
-        """Undoes what must not remain after giving up. Called at each tick until it returns True: all is undone."""
+        """Undoes what must not remain after the operation gave up. It is called at each tick until it returns True,
+        which says that all is undone.
+        """
         return True
 
     def may_land(self, group: Group) -> bool:
@@ -114,21 +119,26 @@ class Operation:
         return False
 
     def close_error(self, error: MarshalError) -> MarshalError:
-        """Returns the error for a user if `close` did not succeed in time. `error`: why the operation gave up."""
+        """Returns the error that the user gets if `close` does not complete in time. `error`: why the operation gave
+        up.
+        """
         return error
 
     def read(self, verdict: Verdict, now: Instant) -> None:
-        """Called after a record of the group was folded, with the fold's verdict on it."""
+        """Is called after a record of the group was folded, with the fold's verdict on it."""
 
     def waits(self) -> bool:
         """Returns whether the operation may have to evict a silent session.
 
-        It then writes probes and reads them back, which proves that it was reading the log all the while (T2).
+        While it returns True, `tick` also sends probes, which are Notes that this operation reads back. A probe that
+        comes back proves that the operation was reading the log since it sent the probe (T2).
         """
         return True
 
     def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Called by the driver with the offsets that it has looked up, after a Step with `resolve_positions`."""
+        """Receives the offsets that the driver has looked up. The driver calls it after a Step with
+        `resolve_positions`.
+        """
 
     # --- driving
 
@@ -140,7 +150,9 @@ class Operation:
         self.read(verdict, now)
 
     def tick(self, now: Instant) -> Step:
-        """Returns what the driver must do at `now`. Call it again at `deadline_ms` (monotonic) at the latest."""
+        """Returns what the driver must do at `now`. The driver must call it again by `deadline_ms`, in ms of the
+        monotonic clock.
+        """
         step, group = self.step, self.context.group
         if group is None and self.creates:
             group = Group(self.context.name)
@@ -165,7 +177,9 @@ class Operation:
         return step
 
     def give_up(self, error: MarshalError) -> None:
-        """Makes the operation stop and undo what must not remain. Of several calls, the first one's error counts."""
+        """Makes the operation stop its work, undo what must not remain, and then end with an error. If it is called
+        several times, only the first call's error is used.
+        """
         if self.giving_up is None and not self.ended:
             self.giving_up = error
 
@@ -187,14 +201,18 @@ class Operation:
     # --- shared by subclasses
 
     def send(self, record: Record, now: Instant) -> None:
-        """Sends a record once, and again after every third of an interval until its result is read."""
+        """Adds a record to the Step of the present tick, unless the same record was sent less than THIRD_MS ago.
+
+        A subclass calls it at each tick until it has read the result of the record, so the record is sent again every
+        THIRD_MS until then.
+        """
         last = self._sent_ms.get(record)
         if last is None or now.mono_ms - last >= THIRD_MS:
             self._sent_ms[record] = now.mono_ms
             self.step.send.append(record)
 
     def sent(self, kind: type[R]) -> Iterator[R]:
-        """Yields each record of this type that was sent, once even if it was sent again."""
+        """Yields each record of this type that was sent. A record that was sent several times appears once."""
         return (record for record in self._sent_ms if isinstance(record, kind))
 
     def report(
@@ -203,8 +221,8 @@ class Operation:
         self.step.events.append(Progress(kind, text, tp, session, offset))
 
     def evict_silent(self, group: Group, sessions: set[int], now: Instant) -> None:
-        """Evicts each of these sessions that has been silent for EVICT_INTERVALS of its heartbeat intervals while this
-        operation was reading the log (T4, M4).
+        """Sends an Evict for each of these sessions that has been silent for EVICT_INTERVALS of its heartbeat
+        intervals. Only the time in which this operation was reading the log is counted (T4, M4).
         """
         for session in sorted(sessions):
             held = group.sessions[session]
@@ -230,7 +248,8 @@ def patience_of(group: Group | None) -> int:
 
 
 def holders(group: Group, tps: set[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-    """Returns the owner's session of each owned partition among `tps`, or among all if that is None.
+    """Returns the owned partitions, each with its owner's session. `tps`: the partitions to look for; None means every
+    partition.
 
     Claims on a whole topic or on the group, whose partition number is negative, are left out.
     """

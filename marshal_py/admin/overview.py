@@ -1,4 +1,4 @@
-"""Groups and their members as JSON's types, for programs and people. Pure; the words are those of `marshal state`."""
+"""Describes groups and their members in JSON's types, in the words of `marshal state`. Pure."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def summary(group: Group) -> dict[str, Any]:
 
 
 def parked(group: Group) -> dict[TopicPartition, str]:
-    """Returns the partitions that nobody may claim, with the reason (F6.4)."""
+    """Returns the partitions that nobody may claim, each with the reason (F6.4)."""
     return {tp: partition.parked for tp, partition in sorted(group.partitions.items()) if partition.parked}
 
 
 class Stopped(NamedTuple):
-    """Partitions of one topic that nobody consumes, all for the same reason.
+    """Describes partitions of one topic that nobody consumes, all for the same reason.
 
     `parked`: whether the log says of all of them that nobody may claim them. If not, the next consumer that runs will
-    say so. `error`: the error about the first partition; it says how the group can consume it again.
+    write so to the log. `error`: the error about the first partition; it says how the group can consume it again.
     """
 
     topic: str
@@ -91,7 +91,9 @@ def _ids(one: RecreatedTopic | None) -> tuple[str, str]:
 
 
 def notices(found: list[Stopped]) -> list[str]:
-    """Returns one text for each: which partitions nobody consumes, and how the group can consume them again."""
+    """Returns one text for each item of `found`: which partitions nobody consumes, and how the group can consume them
+    again.
+    """
     return [f"{one}: {one.error}" for one in found]
 
 
@@ -170,8 +172,8 @@ def positions(group: Group) -> dict[TopicPartition, int]:
 
 
 def liveness(age_s: float | None, interval_s: float) -> str:
-    """Returns "fresh" for one heartbeat interval after a session's last sign of life, then "unknown", and "stale" after
-    two. `age_s`: time since that sign, None if it is unknown.
+    """Returns "fresh" until one heartbeat interval after a session's last sign of life, then "unknown" until two
+    intervals, and then "stale". `age_s`: seconds since that sign; None, if it is unknown, gives "unknown".
     """
     if age_s is None:
         return "unknown"

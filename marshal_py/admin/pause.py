@@ -1,4 +1,4 @@
-"""Plans that pause a group until every partition is free, and that end a pause (PROTOCOL.md M1-M4, M9, M10)."""
+"""Contains the plans that pause a group until all partitions are free, or end a pause (PROTOCOL.md M1-M4, M9, M10)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from marshal_py.protocol.world import Group
 
 
 class Drain:
-    """Waits until partitions are free in a pause: reports each release, and evicts owners that are silent."""
+    """Waits until partitions are free in a pause. Meanwhile it reports each release, and evicts silent owners."""
 
     def __init__(self, operation: Operation, tps: set[TopicPartition] | None = None) -> None:
-        """`tps`: the partitions that must become free; None means every partition of the group."""
+        """Prepares to wait for `tps`, the partitions that must become free; None means every partition of the group."""
         self.operation = operation
         self.tps = tps
         self.owners: dict[TopicPartition, int] = {}
@@ -69,7 +69,9 @@ def name_of(group: Group, session: int) -> str:
 
 
 class PausePlan(Operation):
-    """Pauses a group. Ends once every partition is free; with `keep` it renews the pause until it is stopped."""
+    """Pauses a group, and ends once every partition is free. With `keep` it does not end, but renews the pause until
+    the caller stops it.
+    """
 
     def __init__(
         self,
@@ -94,7 +96,9 @@ class PausePlan(Operation):
         self.drain.read(verdict)
 
     def waits(self) -> bool:
-        """Returns False once every partition is free, so that a pause which is kept for hours writes no probes."""
+        """Returns False once every partition is free, because then nobody needs to be evicted. So a pause that is kept
+        for hours writes no probes (Operation.waits).
+        """
         return not self.drained
 
     def act(self, group: Group, now: Instant) -> None:
@@ -120,7 +124,9 @@ class PausePlan(Operation):
 
 
 class ResumePlan(Operation):
-    """Ends a pause that the same person made on the same machine, that of `token`, or with `take_over` anybody's."""
+    """Ends the running pause if `token` names it or, without a token, if the same person made it on the same machine.
+    With `take_over` it ends anybody's pause.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
-"""Facts of a group that its world leaves out: the author of the running pause, and how the last one ended.
+"""Keeps facts of a group that its world leaves out: the author of the running pause, and how the last one ended.
 
-The fold keeps only what it decides by. These facts are for people, and for M2. Pure; fed with every verdict.
+The fold keeps only what it decides by. These facts are shown to people, and tell an admin operation whose pause is
+running (M2). Pure; fed with every verdict.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from marshal_py.protocol.world import Group
 
 
 class Pause(NamedTuple):
-    """A pause, as its record describes it.
+    """Describes a pause as its record does.
 
-    `expires_ms`: when it ends by its author's clock, in ms since 1970; 0 if unknown. It is for people alone.
+    `expires_ms`: when it ends by its author's clock, in ms since 1970; 0 if unknown. It is only shown to people.
     """
 
     token: int
@@ -27,7 +28,7 @@ class Pause(NamedTuple):
 
 
 class PauseHistory:
-    """The pauses of one group."""
+    """Keeps what the log says about the pauses of one group."""
 
     def __init__(self, name: str) -> None:
         self.name = name

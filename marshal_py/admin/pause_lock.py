@@ -1,4 +1,4 @@
-"""The pause that an operation works in: acquire it, renew it, release it (PROTOCOL.md M1-M3, M9, M10).
+"""Acquires, renews and releases the pause in which an operation works (PROTOCOL.md M1-M3, M9, M10).
 
 The log says whose pause it is (`by` of the accepted ReleaseGroup). So a late copy, a lost answer and a second run of
 the same person are no special cases. "Ours" is what this run wrote. An adopted pause stays its author's: this run
@@ -20,7 +20,7 @@ RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
 
 
 class PauseLock:
-    """The pause in which one operation works. The operation makes it, or adopts a pause that is running."""
+    """Makes the pause in which one operation works, or adopts a pause that is running."""
 
     def __init__(
         self,
@@ -33,9 +33,12 @@ class PauseLock:
         *,
         renews: bool = False,
     ) -> None:
-        """`duration_ms`: None means the default. `token` names a running pause to work in; `adopt` allows to work in
-        one that the same person made on the same machine (M2). With `renews` such a pause becomes this run's own. With
-        `take_over` anybody's pause does.
+        """Prepares the lock; nothing is sent before `acquire`. `duration_ms`: how long a pause lasts unless it is
+        renewed; None means `default_ms`.
+
+        `token`: names a running pause to work in. `adopt`: allows work in a running pause that the same person made on
+        the same machine (M2). `renews`: a pause that is used in one of these two ways is replaced by this run's own.
+        `take_over`: anybody's pause is replaced by this run's own.
         """
         if duration_ms is not None and not 0 < duration_ms <= PAUSE_MS_MAX:
             raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
@@ -57,10 +60,10 @@ class PauseLock:
         return pause is not None and self.operation.context.author.wrote(pause.by)
 
     def acquire(self, group: Group, now: Instant) -> bool:
-        """Returns True if the group is in the pause to work in, which is an adopted one or our own.
+        """Returns True if the group is in the right pause, which is an adopted one or our own.
 
-        If not, it asks for a pause, or makes the operation give up if it may not have one. Call it at each tick: it
-        also renews our own pause.
+        If not, this method asks for a pause, or makes the operation give up if it may not have one. Call it at each
+        tick, because it also renews our own pause.
         """
         if self.is_ours(group):
             if self.token != group.pause_change:
@@ -78,9 +81,9 @@ class PauseLock:
         return False
 
     def _adopts(self, group: Group) -> bool:
-        """Returns whether the running pause is the one that the caller named to work in (M2).
+        """Adopts the running pause if the caller named it as one to work in. Returns whether it is adopted (M2).
 
-        It stays that pause when its author renews it, although the token changes.
+        It stays adopted when its author renews it, although its token changes.
         """
         context = self.operation.context
         if not group.paused or self.renews:
@@ -117,7 +120,7 @@ class PauseLock:
         self._send(group, token, now)
 
     def _renew(self, group: Group, now: Instant) -> None:
-        """Renews our pause once a third of its duration has passed since its last record was read (M3).
+        """Renews our pause when a third of its duration has passed since the pause's newest record was read (M3).
 
         A renewal that was sent but not read yet is sent again, as the same record.
         """
@@ -153,7 +156,9 @@ class PauseLock:
         )
 
     def settled(self, group: Group) -> bool:
-        """Returns whether none of our pause records can still be accepted, so that the token is final (M10)."""
+        """Returns whether none of our pause records can still be accepted. Then the pause's token no longer changes
+        (M10).
+        """
         return group.pause_change not in self.asked
 
     def release(self, group: Group, now: Instant) -> bool:
@@ -180,7 +185,7 @@ def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
 def is_named(context: GroupContext, group: Group, token: int | None, own: bool) -> bool:
     """Returns whether the running pause is the one that `token` names (M2).
 
-    Without a token, `own` asks whether the same person made the pause on the same machine.
+    If `token` is None and `own` is true, returns whether the same person made the pause on the same machine.
     """
     if token is not None or not own:
         return token == group.pause_change

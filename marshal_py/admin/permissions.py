@@ -1,7 +1,7 @@
-"""The rights that each kind of client needs, and which of them are missing. Pure: the caller asks the cluster.
+"""Says which rights each kind of client needs, and which of them are missing. Pure: the caller asks the cluster.
 
 The rights are minimal: tests/kafka/test_access.py runs each role with exactly these, and with each one left out. In
-Kafka, Read, Write and Delete imply `Describe`, so it is named only where it is needed alone.
+Kafka, Read, Write and Delete imply `Describe`, so `Describe` is named only where none of these three is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROLES: Final = (CONSUMER, ADMIN, OBSERVER)
 
 
 class Right(NamedTuple):
-    """The right to do some operations on one topic or group. The operations have the names that Kafka's ACLs use."""
+    """Names operations that a client may do on one topic or group. They have the names that Kafka's ACLs use."""
 
     kind: str  # topic, group
     name: str
@@ -24,7 +24,7 @@ class Right(NamedTuple):
 
 
 def rights_of(role: str, coordination_topic: str, groups: Iterable[str], topics: Iterable[str]) -> list[Right]:
-    """Returns the rights that a role needs for these groups and the topics that they consume."""
+    """Returns the rights that a role (one of ROLES) needs for these groups and the topics that they consume."""
     data, committed = "Describe", ""
     log: tuple[str, ...] = ("Read",)
     if role == CONSUMER:
@@ -37,9 +37,10 @@ def rights_of(role: str, coordination_topic: str, groups: Iterable[str], topics:
 
 
 def missing(needed: Sequence[Right], allowed: Callable[[str, str], frozenset[str]]) -> list[Right]:
-    """Returns the needed rights, reduced to the operations that the cluster does not allow.
+    """Returns the rights of `needed` that are not complete, each with only the operations that the cluster does not
+    allow.
 
-    `allowed(kind, name)` returns the operations that it allows on that topic or group.
+    `allowed(kind, name)` returns the operations that the cluster allows on that topic or group.
     """
     lacking = [
         Right(one.kind, one.name, tuple(o for o in one.operations if o not in allowed(one.kind, one.name)))
@@ -49,7 +50,7 @@ def missing(needed: Sequence[Right], allowed: Callable[[str, str], frozenset[str
 
 
 def grant(right: Right, principal: str, servers: str) -> str:
-    """Returns the command that gives the right to `principal`."""
+    """Returns the shell command that gives the right to `principal`. `servers`: the bootstrap servers."""
     operations = " ".join(f"--operation {operation}" for operation in right.operations)
     return (
         f"kafka-acls.sh --bootstrap-server {servers} --add --allow-principal {principal} {operations} "

@@ -1,8 +1,8 @@
-"""The plan that moves positions of a live group: pause, drain, one atomic record, resume (PROTOCOL.md M1-M10).
+"""Moves positions of a live group by one plan: pause, drain, one atomic record, resume (PROTOCOL.md M1-M10).
 
-Its states are read from the world: not paused by us -> owned -> free, positions resolved -> moved. The outcome is
-*moved* after any of its own records was read accepted, *not moved* only when no copy can be accepted any more, else
-*unknown*.
+At each tick the plan reads from the world how far it is. First the group is not paused for it; then partitions are
+still owned; then they are free and the new positions are looked up; at last they are moved. The outcome is MOVED once
+one of its SetPositions was read as accepted, NOT_MOVED if none of them can be accepted any more, and UNKNOWN otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_TOPICS: Final[Mapping[str, RecreatedTopic]] = {}
 
 
 class PositionPlan(Operation):
-    """One move of some partitions of a group, all or nothing."""
+    """Moves the positions of some partitions of a group: all of them, or none."""
 
     def __init__(
         self,
@@ -53,8 +53,11 @@ class PositionPlan(Operation):
         patience_ms: int | None = None,
         recreated: Mapping[str, RecreatedTopic] = NO_TOPICS,
     ) -> None:
-        """`recreated`: those topics of the partitions that were deleted and created again, by name. The group accepts
-        them as they are now, before the move. `stay_paused`: the group stays in the pause after the move.
+        """Plans to move the positions of the partitions `tps`.
+
+        `recreated`: the topics that were deleted and created again, by name. Before the move, the group accepts them as
+        they are now. `stay_paused`: whether the group stays paused after the move. `duration_ms` and the parameters
+        about another pause (`token`, `adopt`, `take_over`) mean what they mean in pause_lock.PauseLock.
 
         Raises InvalidRecord if the record would be too large, GroupMissing for a partition unknown to the group.
         """
@@ -92,7 +95,7 @@ class PositionPlan(Operation):
 
     @property
     def resume(self) -> bool:
-        """Whether the move also ends the pause. A pause that another run made is left in place (M2)."""
+        """Says whether the move also ends the pause. A pause that another run made is left in place (M2)."""
         return not self._stay_paused and self.pause_lock.adopted is None
 
     @property
@@ -105,7 +108,8 @@ class PositionPlan(Operation):
     def _may_land(self, group: Group | None) -> bool:
         """Returns whether a copy of the move's record can still be accepted (M7).
 
-        It can only as long as the pause that it names runs (F8.1). Tokens only grow, so that pause cannot run again.
+        The record names a pause and is accepted only while that pause runs (F8.1). A pause that ended cannot run again,
+        because tokens only grow.
         """
         if group is None or group.deleted or group.opaque_at != NONE:
             return False
@@ -114,7 +118,9 @@ class PositionPlan(Operation):
     # --- acting
 
     def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Called by the driver with the offsets that it has looked up, after a Step with `resolve_positions`."""
+        """Receives the new positions that the driver has looked up. The driver calls it after a Step with
+        `resolve_positions`.
+        """
         self._resolved = positions
 
     def act(self, group: Group, now: Instant) -> None:
@@ -160,9 +166,10 @@ class PositionPlan(Operation):
         return not waiting
 
     def _leave_moved(self, group: Group, now: Instant) -> None:
-        """Ends the operation after the move. If the pause is to stay, first waits until its token is final.
+        """Ends the operation after the move. If the pause is to stay, this method first waits until the pause's token
+        can no longer change.
 
-        If the move ended the pause, there is nothing to wait for: our other records are rejected (F8.4).
+        If the move ended the pause, no wait is needed, because the fold rejects this run's other records (F8.4).
         """
         stays = self.pause_lock.is_ours(group) or (group.paused and self.pause_lock.adopted is not None)
         if self.resume or not stays or self.pause_lock.settled(group):
@@ -185,7 +192,8 @@ class PositionPlan(Operation):
         return self.pause_lock.release(group, now)
 
     def end(self, error: MarshalError | None = None) -> None:
-        """Ends the operation with the error that fits `outcome`. `error`: why it gave up, which becomes the reason.
+        """Ends the operation with the error that fits `outcome`. `error`: why the operation gave up, which the final
+        error names as its reason.
 
         There is no error if the positions moved while the operation gave up.
         """
@@ -198,8 +206,10 @@ class PositionPlan(Operation):
         super().end(error)
 
     def _not_moved(self, error: MarshalError) -> MarshalError:
-        """Returns the error, with a note on topics that were created again and that the group has accepted or may still
-        accept: their positions are forgotten although nothing moved (M16).
+        """Returns the error for a move that did not happen. `error`: why it did not.
+
+        The returned error also names the recreated topics that the group has accepted or may still accept, because
+        their positions are forgotten although nothing moved (M16).
         """
         notes = [
             f"topic {topic!r} is the new one for the group now, and its partitions start at their beginnings"
@@ -214,8 +224,8 @@ class PositionPlan(Operation):
         return PositionNotMoved(self.context.name, "; ".join([reason, *notes]))
 
     def _acceptable(self) -> set[str]:
-        """Returns the topics, created again, that the group may still accept: their record was sent but not read yet,
-        and it can be accepted without a pause.
+        """Returns the recreated topics that the group may still accept, because a record that accepts them was sent and
+        not read yet, and needs no pause.
         """
         group = self.context.group
         if group is None or group.deleted or (group.config is not None and group.config.on_topic_recreated == "fail"):
@@ -229,14 +239,16 @@ class PositionPlan(Operation):
 
 
 def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
-    """Returns the version and position of a partition, both NONE if the group has no state of it."""
+    """Returns a partition's version (the offset of the record that last changed its owner or position) and its
+    position. Both are NONE if the group does not have the partition.
+    """
     known = group.partitions.get(tp)
     return (NONE, NONE) if known is None else (known.version, known.position)
 
 
 def check_size(context: GroupContext, tps: Iterable[TopicPartition]) -> None:
-    """Raises InvalidRecord if the record that moves these partitions, with the longest values it could have, would be
-    too large.
+    """Checks the size of the record that moves these partitions, with the longest values that it could have. Raises
+    InvalidRecord if the record would be too large.
     """
     moves = tuple(Move(*tp, OFFSET_MAX, OFFSET_MAX) for tp in tps)
     record = SetPosition(OFFSET_MAX, moves, True, context.author.signed("x" * BY_BYTES_MAX))

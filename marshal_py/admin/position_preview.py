@@ -1,4 +1,6 @@
-"""What a move would do, as a table: folds the record onto a clone of the world (PROTOCOL.md M12). Writes nothing."""
+"""Computes what a move of positions would do, as a table (PROTOCOL.md M12). It folds the move's records onto a clone of
+the world, and writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from marshal_py.protocol.world import Group, World
 
 
 class Row(NamedTuple):
-    """One partition of a move. `skipped` messages will not be read, `repeated` ones will be read again."""
+    """Describes one partition of a move. `skipped`: how many messages will not be read. `repeated`: how many will be
+    read again.
+    """
 
     topic: str
     partition: int
@@ -29,7 +33,7 @@ class Row(NamedTuple):
 
 
 def owners_of(group: Group) -> dict[TopicPartition, str]:
-    """Returns the client id of the owner of each owned partition."""
+    """Returns the owned partitions, each with its owner's client id."""
     return {p.tp: group.sessions[p.owner].join.client_id for p in group.claims.values()}
 
 
@@ -41,9 +45,9 @@ def rows_of(
 ) -> list[Row]:
     """Returns a row for each partition of `after`.
 
-    `before`: positions before the move, NONE if there was none. `parked`: partitions that nobody may claim before the
-    move. For these, and without a position before, the skipped and repeated messages are unknown and counted as 0,
-    because the messages around such a position may not exist.
+    `owners`: client id of each partition's owner. `before`, `after`: positions before and after the move; NONE in
+    `before` if there was none. `parked`: partitions that nobody may claim before the move. For a parked partition, and
+    for one that had no position, the numbers of skipped and repeated messages are unknown and given as 0.
     """
     rows = []
     for tp, target in sorted(after.items()):
@@ -96,7 +100,7 @@ def clone(world: World, name: str) -> World:
 
 
 def drained(context: GroupContext, world: World) -> Group:
-    """Pauses the group in a clone of the world, releases all its partitions there, and returns that group."""
+    """Pauses the group in `world`, which must be a clone, releases all its partitions there, and returns the group."""
     there = world.groups[context.name]
     rehearse(
         world, context.name, ReleaseGroup(there.pause_change, there.pause_change, PAUSE_MS_MAX, by=context.author.by)

@@ -19,13 +19,13 @@ from marshal_py.transport.ports import TopicInfo
 
 
 class PositionResolver:
-    """The partitions of one move, and their new positions."""
+    """Finds the partitions of one move, and looks their new positions up."""
 
     def __init__(self, runner: OperationRunner, topics: str | Sequence[str | TopicPartition], target: Target) -> None:
         """Finds the partitions that `topics` and `target` name, and the topics among them that were created again.
 
-        Raises InvalidOption and GroupMissing. Raises DataTopicRecreated if such a topic is to be moved by a shift or to
-        committed offsets, because both are positions of the topic that is gone.
+        Raises InvalidOption and GroupMissing. Raises DataTopicRecreated if a topic that was created again is to be
+        moved by a shift or to committed offsets, because both refer to the topic that is gone.
         """
         self._runner, self._target = runner, target
         given = [topics] if isinstance(topics, str) else list(topics)
@@ -99,15 +99,17 @@ class PositionResolver:
     def check(self) -> None:
         """Looks the new positions up before anything is paused, so that wrong ones are refused early (M3).
 
-        Raises what `resolve` raises. A shift of an owned partition is checked only when the partition is free, because
-        its owner may be further than the log says.
+        Raises what `targets.resolve` raises. A shift of a partition that is owned now is not checked yet, because its
+        owner may be further than the log says.
         """
         owned = self._group().claims.values()
         moving = {partition.tp for partition in owned} if self._target.kind == SHIFT else set()
         self._resolve([tp for tp in self.tps if tp not in moving])
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Looks the new positions up. Raises PositionNotMoved for a topic that was created again meanwhile."""
+        """Looks the new positions up and returns them. Raises PositionNotMoved for a topic that was created again
+        meanwhile.
+        """
         for topic, before in self._infos.items():
             if self._look(topic).topic_id != before.topic_id:
                 raise PositionNotMoved(

@@ -1,4 +1,4 @@
-"""Topics of a group that were deleted and created again: finds them, and makes the record that accepts them. Pure.
+"""Finds topics of a group that were deleted and created again, and makes the record that accepts them. Pure.
 
 A move of positions accepts the new topic first (PROTOCOL.md F9.10, M16), because positions of the old one mean nothing.
 """
@@ -17,9 +17,9 @@ from marshal_py.transport.ports import TopicInfo
 
 
 class RecreatedTopic(NamedTuple):
-    """A topic whose id in the cluster, `found`, is not the one in the group's log, `known`.
+    """Describes a topic whose id in the cluster, `found`, is not the one in the group's log, `known`.
 
-    `partitions`: how many it has now. `forgotten`: how many positions of the old topic the group forgets when it
+    `partitions`: how many the topic has now. `forgotten`: how many positions of the old topic the group forgets when it
     accepts the new one.
     """
 
@@ -35,7 +35,10 @@ class RecreatedTopic(NamedTuple):
 
 
 def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, RecreatedTopic]:
-    """Returns the topics of `infos` that were created again (D10). A topic without a known id is left out."""
+    """Returns, by name, the topics of `infos` that were created again (D10).
+
+    A topic is left out if the log or the cluster has no id for it.
+    """
     found = {}
     for topic, info in infos.items():
         known = group.topics.get(topic)
@@ -60,9 +63,11 @@ def partitions_of(group: Group, recreated: Iterable[RecreatedTopic]) -> set[Topi
 def check_topology(
     group: Group | None, name: str, tps: Iterable[TopicPartition], recreated: Mapping[str, RecreatedTopic]
 ) -> None:
-    """Raises GroupMissing for a partition unknown to the group's log, because its move would be rejected (F8.2).
+    """Checks that the group's log has each of these partitions, because a move of any other is rejected (F8.2). Raises
+    GroupMissing.
 
-    For a topic in `recreated` the partitions of the new topic count, because the group accepts it before the move.
+    For a topic in `recreated`, the number of partitions of the new topic is used, because the group accepts the new
+    topic before the move.
     """
     if group is None:
         raise GroupMissing(name, "has never been used: start a consumer once, or correct the name")

@@ -55,14 +55,14 @@ def author_here() -> Author:
 
 
 class OperationRunner:
-    """A connection to one group's log. A context manager."""
+    """Holds a connection to one group's log, and runs operations over it. A context manager."""
 
     def __init__(
         self, transport: Transport, topic: str, group: str, timeout_s: float, author: Author | None = None
     ) -> None:
         """Folds the group's log to its end. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
 
-        A group that has never been used is no error here: `context.group` is None then.
+        For a group that has never been used it raises nothing: `context.group` is None then.
         """
         check_id("group", group)
         self.topic, self.timeout_s = topic, timeout_s
@@ -125,7 +125,10 @@ class OperationRunner:
         return root
 
     def _begin(self, root: Genesis | None) -> int:
-        """Follows the group's log from the offset where reading has to begin (N9). Returns the log's end offset."""
+        """Begins to read a log at the offset where its fold has to begin (N9). Returns the log's end offset.
+
+        `root`: None while the root is still searched in log 0.
+        """
         bounds = self._log.bounds(self._number, self.timeout_s)
         self._world = replay_start.open_world(self._log, self._number, root, bounds)
         self._log.follow(self._number, self._world.next_offset)
@@ -150,7 +153,10 @@ class OperationRunner:
         return records
 
     def _fold(self, records: list[LogRecord], operation: Operation | None = None) -> None:
-        """Folds records of the group's log, or of log 0 while the root is searched."""
+        """Folds records of the log that is being read: the group's log, or log 0 while the root is searched.
+
+        `operation` receives each verdict.
+        """
         now = self._clock.now()
         for record in records:
             if record.log != self._number:
@@ -176,11 +182,12 @@ class OperationRunner:
     # --- driving
 
     def run(self, operation: Operation, watcher: Watcher | None = None, resolve: Resolve | None = None) -> None:
-        """Runs the operation to its end and raises its error, if it has one.
+        """Runs the operation to its end and raises its error, if it has one. `watcher` is called with each event.
+        `resolve` looks the new positions up for an operation that asks for them.
 
-        Ctrl-C makes the operation give up and undo what it began; a second Ctrl-C abandons it as it is. It runs in a
-        thread of its own while the caller waits, because a KeyboardInterrupt may come between any two steps of Python,
-        and a record that was polled and not folded would be a gap.
+        Ctrl-C makes the operation give up and undo what it began; a second Ctrl-C abandons it as it is. The operation
+        runs in a thread of its own while the caller waits. In the caller's thread a KeyboardInterrupt could come
+        between the poll of a record and its fold, and the record would be missing from the world.
         """
         failed: list[BaseException] = []
         # Not by join(): one that is interrupted counts its thread as ended in Python 3.11, while it runs on.

@@ -1,4 +1,4 @@
-"""Operations on sessions and on the group as a whole: step down, evict, delete (PROTOCOL.md M4, M11)."""
+"""Contains the operations on sessions and on the group as a whole: step down, evict, delete (PROTOCOL.md M4, M11)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marshal_py.protocol.world import Group
 
 
 def find_session(context: GroupContext, session: int) -> None:
-    """Raises GroupMissing unless the group has the live session `session`, which is the offset of its Join."""
+    """Checks that the group has the live session `session`, which is the offset of its Join. Raises GroupMissing."""
     if context.group is None or session not in context.group.sessions:
         raise GroupMissing(context.name, f"has no live session {session}")
 
@@ -50,7 +50,8 @@ class StepDownPlan(Operation):
 
 
 class EvictPlan(Operation):
-    """Evicts sessions after it has waited for each of them, without a sign of life, as long as a member must (M4).
+    """Evicts sessions. Before it evicts one, it waits without a sign of life from it for as long as a member must wait
+    (M4).
 
     If one of them gives a sign of life, the operation gives up (M11).
     """
@@ -138,7 +139,9 @@ class RemovePlan(EvictPlan):
             self.send(GroupConfig(group.config_offset, deleted=True, by=by), now)
 
     def give_up(self, error: MarshalError) -> None:
-        """Gives up, unless the group is deleted by now. Then it ends with success, where other operations fail."""
+        """Gives up, unless the group is deleted by now. In that case the operation ends with success, because its aim
+        is reached.
+        """
         group = self.context.group
         if group is not None and group.deleted:
             self.end()

@@ -1,8 +1,8 @@
-"""The target of a move of positions: parses the text of `--to`, and turns a target into offsets. Pure.
+"""Parses the target of a move of positions (the text of `--to`), and turns a target into offsets. Pure.
 
-`earliest | latest | latest-N | OFFSET | ISO-8601 time | committed | file.csv`, or a shift of the position by N. The
-file has the lines of `kafka-consumer-groups --reset-offsets --export`: topic,partition,offset (with the group first, if
-it was exported for several).
+A target is `earliest | latest | latest-N | OFFSET | ISO-8601 time | committed | file.csv`, or a shift of the position
+by N. The file has the lines of `kafka-consumer-groups --reset-offsets --export`: topic,partition,offset (with the group
+first, if it was exported for several).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _DIGITS = re.compile(r"\d{1,19}")
 
 
 class Target(NamedTuple):
-    """What the caller gave as the target. `kind`: earliest, latest, offset, time, committed, shift or table.
+    """Holds what the caller gave as the target. `kind`: earliest, latest, offset, time, committed, shift or table.
 
-    `number`: the offset, the N of latest-N or of a shift, or the time in ms since 1970. `table`: for a file, the
-    offset of each partition.
+    `number`: the offset, the N of latest-N or of a shift, or the time in ms since 1970. `table`: for a file, the offset
+    of each partition.
     """
 
     kind: str
@@ -39,7 +39,9 @@ class Target(NamedTuple):
 
 
 def parse(text: str) -> Target:
-    """Parses `--to`, except for a file. Raises InvalidOption. A time without a zone is UTC, as in Kafka's own tool."""
+    """Returns the target that the text of `--to` names; a file is parsed by `parse_table`. Raises InvalidOption. A time
+    without a zone is UTC, as in Kafka's own tool.
+    """
     if text in (EARLIEST, LATEST, COMMITTED):
         return Target(text)
     if found := _LATEST_MINUS.fullmatch(text):
@@ -88,7 +90,7 @@ def print_table(positions: Mapping[TopicPartition, int]) -> str:
 
 
 class Facts(NamedTuple):
-    """What the log and Kafka say about each partition: its position, its first and its end offset, the group's
+    """Holds what the log and Kafka say about each partition: its position, its first and its end offset, the group's
     committed offset, and the offset at the target's time. The last two may be empty if the target needs none.
     """
 
@@ -100,8 +102,8 @@ class Facts(NamedTuple):
 
 
 def resolve(target: Target, tps: Iterable[TopicPartition], facts: Facts) -> dict[TopicPartition, int]:
-    """Returns the offset that the target means in each partition. Raises PositionOutOfRange if the partition does not
-    reach there, InvalidOption if a fact that the target needs is missing.
+    """Returns the offset that the target means in each partition. Raises PositionOutOfRange if a partition does not
+    contain that offset, InvalidOption if a fact that the target needs is missing.
     """
     found = {tp: _resolve_one(target, tp, facts) for tp in tps}
     for tp, position in found.items():

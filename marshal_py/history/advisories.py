@@ -84,7 +84,8 @@ class Advisories:
         return [self._advisory(known, verdict, time_ms, *event) for event in events]
 
     def _opaque(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
-        """Returns an advisory if only a newer library can read the record, because it ends the group for this one (E5).
+        """Returns an advisory if only a newer library can read the record, because this library can follow the group no
+        further (E5).
 
         Other records that were not accepted cause no advisory.
         """
@@ -166,9 +167,10 @@ class Advisories:
         return kind, session, tp, epoch, position, NONE, why
 
     def _sessions(self, known: _KnownGroup, group: Group, at: int, record: Record) -> Iterator[_Event]:
-        """Yields the sessions and claims that the record ended, and the session that it began.
+        """Yields an event for each session and each claim that the record ended, and for the session that it began.
 
-        The end of a session comes before the ends of its claims.
+        The end of a session comes before the ends of its claims. `known`: the group before the record. `group`: the
+        group after it. `at`: the record's offset.
         """
         ending, why = _ending(at, record)
         for session in sorted(known.sessions - group.sessions.keys()):
@@ -188,7 +190,7 @@ _VERBS: Final = {"left": "left", "evicted": "was evicted", "replaced": "was repl
 def _ending(at: int, record: Record | None) -> tuple[str, str]:
     """Returns two texts about the sessions that a record ends: the kind of their advisories, and why they end.
 
-    `at`: the record's offset. The kind is left, evicted, replaced or ended.
+    `at`: the record's offset. The kind is "left", "evicted", "replaced" or "ended".
     """
     match record:
         case Leave():
@@ -201,7 +203,7 @@ def _ending(at: int, record: Record | None) -> tuple[str, str]:
 
 
 def to_lines(advisories: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], str]]:
-    """Yields text lines for advisories that came together, each line with the list of its advisories.
+    """Yields pairs for advisories that came together: a list of advisories, and the one text line that shows them.
 
     Advisories that differ in the partition alone share a line if their kind is in TOGETHER. A line stands where the
     first of its advisories stands.

@@ -47,8 +47,8 @@ class RawRecord(Protocol):
 class Cut(NamedTuple):
     """Names a point of the log: after the record at `offset`, or before the first record later than `time_ms`.
 
-    If neither is given, it is the end of the log. `time_ms` counts from 1970. Timestamps come from the writers or the
-    broker, so a time is only as exact as their clocks.
+    If neither is given, the point is the end of the log. `time_ms` counts from 1970. Timestamps come from the writers
+    or the broker, so a time is only as exact as their clocks.
     """
 
     offset: int | None = None
@@ -87,10 +87,11 @@ class Standing(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Holds the answer of `explain`: `standing`, the partition's state at the cut, and `lines`, how it came about.
+    """Holds the answer of `explain`: the partition's state at the cut (`standing`), and the story of how it came about
+    (`lines`).
 
     `at_offset`, `at_ms`: offset and time of the last record that was read, of any group. `left_out`: how many older
-    lines of the story `lines` does not show. `known`: whether the group had the partition at the cut.
+    lines of the story are not in `lines`. `known`: whether the group had the partition at the cut.
     """
 
     group: str
@@ -206,7 +207,10 @@ class _Story:
         self._heartbeat -= 1
 
     def _concerns(self, verdict: Verdict) -> bool:
-        """Returns whether a record that did not change the partition belongs to its story all the same."""
+        """Returns whether a record that did not change the partition belongs to its story all the same.
+
+        It does if it tried to change the partition, is a Note about it, or changed its topic or the whole group.
+        """
         match verdict.record:
             case ClaimingPartition() as record:
                 return (record.topic, record.partition) == self.tp
@@ -270,7 +274,8 @@ class _Snapshot(NamedTuple):
 def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) -> Difference:
     """Returns what changed in group `name` between the cuts `a` and `b`.
 
-    `world`: a fresh one. `records`: the whole log of the group. Raises InvalidOption if `b` is before `a`.
+    `world`: a fresh one, onto which this function folds `records`, the whole log of the group. Raises InvalidOption if
+    `b` is before `a`.
     """
     first: _Snapshot | None = None
     counts: dict[str, int] = {}

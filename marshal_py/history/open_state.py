@@ -32,7 +32,7 @@ class SessionSpan(Struct):
 
 
 class Claim(Struct):
-    """Describes a live claim. `after`: how the claim before it ended, in the words of tables.IntervalRow."""
+    """Describes a live claim. `after`: how the partition's previous claim ended, in the words of tables.IntervalRow."""
 
     topic: str
     partition: int
@@ -44,7 +44,8 @@ class Claim(Struct):
 
 
 class FreeSpan(Struct):
-    """Describes a span in which nobody owns a partition. `position`: the partition's, which only an admin can move now.
+    """Describes a span in which nobody owns a partition. `position`: the partition's position, which only an admin can
+    move during the span.
 
     `cause`, `client`, `sign_time_ms`: how the claim before the span ended, who held it, and when that session gave its
     last sign of life. `lived_ms`: what the group's `Presence.lived_ms` was when the span began. `sign_lived_ms`: what
@@ -103,7 +104,7 @@ class Presence(Struct):
     def extend(self, lease_ms: int) -> int:
         """Notes a sign of life at `at_ms`. Returns the time until which the member counts as alive.
 
-        `lease_ms`: how long that is after the sign.
+        `lease_ms`: for how many ms after the sign it does.
         """
         assert self.at_ms is not None  # its record has advanced the time
         until_ms = self.at_ms + lease_ms
@@ -149,7 +150,11 @@ def offset_or_none(value: int) -> int | None:
 def new_span(
     group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None, lived_ms: int | None
 ) -> FreeSpan:
-    """Returns the span without an owner that begins when a partition appears."""
+    """Returns the span without an owner that begins when a partition appears.
+
+    `offset`, `time_ms`: of the record with which the partition appears. `lived_ms`: what the group's
+    `Presence.lived_ms` is then.
+    """
     part = group.partitions.get(TopicPartition(topic, partition))
     position = None if part is None else offset_or_none(part.position)
     return FreeSpan(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position, lived_ms)

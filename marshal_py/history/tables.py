@@ -34,9 +34,9 @@ class RecordRow(NamedTuple):
 class SessionRow(NamedTuple):
     """Describes a session of a group. `to_offset` is None while the session is alive.
 
-    `delivery`: at_least_once or at_most_once. `ended`: how the session ended, that is leave (it left), evict (it was
-    silent), replaced (its client joined again), mode (the group's delivery changed). `by`: who evicted it.
-    `last_sign_time_ms`: time of the last record that extended the session.
+    `delivery`: "at_least_once" or "at_most_once". `ended`: how the session ended, which is "leave" (it left), "evict"
+    (it was silent), "replaced" (its client joined again), or "mode" (the group's delivery changed). `by`: who evicted
+    it. `last_sign_time_ms`: time of the last record that extended the session.
     """
 
     log: int
@@ -56,12 +56,13 @@ class SessionRow(NamedTuple):
 class IntervalRow(NamedTuple):
     """Describes an interval in which one session owned a partition. It begins with the claim at offset `epoch`.
 
-    `to_offset` is the offset of the record that ended it, None while the interval lasts. `ended`: how it ended, that is
-    release, seek (the owner moved its position and continues with a new epoch), or the way in which the session ended.
-    `after`: how the interval before it ended, in the same words, or new if there was none. `in_flight`: messages that
-    the owner had begun and not finished when it last wrote a record; in at-least-once mode they come again.
+    `to_offset`: offset of the record that ended the interval; None while it lasts. `ended`: how it ended. It is
+    "release", "seek" (the owner moved its position, and its next interval begins at once), or how the session ended, in
+    the words of SessionRow. `after`: how the partition's previous interval ended, in the same words, or "new" if there
+    was none. `in_flight`: how many messages the owner had begun and not finished when it last wrote a record; in
+    at-least-once mode they are delivered again.
 
-    Partition -1 stands for a claim on the whole topic. If the topic is "", too, the claim is on the whole group (the
+    Partition -1 stands for a claim on the whole topic. If the topic is also "", the claim is on the whole group (the
     pin).
     """
 
@@ -86,10 +87,10 @@ class IntervalRow(NamedTuple):
 class PositionRow(NamedTuple):
     """Holds a partition's position and figures after a record that named the position.
 
-    `cause`: what the record was, that is claim, seek, heartbeat, grant (of messages, in at-most-once mode), release, or
-    move (by an admin). `lag`: how far the position is behind the partition's end, as its owner last wrote. `in_flight`:
-    how many messages the owner had begun and not finished then. `attempts`: in at-least-once mode, how often the
-    message at the position counts as delivered if the owner dies now.
+    `cause`: what the record was, which is "claim", "seek", "heartbeat", "grant" (of messages, in at-most-once mode),
+    "release", or "move" (by an admin). `lag`: how far the position is behind the partition's end, as its owner last
+    wrote. `in_flight`: how many messages the owner had begun and not finished then. `attempts`: in at-least-once mode,
+    how many deliveries of the message at the position are counted if the owner dies now.
     """
 
     log: int
@@ -112,8 +113,8 @@ class PositionRow(NamedTuple):
 class RaceRow(NamedTuple):
     """Describes a claim that lost to another session's claim, the winner, whose offset is `winner_epoch`.
 
-    `reason`: why the claim was rejected, that is held (the partition had an owner), or observed (the loser wrote its
-    claim before it had read the winner's). `session` and `client` are the loser's.
+    `reason`: why the claim was rejected, which is "held" (the partition had an owner), or "observed" (the loser wrote
+    its claim before it had read the winner's). `session` and `client` are the loser's.
     """
 
     log: int
@@ -134,13 +135,13 @@ class RaceRow(NamedTuple):
 class GapRow(NamedTuple):
     """Describes a span in which nobody owned a partition. `to_offset` is None while it lasts.
 
-    `cause`: new (the partition appeared), or how the last owner's claim ended. `client`: that owner.
-    `last_sign_time_ms`: when the owner's session gave its last sign of life; if the session ended, the take-over lasted
-    from then to `to_time_ms`. `next_session`, `next_client`: the next owner, None if no claim ended the span.
-    `members`: how many sessions were alive when the span began; `paused`: whether the group was paused then.
-    `lived_ms`: how long during the span at least one member was alive while the group was not paused. A member counts
-    as alive until its session ends, but no longer than two heartbeat intervals after its newest record. `take_over_ms`:
-    the same, counted from `last_sign_time_ms` on.
+    `cause`: "new" (the partition appeared), or how the last owner's claim ended, in the words of IntervalRow. `client`:
+    that owner. `last_sign_time_ms`: when the owner's session gave its last sign of life; if the session ended, the
+    take-over lasted from then to `to_time_ms`. `next_session`, `next_client`: the next owner, None if no claim ended
+    the span. `members`: how many sessions were alive when the span began; `paused`: whether the group was paused then.
+    `lived_ms`: how long during the span at least one member was alive while the group was not paused. A member is taken
+    for alive until its session ends, but no longer than two heartbeat intervals after its newest record.
+    `take_over_ms`: how long the same was true between `last_sign_time_ms` and the end of the span.
     """
 
     log: int
@@ -165,10 +166,10 @@ class GapRow(NamedTuple):
 class LostRow(NamedTuple):
     """Describes messages that the group did not deliver, or is not known to have processed.
 
-    They have the offsets `from_position` to `to_position` - 1. `cause`: offset_lost (Kafka had deleted them, D6),
-    skipped (a grant began above the position, F5.2), uncommitted (a streaming query in at-most-once mode handed them to
-    its tasks and ended before a commit was known; nobody knows what the tasks did with them). Two processes may report
-    the same loss: if the rows of two of them name the same messages and the same `generation`, it is one loss.
+    They have the offsets `from_position` to `to_position` - 1. `cause`: "offset_lost" (Kafka had deleted them, D6),
+    "skipped" (a grant began above the position, F5.2), "uncommitted" (a streaming query in at-most-once mode handed
+    them to its tasks and ended before a commit was known; nobody knows what the tasks did with them). Two processes may
+    report the same loss: two rows that name the same messages and the same `generation` are one loss.
     """
 
     log: int
@@ -188,8 +189,8 @@ class LostRow(NamedTuple):
 class PauseRow(NamedTuple):
     """Describes a pause of a group. `duration_ms`: how long the newest record of the pause asks for.
 
-    `renewals`: how often the pause was renewed. `ended`: how it ended, that is resume (an admin ended it), waited
-    (members ended it after `duration_ms`), set_position (a move of positions ended it), or deleted (the group was
+    `renewals`: how often the pause was renewed. `ended`: how it ended, which is "resume" (an admin ended it), "waited"
+    (members ended it after `duration_ms`), "set_position" (a move of positions ended it), or "deleted" (the group was
     deleted).
     """
 

@@ -55,7 +55,7 @@ class Timeline(TimelineRows):
     """Folds a log onto `world` and collects rows. `take` returns the rows that were made since its last call."""
 
     def __init__(self, world: World, wanted: Collection[str] = tuple(TABLES), known: OpenState | None = None) -> None:
-        """Starts after the part of the log that `world` holds: none, for a fresh world. `wanted`: names of tables.
+        """Starts after the part of the log that `world` holds; a fresh world holds none. `wanted`: names of tables.
 
         `known`: the attribute `open` of another Timeline of this log at the same offset. Without it, the times at which
         open sessions, claims, spans and pauses began are unknown. Raises InvalidOption if a wanted table does not
@@ -150,8 +150,8 @@ class Timeline(TimelineRows):
     def _race(self, opened: OpenGroup, offset: int, time_ms: int, record: ClaimingPartition, verdict: Verdict) -> None:
         """Makes a row for a rejected claim if it lost to another session's claim.
 
-        There is no row for a claim that lost to one of its own session, because it is a copy (F4.2), and none for a
-        claim that lost to a move of positions, because nobody won.
+        There is no row for a claim that lost to a claim of the same session, because the later one is a copy (F4.2).
+        There is none either for a claim that lost to a move of positions, because nobody won.
         """
         epoch, winner, winner_time_ms = opened.winners.get(record.topic, {}).get(record.partition, (NONE, NONE, None))
         if epoch != NONE and winner != record.session and record.observed < epoch:
@@ -200,7 +200,8 @@ class Timeline(TimelineRows):
         self._end(group, opened, record.session, Moment(offset, time_ms), "evict", record.by)
 
     def _end(self, group: Group, opened: OpenGroup, session: int, end: Moment, ended: str, by: str = "") -> None:
-        """Closes a session, and also its claims, because they end with it (F3.3). `by`: who ended it, "" if itself.
+        """Closes a session, and also its claims, because they end with it (F3.3). `by`: who evicted it, "" if nobody
+        did.
 
         `ended`: how it ended, in the words of tables.SessionRow.
         """
@@ -214,7 +215,10 @@ class Timeline(TimelineRows):
             del opened.sessions[next(known for known, kept in opened.sessions.items() if not kept.alive)]
 
     def _free(self, group: Group, opened: OpenGroup, epoch: int, end: Moment, ended: str) -> None:
-        """Closes a claim, and opens the span without an owner that begins when the claim ends."""
+        """Closes the claim `epoch`, and opens the span without an owner that begins when the claim ends.
+
+        `ended`: how the claim ended, in the words of tables.IntervalRow.
+        """
         claim = opened.claims.pop(epoch)
         self._emit_interval(group, epoch, claim, end, ended)
         owner = opened.sessions[claim.session]

@@ -194,9 +194,10 @@ class TimelineRows:
         next_session: int | None = None,
         next_client: str | None = None,
     ) -> None:
-        """Makes a row for a span without an owner. `lived_ms`: the group's `Presence.lived_ms` at its end.
+        """Makes a GapRow for `span`, in which nobody owned the partition. `end`: where the span ended.
 
-        `next_session`, `next_client`: who claimed the partition, None if no claim ended the span.
+        `lived_ms`: what the group's `Presence.lived_ms` (open_state.py) was at that point. `next_session`,
+        `next_client`: the session that claimed the partition then, and its client id; None if no claim ended the span.
         """
         self._emit(
             GapRow(
