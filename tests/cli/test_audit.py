@@ -62,7 +62,14 @@ CHANGES: dict[str, tuple[list[str], bool]] = {
     "evict": (["evict", "GROUP", "ghost"], True),
 }
 # They change a log as a whole and no group; their own tests ask the same of them.
-ELSEWHERE = {"snapshot", "log reset"}
+ELSEWHERE = {
+    "snapshot",
+    "log reset",
+    "topics create",
+    "topics update",
+    "topics rm",
+    "topics purge",
+}  # no records of groups
 ALIASES = {"pause", "bootstrap"}  # the same functions as `release` and `log reset`
 
 
