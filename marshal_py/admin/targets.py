@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from marshal_py.client.start_positions import COMMITTED, EARLIEST, LATEST, OFFSET, TIME, time_ms
+from marshal_py.client.start_positions import COMMITTED, EARLIEST, LATEST, OFFSET, TIME
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import OFFSET_MAX
+from marshal_py.topics.request import epoch_ms
 
 SHIFT: Final = "shift"
 TABLE: Final = "table"
@@ -49,7 +50,7 @@ def parse(text: str) -> Target:
     if _DIGITS.fullmatch(text) and int(text) <= OFFSET_MAX:
         return Target(OFFSET, int(text))
     try:
-        return Target(TIME, time_ms(text))
+        return Target(TIME, epoch_ms(text))
     except ValueError as error:
         raise InvalidOption("to", text, WORDS) from error
 

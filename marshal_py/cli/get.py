@@ -131,7 +131,9 @@ def _show(message: StoredMessage, as_json: bool) -> None:
         print(json.dumps(found, ensure_ascii=False))
         return
     console = Console(soft_wrap=True, highlight=False)
-    when = datetime.fromtimestamp(message.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
+    when = "-"
+    if message.timestamp >= 0:
+        when = datetime.fromtimestamp(message.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
     console.print(Text(f"{message.topic}:{message.partition}@{message.offset}  {when}", style="bold"))
     if message.key is not None:
         console.print(Text("key    "), Text(_readable(message.key), style="cyan"), sep="")

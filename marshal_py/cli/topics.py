@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.cli import output
+from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.options import CommonOptions, command
 from marshal_py.client.options import check_topics
 from marshal_py.topics import changes
@@ -106,12 +107,7 @@ def update(
 
 @app.command("rm", epilog=RM_EXAMPLE)
 @command
-def rm(
-    options: CommonOptions,
-    topic: Name,
-    dry_run: DryRun = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> None:
+def rm(options: CommonOptions, topic: Name, dry_run: DryRun = False, yes: Yes = False) -> None:
     """Delete a topic and everything in it, for good."""
     source = Topic(options.transport(), topic)
     try:
@@ -120,11 +116,8 @@ def rm(
         source.close()
     with _admin(options, topic) as admin:
         if not dry_run:
-            if not yes:
-                question = (
-                    f"Delete topic {topic!r} with {len(found.partitions)} partitions and {found.offsets} offsets?"
-                )
-                typer.confirm(question, abort=True, err=True)
+            extent = f"{len(found.partitions)} partitions and {found.offsets} offsets"
+            ask(f"Delete topic {topic!r} with {extent}?", yes)
             changes.delete(admin, topic)
     _done(options, topic, dry_run, "deleted")
 
@@ -132,8 +125,7 @@ def rm(
 @contextmanager
 def _admin(options: CommonOptions, topic: str) -> Iterator[ClusterAdmin]:
     check_topics([topic])
-    if topic == options.coordination_topic:
-        raise output.CommandFailed(f"{topic} is the coordination topic: only the library changes it")
+    changes.check_name(topic, options.coordination_topic)
     admin = options.transport().admin()
     try:
         yield admin
@@ -167,20 +159,17 @@ def purge(
     keep: Annotated[int | None, typer.Option(min=0, help="All but the last so many of each partition.")] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="This partition alone.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete the beginning of a topic's partitions, for good. Consumers that have not read it lose it."""
-    if topic == options.coordination_topic:
-        raise output.CommandFailed(
-            f"{topic} is the coordination topic: `marshal snapshot --truncate` shortens it safely"
-        )
+    changes.check_name(topic, options.coordination_topic)
     source = Topic(options.transport(), topic)
     target = {"before_offset": before_offset, "before_time": before_time, "keep": keep, "partition": partition}
     try:
         planned = source.purge(**target, dry_run=True)  # type: ignore[arg-type]  # typer has checked the kinds
         going = sum(each.after - each.before for each in planned.values())
-        if not dry_run and not yes:
-            typer.confirm(f"Delete {going} offsets of {topic!r} for good?", abort=True, err=True)
+        if not dry_run:
+            ask(f"Delete {going} offsets of {topic!r} for good?", yes)
         found = planned if dry_run else source.purge(**target)  # type: ignore[arg-type]
     finally:
         source.close()

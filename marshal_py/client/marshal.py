@@ -24,14 +24,7 @@ from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_retention, check_topics
 from marshal_py.client.planner import Planner
 from marshal_py.client.retention import HISTORY_KEPT_S, RetentionPolicy
-from marshal_py.errors import (
-    ConsumerClosed,
-    InvalidName,
-    InvalidOption,
-    KafkaGroupIsLive,
-    TopicMissing,
-    UnsupportedPlatform,
-)
+from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import PARTITION_MAX, Genesis
@@ -51,8 +44,6 @@ VERSION: Final = "marshal_py 0.1.0"
 CONNECT_TIMEOUT_S: Final = 30.0
 STATISTICS_MS_MAX: Final = 86_400_000  # librdkafka's own maximum
 EXIT_TIMEOUT_S: Final = 3.0  # how long an interpreter that ends without close() waits for its claims' releases
-
-_NO_DATA: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 
 # Strong references: a program that ends by sys.exit has dropped its names before `atexit` runs, and its claims must be
 # released all the same. A Marshal that is dropped without close() keeps its thread and its leases anyway.
@@ -192,6 +183,7 @@ class Marshal:
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
             timeout_s=self._timeout_s,
+            protected=changes.is_protected(name, self.coordination_topic),
         )
 
     # --- topics
@@ -204,7 +196,7 @@ class Marshal:
         """
         self._context.check_call("Marshal", "topics", waits=True)
         wanted = check_pattern(pattern)
-        found = self._context.admin.topics() - _NO_DATA - {self.coordination_topic}
+        found = self._context.admin.topics() - changes.INTERNAL - {self.coordination_topic}
         return tuple(sorted(topic for topic in found if wanted.fullmatch(topic)))
 
     def create_topic(
@@ -253,8 +245,7 @@ class Marshal:
         """
         self._context.check_call("Marshal", verb, waits=True)
         check_topics([name])
-        if name == self.coordination_topic or name in _NO_DATA:
-            raise InvalidName("topic", name, "a topic of yours: this one belongs to the library or to Kafka")
+        changes.check_name(name, self.coordination_topic)
         return self._context.admin
 
     # --- consumers

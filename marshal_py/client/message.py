@@ -12,20 +12,7 @@ from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
-
-
-class SerializationContext:
-    """Has the attributes of confluent_kafka.serialization.SerializationContext, which this package may not import."""
-
-    __slots__ = ("field", "headers", "topic")
-
-    def __init__(self, topic: str, field: str, headers: Any) -> None:
-        self.topic, self.field, self.headers = topic, field, headers
-
-
-def context_of(raw: RawMessage, field: str) -> SerializationContext:
-    """Returns the context that a deserializer gets as its second argument. `field`: "key" or "value"."""
-    return SerializationContext(raw.topic() or "", field, raw.headers())
+from marshal_py.transport.serialization import context_of
 
 
 class Message(Struct, eq=False, frozen=True, gc=False):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from marshal_py.errors import InvalidOption, PositionOutOfRange
@@ -20,6 +19,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import Wanted
 from marshal_py.protocol.records import OFFSET_MAX
 from marshal_py.protocol.world import Group
+from marshal_py.topics.request import epoch_ms
 from marshal_py.transport.ports import Bounds, ClusterAdmin
 
 COMMITTED: Final = "committed"
@@ -58,14 +58,6 @@ class Start(NamedTuple):
     named: Mapping[TopicPartition, Point]
 
 
-def time_ms(text: str) -> int:
-    """Returns an ISO-8601 time as ms since 1970. Without a zone it is UTC, as in Kafka's tools. Raises ValueError."""
-    when = datetime.fromisoformat(text)
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    return max(0, round(when.timestamp() * 1000))
-
-
 def parse(text: object, option: str = "start", rule: str = RULE) -> Start:
     """Parses a text of one of the forms above. Raises InvalidOption.
 
@@ -92,12 +84,12 @@ def parse(text: object, option: str = "start", rule: str = RULE) -> Start:
 def _point(text: str) -> Point:
     if text in WORDS:
         return Point(text)
-    return Point(TIME, int(text) if _MS.fullmatch(text) else time_ms(text))
+    return Point(TIME, int(text) if _MS.fullmatch(text) else epoch_ms(text))
 
 
 def _named(value: Any) -> Point:
     if isinstance(value, str):
-        return Point(TIME, time_ms(value))
+        return Point(TIME, epoch_ms(value))
     if type(value) is not int or not -2 <= value <= OFFSET_MAX:
         raise ValueError(value)
     return Point(_ENDS[value]) if value < 0 else Point(OFFSET, value)

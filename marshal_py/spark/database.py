@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from marshal_py.client.sql_guard import CREATE, DEFAULT_TABLE
 from marshal_py.errors import InvalidOption, LedgerMoved
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.spark import guards
@@ -29,7 +30,6 @@ from marshal_py.spark.guards import Position, Span, TopicIds
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-GUARD: Final = "applied"
 _MARKS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 _WHERE: Final = "WHERE topic = ? AND partition = ?"
 
@@ -58,7 +58,7 @@ class DatabaseEntry(guards.Entry):
 class Database:
     """Writes the effects of messages to a database, whose guard table says how far each partition is written."""
 
-    def __init__(self, connect: Callable[[], Any], guard: str = GUARD) -> None:
+    def __init__(self, connect: Callable[[], Any], guard: str = DEFAULT_TABLE) -> None:
         """Takes `connect`, which makes a DB-API connection that begins transactions by itself, as sqlite3's and
         psycopg's do.
 
@@ -70,11 +70,7 @@ class Database:
         """Creates the guard table if it does not exist."""
         session = _Session(self)
         try:
-            session.cursor.execute(
-                f"CREATE TABLE IF NOT EXISTS {self.guard} (topic VARCHAR(255), partition INTEGER, "
-                f"topic_id VARCHAR(64) NOT NULL DEFAULT '', token VARCHAR(49) NOT NULL, next_offset BIGINT NOT NULL, "
-                f"PRIMARY KEY (topic, partition))"
-            )
+            session.cursor.execute(CREATE.format(table=self.guard))
             session.connection.commit()
         finally:
             session.close()

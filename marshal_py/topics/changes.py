@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from marshal_py.errors import BadRequest, TopicMissing
+from marshal_py.errors import BadRequest, InvalidName, TopicMissing
 from marshal_py.protocol.records import PARTITION_MAX
 from marshal_py.transport.ports import ClusterAdmin
 
+INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
+NOT_YOURS: Final = "a topic of yours: this one belongs to the library or to Kafka"
 REPLICATION_MAX: Final = 32_767  # Kafka's own
+
+
+def is_protected(name: str, coordination_topic: str) -> bool:
+    """Returns whether a topic belongs to the library or to Kafka, so that users may neither change nor purge it."""
+    return name == coordination_topic or name in INTERNAL
+
+
+def check_name(name: str, coordination_topic: str) -> None:
+    """Raises InvalidName for a topic that users may not change."""
+    if is_protected(name, coordination_topic):
+        raise InvalidName("topic", name, NOT_YOURS)
 
 
 def create(

@@ -7,10 +7,10 @@ messages that compaction has removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from marshal_py.errors import IndexBusy, RangeLost, TooManyKeys
+from marshal_py.errors import IndexBusy, IndexUnusable, RangeLost, TooManyKeys
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.topics.key_index import Entry, KeyIndex, prefix_of
 from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
@@ -140,13 +140,15 @@ class IndexedReads(Reads):
 
     def _first(self, request: GetRequest) -> RawMessage | None:
         key = request.key
-        if key is None or not self.catch_up(wait=False):
+        if key is None:
             return super()._first(request)
-        starts, ends = self._span(request)
+        starts, ends = self._span(request)  # before the index catches up, so that it covers the span
+        if not self.catch_up(wait=False):
+            return super()._first(request)
         found: list[RawMessage] = []
         for tp, start in starts.items():
             for entry in self._index.following(key, tp.partition, start, ends[tp]):
-                message = self._at(tp, entry.offset)
+                message = self._fetch(tp, {entry.offset: key}).get(entry.offset)
                 if message is not None and (message.value() is not None or request.tombstones):
                     found.append(message)
                     break
@@ -161,14 +163,15 @@ class IndexedReads(Reads):
         for tp, start in starts.items():
             entries: Sequence[Entry] = list(self._index.following(key, tp.partition, start, ends[tp]))
             total += len(entries)
-            there = self._fetch(tp, [entry.offset for entry in entries[: request.batch]])
+            there = self._fetch(tp, {entry.offset: key for entry in entries[: request.batch]})
             kept[tp] = [there[offset] for offset in sorted(there)]
         return self._page_of(request, kept, total, starts, ends)
 
-    def _fetch(self, tp: TopicPartition, offsets: Iterable[int]) -> dict[int, RawMessage]:
-        """Returns a dict of the messages at these offsets, by offset. Messages that no longer exist are left out.
+    def _fetch(self, tp: TopicPartition, offsets: Mapping[int, bytes]) -> dict[int, RawMessage]:
+        """Returns the messages at these offsets, by offset. Messages that no longer exist are left out.
 
-        Offsets that are close together are read together.
+        `offsets`: the key that the index has for each offset. Offsets that are close together are read together. Raises
+        IndexUnusable for a message with another key: the topic was created again on a cluster that has no topic ids.
         """
         found: dict[int, RawMessage] = {}
         for start, end, wanted in _runs(sorted(offsets)):
@@ -177,6 +180,12 @@ class IndexedReads(Reads):
                     found |= {at: message for message in messages if (at := message.offset() or 0) in wanted}
             except RangeLost:
                 continue  # retention deleted them meanwhile
+        for offset, message in found.items():
+            if message.key() != offsets[offset]:
+                raise IndexUnusable(
+                    str(self._index.path),
+                    f"it has another key for {tp}@{offset}: the topic was created again; delete the file",
+                )
         return found
 
 

@@ -22,7 +22,7 @@ from marshal_py.transport.ports import Bounds, RawMessage
 SCHEMA_VERSION: Final = 1
 LOCK_TIMEOUT_S: Final = 30.0
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS about (topic TEXT, topic_id TEXT, version INTEGER);
+CREATE TABLE IF NOT EXISTS about (topic TEXT, topic_id TEXT, isolation TEXT, version INTEGER);
 CREATE TABLE IF NOT EXISTS progress (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS entry (
     key BLOB, partition INTEGER, offset INTEGER, time_ms INTEGER NOT NULL, PRIMARY KEY (key, partition, offset)
@@ -54,15 +54,18 @@ class Status(NamedTuple):
 class KeyIndex:
     """Is the index of one topic in a file. `Topic.key_index` makes it. One thread at a time; a context manager."""
 
-    def __init__(self, path: str | Path, topic: str, topic_id: str) -> None:
+    def __init__(self, path: str | Path, topic: str, topic_id: str, isolation: str) -> None:
         """Opens or creates the file. `topic_id` is "" where the cluster has no topic ids.
 
-        Raises IndexUnusable if the file belongs to another topic, if the topic was deleted and created again since, or
+        `isolation`: read_committed or read_uncommitted, which decides what messages there are. Raises IndexUnusable if
+        the file belongs to another topic or isolation, if the topic was deleted and created again since, or
         if the file is no index at all. Raises IndexBusy if another process writes it for 30 s.
         """
         self.path, self.topic = Path(path), topic
         try:
-            self._database = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+            self._database = sqlite3.connect(
+                self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
         except sqlite3.Error as error:
             raise IndexUnusable(
                 str(path), f"{error}: give a path in a folder that exists and may be written"
@@ -72,20 +75,21 @@ class KeyIndex:
                 self._database.execute("PRAGMA journal_mode=WAL")
                 self._database.execute("PRAGMA synchronous=NORMAL")
                 self._database.executescript(_SCHEMA)
-                self._check(topic, topic_id)
+                self._check(topic, topic_id, isolation)
         except BaseException:
             self._database.close()
             raise
 
-    def _check(self, topic: str, topic_id: str) -> None:
+    def _check(self, topic: str, topic_id: str, isolation: str) -> None:
         with self._transaction():
-            found = self._database.execute("SELECT topic, topic_id, version FROM about").fetchone()
+            found = self._database.execute("SELECT topic, topic_id, isolation, version FROM about").fetchone()
             if found is None:
-                self._database.execute("INSERT INTO about VALUES (?, ?, ?)", (topic, topic_id, SCHEMA_VERSION))
+                row = (topic, topic_id, isolation, SCHEMA_VERSION)
+                self._database.execute("INSERT INTO about VALUES (?, ?, ?, ?)", row)
                 return
-        if found[2] != SCHEMA_VERSION:
+        if found[3] != SCHEMA_VERSION:
             raise IndexUnusable(
-                str(self.path), f"it has version {found[2]}, this release reads {SCHEMA_VERSION}: delete it"
+                str(self.path), f"it has version {found[3]}, this release reads {SCHEMA_VERSION}: delete it"
             )
         if found[0] != topic:
             raise IndexUnusable(
@@ -93,6 +97,8 @@ class KeyIndex:
             )
         if found[1] and topic_id and found[1] != topic_id:
             raise IndexUnusable(str(self.path), f"topic {topic!r} was deleted and created again since: delete the file")
+        if found[2] != isolation:
+            raise IndexUnusable(str(self.path), f"it was built for {found[2]}: give {isolation} a file of its own")
 
     def __enter__(self) -> Self:
         return self

@@ -58,6 +58,7 @@ class Reads:
         self.topic, self._admin, self._reader = topic, admin, reader
         self._choose = PARTITIONERS[partitioner]
         self._committed, self._timeout_s = committed, timeout_s
+        self.topic_id = ""  # as of the newest question
 
     # --- one message
 
@@ -70,10 +71,9 @@ class Reads:
 
     def _find(self, request: GetRequest) -> RawMessage | None:
         if request.last_by_key is not None:
-            tps = self._partitions(request)
             key = request.key
             assert key is not None
-            return self._lasts({key}, self._begins(tps), self._ends(tps)).get(key)
+            return self._lasts({key}, *self._span(request)).get(key)
         if request.offset is not None and request.next_by_key is None:
             return self._at(self._only_partition(request), request.offset)
         return self._first(request)
@@ -81,7 +81,7 @@ class Reads:
     def _at(self, tp: TopicPartition, offset: int) -> RawMessage | None:
         """Returns the message at exactly this offset; None if it does not exist.
 
-        It asks for no bounds, so that one fetch is enough.
+        It asks for no bounds.
         """
         try:
             for messages in self._reader.read({tp: offset}, {tp: offset + 1}, self._timeout_s):
@@ -234,9 +234,12 @@ class Reads:
 
     def _partitions(self, request: GetRequest) -> list[TopicPartition]:
         """Returns the partitions that may have what is wanted. Raises BadRequest, TopicMissing."""
-        count = self._admin.partition_count(self.topic)
-        if not count:
+        found = self._admin.describe_topic(self.topic)
+        if found is None:
             raise TopicMissing(self.topic)
+        if request.topic_id and found.topic_id not in ("", request.topic_id):
+            raise BadRequest(f"topic {self.topic!r} was deleted and created again since the first page: ask again")
+        self.topic_id, count = found.topic_id, found.partitions
         if request.partition is not None:
             if request.partition >= count:
                 raise BadRequest(f"partition={request.partition}: topic {self.topic!r} has partitions 0 to {count - 1}")
@@ -247,8 +250,6 @@ class Reads:
         return [TopicPartition(self.topic, number) for number in range(count)]
 
     def _only_partition(self, request: GetRequest) -> TopicPartition:
-        if request.partition is not None:
-            return TopicPartition(self.topic, request.partition)
         tps = self._partitions(request)
         if len(tps) > 1:
             raise BadRequest(
@@ -256,12 +257,6 @@ class Reads:
                 "of its own"
             )
         return tps[0]
-
-    def _begins(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return {tp: bounds.first for tp, bounds in self._admin.bounds(tps, committed=self._committed).items()}
-
-    def _ends(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return {tp: bounds.end for tp, bounds in self._admin.bounds(tps, committed=self._committed).items()}
 
     def _span(self, request: GetRequest) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Returns the span that the request covers: `starts` and `ends`.

@@ -24,8 +24,8 @@ class GetRequest:
     """Says what `Topic.get` was asked. Its construction raises BadRequest (408) or TooManyKeys (413).
 
     Fields mean what they mean in `Topic.get`. `StoredBatch.next_request` makes the request for the next page: there
-    `lower` is the first offset of each partition that is still to be read, and `up_to_offset` the last one that the
-    answer covers, so that all pages show the same point in time.
+    `lower` is the first offset of each partition that is still to be read, `up_to_offset` the last one that the answer
+    covers, and `topic_id` Kafka's id of the topic, so that all pages show one topic at one point in time.
     """
 
     offset: int | None = None
@@ -40,6 +40,7 @@ class GetRequest:
     up_to_time: Time | None = None
     tombstones: bool = False
     lower: Mapping[int, int] = field(default_factory=dict)
+    topic_id: str = ""
 
     def __post_init__(self) -> None:
         if self.asks_nothing:
@@ -73,10 +74,11 @@ class GetRequest:
         key = self.next_by_key if self.last_by_key is None else self.last_by_key
         return None if key is None else exact("last_by_key" if self.next_by_key is None else "next_by_key", key)
 
-    def page(self, lower: Mapping[int, int], up_to: Mapping[int, int]) -> Self:
+    def page(self, lower: Mapping[int, int], up_to: Mapping[int, int], topic_id: str) -> Self:
         """Returns the same question about the messages that are left, at the same point in time.
 
         `lower`: by partition, the first offset to read. `up_to`: by partition, the last offset that the answer covers.
+        `topic_id`: of the topic that the first page is from.
         """
         return replace(
             self,
@@ -85,6 +87,7 @@ class GetRequest:
             lower=dict(lower),
             up_to_offset=dict(up_to),
             up_to_time=None,
+            topic_id=topic_id,
             batch=self.batch or OFFSET_MAX,
         )
 
@@ -138,16 +141,21 @@ def _check_number(name: str, value: object, least: int, most: int) -> None:
         raise BadRequest(f"{name}={value!r}: a whole number, at least {least}")
 
 
-def time_ms(name: str, when: object) -> int:
-    """Returns a datetime or an RFC 3339 text as ms since 1970. A time without a zone is taken as UTC.
+def epoch_ms(when: str | datetime) -> int:
+    """Returns a datetime or an ISO-8601 text as ms since 1970. Without a zone it is UTC, as in Kafka's tools.
 
-    `name`: the argument that holds the time, for the error. Raises BadRequest.
+    Raises ValueError.
     """
-    try:
-        at = datetime.fromisoformat(when) if isinstance(when, str) else when
-        if not isinstance(at, datetime):
-            raise ValueError(when)
-    except ValueError as error:
-        raise BadRequest(f"{name}={when!r}: a datetime, or a time as 2026-01-31T12:00:00Z") from error
+    at = datetime.fromisoformat(when) if isinstance(when, str) else when
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
     return max(0, round(at.timestamp() * 1000))
+
+
+def time_ms(name: str, when: object) -> int:
+    """Returns the time in the argument `name` as ms since 1970. Raises BadRequest."""
+    try:
+        if isinstance(when, str | datetime):
+            return epoch_ms(when)
+    except ValueError:
+        pass
+    raise BadRequest(f"{name}={when!r}: a datetime, or a time as 2026-01-31T12:00:00Z")

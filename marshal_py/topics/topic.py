@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from marshal_py.errors import BadRequest, InvalidOption, TopicMissing
+from marshal_py.errors import BadRequest, InvalidName, InvalidOption, TopicMissing
+from marshal_py.topics.changes import NOT_YOURS
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
 from marshal_py.topics.keys import ALL, PARTITIONERS, Key
@@ -19,6 +20,7 @@ from marshal_py.topics.reads import Reads
 from marshal_py.topics.request import GetRequest, Time
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
 from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage
+from marshal_py.transport.serialization import context_of
 
 TIMEOUT_S: Final = 30.0
 Deserializer = Callable[[Any, Any], Any]
@@ -29,18 +31,6 @@ class ReadingTransport(Protocol):
 
     def admin(self) -> ClusterAdmin: ...
     def reader(self, client_id: str, settings: Mapping[str, Any]) -> MessageReader: ...
-
-
-class SerializationField:
-    """Holds what deserializers get beside the bytes, as confluent-kafka's SerializationContext does.
-
-    `field`: key or value, which says what the bytes are.
-    """
-
-    __slots__ = ("field", "headers", "topic")
-
-    def __init__(self, topic: str, field: str, headers: Any) -> None:
-        self.topic, self.field, self.headers = topic, field, headers
 
 
 class Topic:
@@ -61,7 +51,9 @@ class Topic:
         key_deserializer: Deserializer | None = None,
         value_deserializer: Deserializer | None = None,
         timeout_s: float = TIMEOUT_S,
+        protected: bool = False,
     ) -> None:
+        """`protected`: the topic belongs to the library or to Kafka, so that `purge` refuses it."""
         if partitioner not in PARTITIONERS:
             raise InvalidOption("partitioner", partitioner, f"one of {', '.join(PARTITIONERS)}")
         if isolation not in ("read_committed", "read_uncommitted"):
@@ -72,6 +64,7 @@ class Topic:
         self._transport, self._client_id = transport, client_id
         self._partitioner, self._isolation, self._timeout_s = partitioner, isolation, timeout_s
         self._key, self._value = key_deserializer, value_deserializer
+        self._protected = protected
         self._lock = threading.Lock()
         self._open: tuple[ClusterAdmin, MessageReader] | None = None
         self._index: KeyIndex | None = None
@@ -103,7 +96,8 @@ class Topic:
           `>` for the rest. Messages after `up_to_offset` (a number with `partition`, or a map of partition: offset) or
           `up_to_time` are ignored, so the answer shows the topic as it was then.
         - `max_bytes`: how many bytes a batch may have (topics, keys, headers and values); 64 MiB if left out.
-        - `tombstones`: whether messages that delete their key are found, too; otherwise they are passed over.
+        - `tombstones`: whether messages that delete their key are found, too; otherwise they are passed over. A batch
+          without `multi_last` always has them.
 
         Raises BadRequest (408) for a request that is empty or contradicts itself, MessageNotFound (404), TooManyKeys
         (413), TopicMissing, AccessDenied, ClusterUnreachable.
@@ -141,7 +135,8 @@ class Topic:
         Raises what `get` raises.
         """
         with self._lock:
-            page = self._reads().page(request)
+            reads = self._reads()
+            page = reads.page(request)
         last: dict[int, int] = {}
         messages = []
         for raw, pending in zip(page.messages, page.pending, strict=True):
@@ -149,7 +144,7 @@ class Topic:
             messages.append(self._stored(raw, pending, last.get(number, -1)))
             last[number] = at
         end = EndOfBatch(page.left, last, page.up_to)
-        return StoredBatch(messages, end, request.page(page.lower, page.up_to) if page.left else None)
+        return StoredBatch(messages, end, request.page(page.lower, page.up_to, reads.topic_id) if page.left else None)
 
     def pages(self, request: GetRequest) -> Iterator[StoredBatch]:
         """Yields every page of a question. All pages show the point in time of the first one."""
@@ -182,10 +177,13 @@ class Topic:
         partition. `partition` limits the purge to one partition. With `dry_run` nothing is deleted. Kafka deletes by
         DeleteRecords (KIP-107).
 
-        Raises BadRequest if none or several are named and for an offset beyond the end, TopicMissing,
-        UnsupportedPlatform, ClusterUnreachable. Raises PurgeRefused where Kafka refuses (a topic that is compacted
-        only, a missing right); then partitions with lower numbers have been purged already.
+        Raises BadRequest if none or several are named and for an offset beyond the end, InvalidName for the
+        coordination topic and Kafka's own, TopicMissing, UnsupportedPlatform, ClusterUnreachable. Raises PurgeRefused
+        where Kafka refuses (a topic that is compacted only, a missing right); then partitions with lower numbers have
+        been purged already.
         """
+        if self._protected:
+            raise InvalidName("topic", self.name, NOT_YOURS)
         with self._lock:
             admin, _ = self._connection()
             target = PurgeTarget(before_offset, before_time, keep, partition)
@@ -204,7 +202,7 @@ class Topic:
                 raise TopicMissing(self.name)
             if self._index is not None:
                 self._index.close()
-            self._index = KeyIndex(path, self.name, there.topic_id)
+            self._index = KeyIndex(path, self.name, there.topic_id, self._isolation)
             return self._index
 
     def update_index(self) -> Status:
@@ -260,9 +258,9 @@ class Topic:
         topic, headers = raw.topic() or self.name, raw.headers()
         key, value = raw.key(), raw.value()
         if self._key is not None:
-            key = self._key(key, SerializationField(topic, "key", headers))
+            key = self._key(key, context_of(raw, "key"))
         if self._value is not None:
-            value = self._value(value, SerializationField(topic, "value", headers))
+            value = self._value(value, context_of(raw, "value"))
         return StoredMessage(
             topic,
             raw.partition() or 0,

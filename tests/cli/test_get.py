@@ -143,6 +143,6 @@ def test_topics_are_listed_shown_and_purged(shell: Shell, broker: Broker) -> Non
     refused = shell.run("topics", "purge", "purged", "--keep", "1", "--yes")
     assert (refused.exit_code, "deletes no records of purged:1" in refused.stderr) == (1, True)
     own = shell.run("topics", "purge", "__marshal", "--keep", "1", "--yes")
-    assert (own.exit_code, "marshal snapshot --truncate" in own.stderr) == (1, True)
+    assert (own.exit_code, "belongs to the library or to Kafka" in own.stderr) == (1, True)
     for arguments in ([], ["--keep", "1", "--before-offset", "1"], ["--before-offset", "9", "--partition", "1"]):
         assert shell.run("topics", "purge", "purged", *arguments, "--yes").exit_code == 1
