@@ -15,6 +15,7 @@ from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.options import CommonOptions, command
 from marshal_py.client.options import check_topics
 from marshal_py.topics import changes
+from marshal_py.topics.purging import info_of
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.ports import ClusterAdmin
 
@@ -83,10 +84,9 @@ def create(
     config: Config = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Create a topic."""
-    settings = {key: value for key, value in _settings(config).items() if value is not None}
+    """Create a topic. `--config NAME=` is an empty value, which Kafka takes or refuses."""
     with _admin(options, topic) as admin:
-        changes.create(admin, topic, partitions, replication_factor, settings, dry_run)
+        changes.create(admin, topic, partitions, replication_factor, _settings(config), dry_run)
     _done(options, topic, dry_run, "created")
 
 
@@ -101,7 +101,8 @@ def update(
 ) -> None:
     """Make a topic larger, or change its settings. `--config NAME=` brings the cluster's default back."""
     with _admin(options, topic) as admin:
-        changes.update(admin, topic, partitions, _settings(config), dry_run)
+        settings = {name: value or None for name, value in _settings(config).items()}
+        changes.update(admin, topic, partitions, settings, dry_run)
     _done(options, topic, dry_run, "changed")
 
 
@@ -109,12 +110,8 @@ def update(
 @command
 def rm(options: CommonOptions, topic: Name, dry_run: DryRun = False, yes: Yes = False) -> None:
     """Delete a topic and everything in it, for good."""
-    source = Topic(options.transport(), topic)
-    try:
-        found = source.info()
-    finally:
-        source.close()
     with _admin(options, topic) as admin:
+        found = info_of(admin, topic)
         if not dry_run:
             extent = f"{len(found.partitions)} partitions and {found.offsets} offsets"
             ask(f"Delete topic {topic!r} with {extent}?", yes)
@@ -133,14 +130,14 @@ def _admin(options: CommonOptions, topic: str) -> Iterator[ClusterAdmin]:
         admin.close()
 
 
-def _settings(given: list[str] | None) -> dict[str, str | None]:
-    """`retention.ms=60000` each; nothing after the sign is None."""
-    found: dict[str, str | None] = {}
+def _settings(given: list[str] | None) -> dict[str, str]:
+    """Returns the values by name, from texts like `retention.ms=60000`. Any other text ends in exit code 2."""
+    found = {}
     for text in given or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"--config {text!r}: expected NAME=VALUE")
-        found[name] = value or None
+        found[name] = value
     return found
 
 

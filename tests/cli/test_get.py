@@ -142,7 +142,15 @@ def test_topics_are_listed_shown_and_purged(shell: Shell, broker: Broker) -> Non
     assert (asked.exit_code, "Delete 2 offsets" in asked.stderr) == (1, True)
     refused = shell.run("topics", "purge", "purged", "--keep", "1", "--yes")
     assert (refused.exit_code, "deletes no records of purged:1" in refused.stderr) == (1, True)
-    own = shell.run("topics", "purge", "__marshal", "--keep", "1", "--yes")
-    assert (own.exit_code, "belongs to the library or to Kafka" in own.stderr) == (1, True)
     for arguments in ([], ["--keep", "1", "--before-offset", "1"], ["--before-offset", "9", "--partition", "1"]):
         assert shell.run("topics", "purge", "purged", *arguments, "--yes").exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["__marshal", "__consumer_offsets"])
+@pytest.mark.parametrize(
+    "arguments", [["create"], ["update", "--partitions", "99"], ["rm", "--yes"], ["purge", "--keep", "1", "--yes"]]
+)
+def test_topics_of_the_library_and_of_kafka_stay_as_they_are(shell: Shell, name: str, arguments: list[str]) -> None:
+    verb, *rest = arguments
+    refused = shell.run("topics", verb, name, *rest)
+    assert (refused.exit_code, "belongs to the library or to Kafka" in refused.stderr) == (1, True)

@@ -39,6 +39,13 @@ def test_a_topic_from_its_creation_to_its_end(kafka: Cluster) -> None:
         topic.close()
 
 
+def test_an_empty_setting_reaches_kafka(kafka: Cluster) -> None:
+    name, shell = f"topics-{time.time_ns()}", Shell(kafka.bootstrap)
+    refused = shell.run("topics", "create", name, "--config", "retention.ms=")
+    assert (refused.exit_code, "retention.ms" in refused.stderr) == (1, True)
+    assert shell.run("topics", "info", name).exit_code == 1, "nothing was created"
+
+
 def test_purging_and_what_is_refused(kafka: Cluster) -> None:
     name = f"topics-{time.time_ns()}"
     shell = Shell(kafka.bootstrap)

@@ -61,3 +61,19 @@ def test_wrong_changes(marshal: marshal_py.Marshal, call: Callable[[Any], Any], 
     with pytest.raises(error):
         call(marshal)
     assert marshal.topics() == ("orders",)
+
+
+@pytest.mark.parametrize("name", ["__marshal", "__consumer_offsets", "__transaction_state"])
+def test_topics_of_the_library_and_of_kafka_stay_as_they_are(marshal: marshal_py.Marshal, name: str) -> None:
+    """One rule for every way to change a topic; reading them is allowed."""
+    topic = marshal.topic(name)
+    for change in (
+        lambda: topic.purge(keep=0),
+        lambda: topic.purge(keep=0, dry_run=True),
+        lambda: marshal.create_topic(name),
+        lambda: marshal.update_topic(name, partitions=99),
+        lambda: marshal.delete_topic(name),
+    ):
+        with pytest.raises(InvalidName, match="belongs to the library or to Kafka"):
+            change()
+    assert marshal.topic("__marshal").info().offsets > 0

@@ -388,6 +388,42 @@ def test_a_topic_that_does_not_exist(fill: Any) -> None:
         topic.get(batch=1)
 
 
+def test_a_message_of_a_topic_that_does_not_exist(fill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes from the topic's description: a read would wait for its timeout."""
+    topic = fill([], 1)
+    topic.name = "nothing"
+    _, reader = topic._connection()
+    monkeypatch.setattr(reader, "read", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(TopicMissing):
+        topic.get(offset=0, partition=0)
+
+
+def test_a_topic_that_is_created_again_between_two_pages() -> None:
+    """The second page would be of other messages. Where topics have no ids, nothing shows it."""
+    broker = MemoryBroker()
+
+    def create() -> None:
+        broker.create_topic(NAME, 1)
+        for entry in users():
+            broker.produce(NAME, 0, entry.value, entry.key, None, entry.at_ms)
+
+    create()
+    topic = Topic(MemoryTransport(broker), NAME)
+    for question in (GetRequest(batch=2), GetRequest(multi_last=[">"], batch=2)):
+        following = topic.get_page(question).next_request()
+        assert following is not None
+        assert len(topic.get_page(following)) == 2
+        broker.delete_topic(NAME)
+        create()
+        with pytest.raises(BadRequest, match="created again since the first page"):
+            topic.get_page(following)
+
+
+def test_a_batch_without_multi_last_has_tombstones(fill: Any) -> None:
+    topic = fill([Entry(0, b"k", b"v", T0), Entry(0, b"k", None, T0 + 1)], 1)
+    assert values(topic.get(batch=5)) == values(topic.get(batch=5, next_by_key="k")) == [b"v", None]
+
+
 @pytest.mark.parametrize("options", [{"partitioner": "round robin"}, {"isolation": "none"}, {"timeout_s": 0}])
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,39 @@ def test_a_topic_that_was_created_again(broker: MemoryBroker, tmp_path: Path, te
     write(broker, random.Random(6), 3)
     with pytest.raises(IndexUnusable, match="created again"):
         topic.update_index() if not tells_ids else opened(broker, tmp_path / "keys.db")
+    topic.close()
+
+
+def test_a_topic_that_was_created_again_and_is_longer(broker: MemoryBroker, tmp_path: Path) -> None:
+    """Without topic ids neither id nor end shows it, but the message that the index names has another key."""
+    broker.tells_ids = False
+    broker.produce(NAME, 0, b"1", b"k", None, T0)
+    topic = opened(broker, tmp_path / "keys.db")
+    assert topic["k"].value == b"1"
+    broker.delete_topic(NAME)
+    broker.create_topic(NAME, 3)
+    broker.produce(NAME, 0, b"2", b"other", None, T0)
+    for question in ({"last_by_key": "k"}, {"next_by_key": "k"}, {"next_by_key": "k", "batch": 2}):
+        with pytest.raises(IndexUnusable, match=r"another key for users:0@0: .* delete the file"):
+            topic.get(**question)
+    topic.close()
+
+
+def test_the_index_of_another_isolation(broker: MemoryBroker, tmp_path: Path) -> None:
+    """It holds aborted messages, or lacks them."""
+    opened(broker, tmp_path / "keys.db").close()
+    with pytest.raises(IndexUnusable, match="built for read_committed: give read_uncommitted a file of its own"):
+        Topic(MemoryTransport(broker), NAME, isolation="read_uncommitted").key_index(tmp_path / "keys.db")
+
+
+def test_several_threads_use_one_index(broker: MemoryBroker, tmp_path: Path) -> None:
+    """SQLite binds a connection to its thread, unless it is told that calls do not overlap."""
+    write(broker, random.Random(7), 40)
+    topic, plain = opened(broker, tmp_path / "keys.db"), Topic(MemoryTransport(broker), NAME)
+    asked = questions(random.Random(7))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda question: answer(topic, question), asked))
+    assert found == [answer(plain, question) for question in asked]
     topic.close()
 
 
