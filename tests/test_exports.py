@@ -8,11 +8,13 @@ import inspect
 import pydoc
 import typing
 from importlib import resources
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import marshal_py
+from marshal_py import MarshalError, errors
 
 
 @pytest.mark.parametrize("name", marshal_py.__all__)
@@ -35,13 +37,13 @@ def test_the_package_is_marked_as_typed() -> None:
 
 # --- types can be resolved at run time, as `inspect`, `help`, documentation tools and containers do
 
-PUBLIC_MODULES = ("marshal_py", "marshal_py.embedded", "marshal_py.errors", "marshal_py.metrics", "marshal_py.spark")
+PUBLIC_MODULES = ("marshal_py", "marshal_py.embedded", "marshal_py.errors", "marshal_py.metrics", "marshal_py.sql")
 
 
-def public_objects() -> dict[str, Any]:
+def public_objects(*modules: str) -> dict[str, Any]:
     """Classes and functions of the public names, and classes of ours in their signatures, such as Part and Planner."""
     found: dict[str, Any] = {}
-    waiting = [value for name in PUBLIC_MODULES for value in vars(importlib.import_module(name)).values()]
+    waiting = [value for name in modules for value in values_of(importlib.import_module(name))]
     while waiting:
         one = waiting.pop()
         home = getattr(one, "__module__", None) or ""
@@ -58,13 +60,18 @@ def public_objects() -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
+def values_of(module: ModuleType) -> list[Any]:
+    """The values of the public names; of marshal_py.errors, which has no list of them, all names."""
+    return [getattr(module, name) for name in getattr(module, "__all__", vars(module))]
+
+
 def calls_of(one: Any) -> list[Any]:
     if not inspect.isclass(one):
         return [one]
     values = [
         getattr(value, "fget", None) or getattr(value, "__func__", value)
         for name, value in vars(one).items()
-        if not name.startswith("_")
+        if not name.startswith("_") or name in ("__init__", "__iter__", "__next__", "__getitem__", "__enter__")
     ]
     return [value for value in values if inspect.isfunction(value)]
 
@@ -74,9 +81,23 @@ def classes_in(hint: Any) -> list[Any]:
     return [hint] if inspect.isclass(hint) else [part for arg in typing.get_args(hint) for part in classes_in(arg)]
 
 
-@pytest.mark.parametrize("name", public_objects())
+OBJECTS = public_objects(*PUBLIC_MODULES)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
 def test_the_types_of_public_names_can_be_resolved(name: str) -> None:
-    one = public_objects()[name]
+    check_types(OBJECTS[name])
+
+
+def test_the_types_of_the_names_for_spark_can_be_resolved() -> None:
+    """One test, because importing Spark takes a second, which collecting the tests must not wait for."""
+    found = public_objects("marshal_py.spark")
+    assert {"marshal_py.spark.batches.claimed_batches", "marshal_py.spark.batches.Batch"} <= found.keys()
+    for one in found.values():
+        check_types(one)
+
+
+def check_types(one: Any) -> None:
     for asked in (one, *calls_of(one)):
         typing.get_type_hints(asked)
         if not (inspect.isclass(asked) and issubclass(asked, BaseException) and "__init__" not in vars(asked)):
@@ -86,4 +107,10 @@ def test_the_types_of_public_names_can_be_resolved(name: str) -> None:
 
 def test_classes_in_public_signatures_are_checked_too() -> None:
     """Otherwise the test above would miss classes without a public name."""
-    assert {"marshal_py.client.message.Part", "marshal_py.client.planner.ClaimedBatch"} <= public_objects().keys()
+    assert {"marshal_py.client.message.Part", "marshal_py.client.planner.ClaimedBatch"} <= OBJECTS.keys()
+
+
+def test_every_error_can_be_imported_from_the_package() -> None:
+    ours = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, MarshalError)}
+    assert len(ours) > 70
+    assert ours <= set(marshal_py.__all__)

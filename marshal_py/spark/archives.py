@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Window, functions
+from pyspark.sql import DataFrame, SparkSession, Window, functions
 
 from marshal_py.client.options import COORDINATION_TOPIC
 from marshal_py.errors import InvalidOption, LogGap, TopicRecreated
@@ -21,9 +21,6 @@ from marshal_py.spark.log_sources import TopicSource, root_of
 from marshal_py.spark.options import as_options
 from marshal_py.spark.replays import find_root
 from marshal_py.transport.ports import Bounds
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 DAY: Final = "day"
 

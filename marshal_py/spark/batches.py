@@ -14,23 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
+from pyspark.sql import DataFrame, SparkSession
+
+from marshal_py.client.consumer import Consumer
 from marshal_py.client.planner import ClaimedBatch
+from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.spark import jvm
 from marshal_py.spark.messages import COLUMNS, columns_of
 from marshal_py.spark.options import MAX_ROWS, READ_TIMEOUT_S, as_options
 from marshal_py.spark.ranges import ranges_json
-from marshal_py.spark.tasks import pieces_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from marshal_py.client.consumer import Consumer
-    from marshal_py.client.ranges import ClaimedRange
-    from marshal_py.spark.tasks import Piece
+from marshal_py.spark.tasks import Piece, pieces_of
 
 
 def claimed_batches(

@@ -19,16 +19,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
 
 from marshal_py.client.sql_guard import CREATE, DEFAULT_TABLE
 from marshal_py.errors import InvalidOption, LedgerMoved
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.spark import guards
 from marshal_py.spark.guards import Position, Span, TopicIds
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _MARKS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 _WHERE: Final = "WHERE topic = ? AND partition = ?"

@@ -14,21 +14,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql import DataFrame
 
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.spark import lakes
 from marshal_py.spark.guards import Position, Span
 from marshal_py.spark.parquet_files import spark_uri_of, write_files
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
 
 _INCARNATION_BYTES: Final = 16
 _TIME_BYTES: Final = 7  # of an incarnation (time, a random byte): all that fits into a version

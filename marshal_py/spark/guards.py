@@ -17,17 +17,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+
+from pyspark.sql import DataFrame
 
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.client.message import Batch, Message
 from marshal_py.errors import InvalidOption, LedgerMoved, PartitionError, WriteFenced
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.transport.kafka import KafkaTransport
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from marshal_py.client.message import Batch, Message
 
 logger = logging.getLogger("marshal_py.spark")
 

@@ -10,20 +10,18 @@ loop). Positions are table properties, one per partition, because snapshots expi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import TableProperties
+from pyspark.sql import DataFrame
 
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.spark import lakes
 from marshal_py.spark.guards import Position, Span
 from marshal_py.spark.parquet_files import spark_uri_of, write_files
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-    from pyspark.sql import DataFrame
 
 PREFIX: Final = "marshal."  # the prefix of the table properties that hold positions
 

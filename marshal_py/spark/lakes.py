@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from marshal_py.errors import LedgerMoved
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark import guards
 from marshal_py.spark.guards import Position, Span, TopicIds
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
 
 COMMITS_MAX: Final = 100  # tries of one commit; each failure means that another writer succeeded
 

@@ -29,16 +29,15 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
 
 from marshal_py.errors import InvalidOption, LedgerMoved
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark import guards
 from marshal_py.spark.guards import Position, Span, TopicIds
 from marshal_py.spark.ledger_state import LedgerState, Rewind
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 ENTRIES: Final = "_marshal"
 CHECKPOINT: Final = "checkpoint.json"

@@ -12,20 +12,18 @@ import json
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
     StreamingQueryListener,
+    StreamingQueryProgress,
 )
 
 from marshal_py.errors import UnsupportedPlatform
 from marshal_py.spark import commits
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 logger = logging.getLogger("marshal_py.spark")
 

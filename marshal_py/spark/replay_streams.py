@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import util
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from marshal_py.errors import GroupOpaque, InvalidOption, LogGap, MissingSpark
@@ -27,9 +27,6 @@ from marshal_py.protocol.snapshot import Key, Stored
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 from marshal_py.spark import INSTALL, columns
 from marshal_py.spark.replays import NEEDED, check_columns, checked_tables
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 STATE_VERSION: Final = 1
 HELD_MAX: Final = 200_000  # records of a log that wait for a missing one; then that counts as lost

@@ -7,11 +7,11 @@ them as they arrive. The rows are the same as those of a fold in one process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, functions
 
 from marshal_py.errors import InvalidOption, LogGap
 from marshal_py.history.tables import TABLES
@@ -21,9 +21,6 @@ from marshal_py.protocol.records import Genesis
 from marshal_py.spark import columns
 from marshal_py.spark.log_tables import CHECK_EVERY, ROWS_HELD_MAX
 from marshal_py.spark.replay_starts import Beginning, Placed, beginning, root_among
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 NEEDED: Final = ("log", "offset", "time", "value")
 TASKS_MAX: Final = 256  # a task costs Spark 50 ms before it does anything

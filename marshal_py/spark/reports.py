@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, SparkSession, functions
 
 from marshal_py.errors import InvalidOption
 from marshal_py.history.tables import TABLES
 from marshal_py.spark import columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 PREFIX: Final = "marshal_"
 

@@ -16,12 +16,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import SparkSession
 
 from marshal_py.errors import MissingSpark
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 CONNECT: Final = "sc://"
 CONNECT_INSTALL: Final = "pip install 'pyspark[connect]'"

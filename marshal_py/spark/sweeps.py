@@ -7,18 +7,15 @@ an invariant must give a row, not a failed task.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, SparkSession, functions
 
 from marshal_py.errors import InvalidOption
 from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 TASKS_PER_CORE: Final = 3  # a task costs 50 ms; with several per core, cores finish at about the same time
 _PROBE_ROWS: Final = 65_536  # more than a cluster has cores, so that every core gets a partition
