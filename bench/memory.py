@@ -30,9 +30,10 @@ from typing import Any
 
 from bench.environment import BenchEnvironment, Result, Work
 from marshal_py.protocol import codec, rationalizer
-from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.ready import MemberOptions, Ready
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME

@@ -13,9 +13,10 @@ from typing import Any
 from marshal_py.client.forks import ForkedLock
 from marshal_py.client.options import Deserializer
 from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, Token
 from marshal_py.protocol.member import Member
+from marshal_py.protocol.offset_run import OffsetRun
 
 
 class DeliveryContext:

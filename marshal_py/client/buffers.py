@@ -15,8 +15,9 @@ from typing import Final
 from marshal_py.client.acks import Delivered
 from marshal_py.client.message import Message
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.transport.ports import RawMessage
 
 _OPEN: Final = ClaimPhase.OPEN  # bound once: an enum looks up its members at every use
@@ -228,6 +229,50 @@ class Buffer:
             return position
         tracker = self.claim.tracker
         return tracker.forget_undelivered() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
+
+    # --- in at-most-once mode
+
+    def skip_to_grant(self, tracker: AtMostOnce) -> int:
+        """Drops messages below the offset where delivery continues.
+
+        Returns how many of the first remaining chunk's undelivered messages the oldest grant covers.
+        """
+        while self.fetched:
+            head = self.fetched[0]
+            while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
+                head.at += 1
+            if head.at == len(head.messages):
+                self.fetched.popleft()
+                continue
+            if not tracker.holds(head.messages[head.at].offset() or 0):
+                return 0
+            return head.below(tracker.grants[0].to) - head.at
+        return 0
+
+    def granted(self, tracker: AtMostOnce) -> int:
+        """Returns how many undelivered messages have a grant."""
+        if not self.fetched or not tracker.grants:
+            return 0
+        to = tracker.granted_to()
+        return sum(part.below(to) - part.at for part in self.fetched)
+
+    def ungranted(self, tracker: AtMostOnce, left: int) -> tuple[int, int] | None:
+        """Returns the offsets [start, to) of the next `left` fetched messages without a grant; None if all have one."""
+        granted_to = tracker.granted_to()
+        start: int | None = None
+        to = 0
+        for part in self.fetched:
+            at = part.below(granted_to)
+            count = min(left, len(part.messages) - at)
+            if count > 0:
+                start = part.messages[at].offset() if start is None else start
+                to = (part.messages[at + count - 1].offset() or 0) + 1
+                left -= count
+            if not left:
+                break
+        return None if start is None else (start, to)
+
+    # --- what comes in
 
     def _keep(self, messages: Sequence[RawMessage]) -> None:
         """Stores messages. In at-least-once mode it leaves out those that an earlier owner has finished (D1)."""

@@ -26,9 +26,10 @@ from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.prefetch import Prefetch, Room
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.rebalance import GRANTS_AHEAD
 from marshal_py.transport.ports import Chunk, DataSource
 
@@ -238,7 +239,7 @@ class DeliveryQueue:
                 continue
             if self.at_most_once:
                 assert isinstance(claim.tracker, AtMostOnce)
-                total += self._granted_count(buffer, claim.tracker)
+                total += buffer.granted(claim.tracker)
             else:
                 total += buffer.size
         return total
@@ -266,7 +267,7 @@ class DeliveryQueue:
             tracker = claim.tracker
             count, at_bound = buffer.size, buffer.held_back
             if isinstance(tracker, AtMostOnce):
-                granted = self._granted_count(buffer, tracker)
+                granted = buffer.granted(tracker)
                 at_bound = len(tracker.grants) >= GRANTS_AHEAD or (at_bound and granted == count)
                 count = granted
             if count and (at_bound or claim.one_by_one):
@@ -327,7 +328,7 @@ class DeliveryQueue:
     ) -> tuple[Part, Delivered] | None:
         head = buffer.fetched[0]
         if isinstance(claim.tracker, AtMostOnce):
-            limit = min(limit, self._skip_to_grant(buffer, claim.tracker))
+            limit = min(limit, buffer.skip_to_grant(claim.tracker))
             if not buffer.fetched:
                 return None
             head = buffer.fetched[0]
@@ -395,7 +396,7 @@ class DeliveryQueue:
             there = len(buffer.fetched[0].messages) - buffer.fetched[0].at
             count = 1 if claim.one_by_one else there
             if isinstance(claim.tracker, AtMostOnce):
-                count = self._skip_to_grant(buffer, claim.tracker)
+                count = buffer.skip_to_grant(claim.tracker)
             count = min(count, self._left())
             if count > 0:
                 self.rate.delivered(self.delivered, now.mono_ms)
@@ -405,29 +406,6 @@ class DeliveryQueue:
         return None
 
     # --- at-most-once mode
-
-    def _skip_to_grant(self, buffer: Buffer, tracker: AtMostOnce) -> int:
-        """Drops messages below the offset where delivery continues.
-
-        Returns how many of the first remaining chunk's undelivered messages the oldest grant covers.
-        """
-        while buffer.fetched:
-            head = buffer.fetched[0]
-            while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
-                head.at += 1
-            if head.at == len(head.messages):
-                buffer.fetched.popleft()
-                continue
-            if not tracker.holds(head.messages[head.at].offset() or 0):
-                return 0
-            return head.below(tracker.grants[0].to) - head.at
-        return 0
-
-    def _granted_count(self, buffer: Buffer, tracker: AtMostOnce) -> int:
-        if not buffer.fetched or not tracker.grants:
-            return 0
-        to = tracker.granted_to()
-        return sum(part.below(to) - part.at for part in buffer.fetched)
 
     def offer(self) -> bool:
         """Sets each claim's `offer`: offsets to ask a grant for (D2). Tells whether the member can ask for one now."""
@@ -444,25 +422,9 @@ class DeliveryQueue:
             claim.tracker.holds(claim.tracker.delivered_to)  # drops grants that are used up
             if claim.tracker.asked is not None or len(claim.tracker.grants) >= GRANTS_AHEAD:
                 continue  # its offer stays as it is: a look at the buffer costs time
-            claim.offer = self._ungranted(buffer, claim.tracker, each)
+            claim.offer = buffer.ungranted(claim.tracker, each)
             something = something or claim.offer is not None
         return something
-
-    def _ungranted(self, buffer: Buffer, tracker: AtMostOnce, left: int) -> tuple[int, int] | None:
-        """Returns the offsets [start, to) of the next `left` fetched messages without a grant; None if all have one."""
-        granted_to = tracker.granted_to()
-        start: int | None = None
-        to = 0
-        for part in buffer.fetched:
-            at = part.below(granted_to)
-            count = min(left, len(part.messages) - at)
-            if count > 0:
-                start = part.messages[at].offset() if start is None else start
-                to = (part.messages[at + count - 1].offset() or 0) + 1
-                left -= count
-            if not left:
-                break
-        return None if start is None else (start, to)
 
     def user_returned(self) -> None:
         """Resumes fetching of partitions whose buffers have become low. Called when the user asks for more messages.

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.records import GRANT_OFFSETS_MAX
 from marshal_py.transport.ports import Bounds
 

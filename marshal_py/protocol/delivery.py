@@ -1,8 +1,8 @@
 """Tracks which offsets of one claim were handed over and which are finished (PROTOCOL.md 8, F5, F6).
 
 AtLeastOnce and AtMostOnce are the trackers of the two modes. They know offsets, never messages. A message is handed
-over, or delivered, when the user gets it, and finished when its ack has come. A run is an OffsetRun. A handler is what
-the user does with a message. Times are monotonic ms. Nothing here is thread-safe: callers hold a lock.
+over, or delivered, when the user gets it, and finished when its ack has come. A run is an OffsetRun (offset_run.py). A
+handler is what the user does with a message. Times are monotonic ms. Nothing here is thread-safe: callers hold a lock.
 """
 
 from __future__ import annotations
@@ -14,116 +14,12 @@ from typing import NamedTuple
 
 from marshal_py.protocol import progress
 from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.records import OFFSET_MAX
 
 RUN_MERGED_MAX = 1_000  # offsets; bounds the set of indexes that are finished out of order
 SPANS_REPORTED = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
-MARK_MS = 1_000  # at most one time of delivery is kept in so long, because each costs memory
-
-
-class OffsetRun:
-    """Holds offsets of one claim that were fetched together, in ascending order, and which of them are finished.
-
-    An index is a place in `offsets`. The messages below index `delivered` were handed over.
-
-    Invariants:
-      R1  0 <= low <= delivered <= len(offsets)
-      R2  every index below low is finished; low itself is not
-      R3  `finished` holds exactly the finished indexes above low
-    """
-
-    __slots__ = ("delivered", "finished", "low", "marks", "offsets", "touched")
-
-    def __init__(self, offsets: Sequence[int]) -> None:
-        self.offsets = offsets
-        self.delivered = 0
-        self.low = 0
-        self.finished: set[int] = set()
-        self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, at most one per MARK_MS
-        self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last reported to be at work
-
-    def deliver(self, count: int, mono_ms: int) -> int:
-        """Records that the next `count` messages are handed over at `mono_ms`; returns the index of the first."""
-        first = self.delivered
-        self.delivered = first + count
-        marks = self.marks
-        if not marks or mono_ms - marks[-1][1] >= MARK_MS:
-            marks.append((first, mono_ms))
-        return first
-
-    def finish(self, index: int) -> bool:
-        """Marks the message at `index` finished; returns False if it was already, because an ack may come twice."""
-        low = self.low
-        if index > low:
-            if index in self.finished:
-                return False
-            self.finished.add(index)
-            return True
-        if index < low:
-            return False
-        low += 1
-        while low in self.finished:
-            low += 1
-        # A signal handler may raise inside the loop above, but not between the last two steps (R2, R3).
-        passed, forget = range(self.low + 1, low), self.finished.difference_update
-        self.low = low
-        if passed:
-            forget(passed)
-        return True
-
-    def finish_range(self, first: int, stop: int) -> int:
-        """Marks the indexes [first, stop) finished; returns how many of them were not finished before."""
-        if first == self.low and not self.finished:
-            self.low = stop
-            return stop - first
-        return sum(self.finish(index) for index in range(max(first, self.low), stop))
-
-    @property
-    def unfinished(self) -> int:
-        """Returns how many messages were handed over and are not finished."""
-        return self.delivered - self.low - len(self.finished)
-
-    def delivered_ms(self, index: int) -> int:
-        """Returns the monotonic ms at which the message at `index` was handed over.
-
-        The result may be up to MARK_MS too high, because at most one time per MARK_MS is recorded. It is never too low.
-        """
-        marks = self.marks
-        for position in range(len(marks) - 1, -1, -1):
-            if marks[position][0] <= index:
-                first, mono_ms = marks[position]
-                return mono_ms if index == first else mono_ms + MARK_MS
-        return 0
-
-    def touch(self, first: int, stop: int, mono_ms: int) -> None:
-        """Records that at `mono_ms` the handlers of the messages at the indexes [first, stop) were still at work."""
-        if self.touched is None:
-            self.touched = {}
-        for index in range(max(first, self.low), min(stop, self.delivered)):
-            if index not in self.finished:
-                self.touched[index] = mono_ms
-
-    def touch_all(self, mono_ms: int) -> None:
-        """Records that at `mono_ms` the handlers of all messages that were handed over were still at work."""
-        self.marks, self.touched = [(self.low, mono_ms)], None
-
-    def oldest(self) -> tuple[int, int] | None:
-        """Returns (monotonic ms, index): since when the longest silent handler has been silent, and its message (D4).
-
-        A handler is silent since it got its message or last reported that it is at work. Returns None if no handler has
-        a message.
-        """
-        touched, finished, index = self.touched, self.finished, self.low
-        if not touched:
-            return (self.delivered_ms(index), index) if index < self.delivered else None
-        self.touched = {at: ms for at, ms in touched.items() if at >= index and at not in finished}
-        while index < self.delivered and (index in self.touched or index in finished):
-            index += 1
-        silent = [(ms, at) for at, ms in self.touched.items()]
-        if index < self.delivered:  # of the messages that were never touched, the lowest was handed over first
-            silent.append((self.delivered_ms(index), index))
-        return min(silent, default=None)
 
 
 class AtLeastOnce:

@@ -9,10 +9,10 @@ A short tick must come to the same result as a whole one; this file decides noth
 from __future__ import annotations
 
 from marshal_py.protocol.claim import ClaimPhase
-from marshal_py.protocol.delivery import MARK_MS
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.member_state import MemberState
+from marshal_py.protocol.offset_run import MARK_MS
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.rebalance import Rebalancer
 from marshal_py.protocol.world import Group

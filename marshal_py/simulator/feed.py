@@ -7,7 +7,8 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.simulator.auditor_evidence import Delivery
 
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from marshal_py.protocol import claim_records, progress, releases, transitions
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.record_handler import RecordHandler
 from marshal_py.protocol.records import ReleasingPartition

@@ -16,7 +16,7 @@ import pytest
 
 from marshal_py import Consumer, Message
 from marshal_py.errors import GroupDeleted
-from marshal_py.protocol.delivery import OffsetRun
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.records import Leave
 from tests.support.client_fixtures import (
     DEADLINE_S,

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from marshal_py.protocol import progress
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import MARK_MS, AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.offset_run import MARK_MS, OffsetRun
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.records import OFFSET_MAX
 

@@ -6,8 +6,9 @@ import pytest
 
 from marshal_py.protocol import codec, progress, rationalizer
 from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.member import HEARTBEAT_BYTES
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.records import PROGRESS_BYTES_MAX
 
 

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 
 from marshal_py.protocol import codec
 from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.ready import Advisory, MemberOptions, Ready, Wanted
 from marshal_py.protocol.records import Genesis, Record

@@ -18,9 +18,10 @@ from marshal_py.admin.operation import GroupContext, Operation
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.position import PositionPlan
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import Evict, Heartbeat, Record, ReleasingPartition
 from marshal_py.protocol.verdict import Verdict
