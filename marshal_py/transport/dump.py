@@ -26,7 +26,8 @@ from msgspec import Struct
 
 from marshal_py.errors import DumpDamaged
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport.memory import MemoryBroker, MemoryMessage, MemoryTransport
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
 from marshal_py.transport.ports import LogRecord
 
 T = TypeVar("T")
@@ -248,4 +249,4 @@ def memory_transport(path: Path) -> tuple[Header, MemoryTransport]:
                     header.topic, record.log, record.offset, record.key, record.value, None, record.timestamp_ms
                 )
             )
-    return header, broker.transport()
+    return header, MemoryTransport(broker)

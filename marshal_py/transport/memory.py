@@ -1,13 +1,12 @@
 """Implements the interfaces of ports.py by a small Kafka in memory, for unit tests of client and admin.
 
-A MemoryBroker stands for a cluster; `connect` takes its MemoryTransport instead of servers. It uses no network and no
-files. A thread that waits really waits, on a condition. The broker knows nothing of the protocol.
+A MemoryBroker stands for a cluster; `connect` takes a MemoryTransport instead of servers. A thread that waits really
+waits, on a condition.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -15,152 +14,19 @@ from typing import Any, Final
 from marshal_py.errors import (
     ClusterUnreachable,
     CoordinationError,
-    CoordinationTopicMissing,
     HistoryTruncated,
     MarshalError,
     RangeLost,
-    TopicExists,
     TopicMissing,
     TopicRecreated,
-    TopicRefused,
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments
-from marshal_py.transport.ports import (
-    ALL_CAPABILITIES,
-    Bounds,
-    Broken,
-    Chunk,
-    LogRecord,
-    OutOfRange,
-    RawMessage,
-    TopicInfo,
-)
-from marshal_py.transport.topic_checks import KEEP_FOREVER, check_settings
+from marshal_py.transport.memory_admin import MemoryAdmin
+from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.ports import Bounds, Broken, Chunk, LogRecord, OutOfRange, RawMessage
 
 READ_MAX: Final = 10_000  # records taken at once, like DRAIN_MAX of the Kafka transport
-
-
-class MemoryMessage:
-    """Is a message with the methods of confluent_kafka.Message."""
-
-    __slots__ = ("_headers", "_key", "_offset", "_partition", "_timestamp_ms", "_topic", "_value")
-
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: list[tuple[str, bytes]] | None,
-        timestamp_ms: int,
-    ) -> None:
-        self._topic, self._partition, self._offset = topic, partition, offset
-        self._key, self._value, self._headers, self._timestamp_ms = key, value, headers, timestamp_ms
-
-    def topic(self) -> str:
-        return self._topic
-
-    def partition(self) -> int:
-        return self._partition
-
-    def offset(self) -> int:
-        return self._offset
-
-    def key(self) -> bytes | None:
-        return self._key
-
-    def value(self) -> bytes | None:
-        return self._value
-
-    def headers(self) -> list[tuple[str, bytes]] | None:
-        return self._headers
-
-    def timestamp(self) -> tuple[int, int]:
-        return (1, self._timestamp_ms)
-
-
-class MemoryBroker:
-    """Holds topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()  # acquired inside C, so an exception in a signal handler cannot leave it locked
-        self.changed = threading.Condition(self.lock)
-        self.topics: dict[str, list[list[MemoryMessage]]] = {}
-        self.first: dict[TopicPartition, int] = {}  # lower offsets were deleted
-        self.base: dict[TopicPartition, int] = {}  # offset of element 0 of the list
-        self.ids: dict[str, int] = {}
-        self.committed: dict[tuple[str, TopicPartition], int] = {}
-        self.live_kafka: dict[str, int] = {}
-        self.writable = True
-        self.tells_ids = True  # whether it reports topic ids; Apache Kafka before 2.8 has none
-        self.may_create = True
-        self.may_delete = True
-        self.queue_full = False
-        self.brokers = 1
-        self.settings: dict[str, dict[str, str]] = {}
-        self._id = 0
-
-    def create_topic(self, name: str, partitions: int) -> None:
-        with self.lock:
-            self._id += 1
-            self.topics[name] = [[] for _ in range(partitions)]
-            self.ids[name] = self._id
-            self.settings[name] = dict(KEEP_FOREVER)
-            self.changed.notify_all()
-
-    def delete_topic(self, name: str) -> None:
-        with self.lock:
-            del self.topics[name], self.ids[name]
-            for tp in [tp for tp in (*self.first, *self.base) if tp.topic == name]:
-                self.first.pop(tp, None)
-                self.base.pop(tp, None)
-            self.changed.notify_all()
-
-    def grow(self, name: str, partitions: int) -> None:
-        with self.lock:
-            self.topics[name] += [[] for _ in range(partitions - len(self.topics[name]))]
-
-    def produce(
-        self,
-        topic: str,
-        partition: int,
-        value: bytes | None,
-        key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
-        timestamp_ms: int = 0,
-    ) -> int:
-        """Appends a message. Returns its offset. Raises TopicMissing."""
-        with self.lock:
-            if topic not in self.topics:
-                raise TopicMissing(topic)
-            messages = self.topics[topic][partition]
-            offset = self.base.get(TopicPartition(topic, partition), 0) + len(messages)
-            messages.append(MemoryMessage(topic, partition, offset, key, value, headers, timestamp_ms))
-            self.changed.notify_all()
-            return offset
-
-    def delete_records(self, tp: TopicPartition, before: int) -> None:
-        with self.lock:
-            self.first[tp] = before
-            self.changed.notify_all()
-
-    def has(self, tp: TopicPartition) -> bool:
-        return tp.partition < len(self.topics.get(tp.topic, ()))
-
-    def bounds(self, tp: TopicPartition) -> Bounds:
-        messages = self.topics[tp.topic][tp.partition]
-        base = self.base.get(tp, 0)
-        return Bounds(max(self.first.get(tp, 0), base), base + len(messages))
-
-    def read(self, tp: TopicPartition, offset: int, limit: int) -> list[MemoryMessage]:
-        """Returns at most `limit` messages from `offset` on. The caller holds `lock` and has checked the bounds."""
-        at = offset - self.base.get(tp, 0)
-        return self.topics[tp.topic][tp.partition][at : at + limit]
-
-    def transport(self) -> MemoryTransport:
-        return MemoryTransport(self)
 
 
 class MemoryLog:
@@ -348,129 +214,6 @@ class MemoryReader:
                     break  # the end of the partition
                 at += len(found)
                 yield found
-
-    def close(self) -> None:
-        pass
-
-
-class MemoryTopics:
-    """Implements TopicAdmin over a MemoryBroker."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
-
-    def create(
-        self, name: str, partitions: int, replication: int | None, config: Mapping[str, str], dry_run: bool
-    ) -> None:
-        with self.broker.lock:
-            if name in self.broker.topics:
-                raise TopicExists(name)
-            if replication is not None and replication > self.broker.brokers:
-                raise TopicRefused(name, f"replication factor {replication} with {self.broker.brokers} brokers")
-            if not dry_run:
-                self.broker.create_topic(name, partitions)
-                self.broker.settings[name].update(config)
-
-    def grow(self, name: str, partitions: int, dry_run: bool) -> None:
-        with self.broker.lock:
-            known = len(self._topic(name))
-            if partitions <= known:
-                raise TopicRefused(name, f"it has {known} partitions, and {partitions} are no more")
-            if not dry_run:
-                self.broker.grow(name, partitions)
-
-    def alter(self, name: str, config: Mapping[str, str | None], dry_run: bool) -> None:
-        with self.broker.lock:
-            self._topic(name)
-            if not dry_run:
-                kept = {**self.broker.settings[name], **config}
-                self.broker.settings[name] = {key: value for key, value in kept.items() if value is not None}
-
-    def delete(self, name: str) -> None:
-        with self.broker.lock:
-            self._topic(name)
-            self.broker.delete_topic(name)
-
-    def _topic(self, name: str) -> list[list[MemoryMessage]]:
-        if name not in self.broker.topics:
-            raise TopicMissing(name)
-        return self.broker.topics[name]
-
-
-class MemoryAdmin:
-    """Implements ClusterAdmin over a MemoryBroker."""
-
-    capabilities = ALL_CAPABILITIES
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
-
-    def prepare_coordination(self, topic: str, partitions: int) -> int:
-        with self.broker.lock:
-            if topic not in self.broker.topics:
-                if not self.broker.may_create:
-                    raise CoordinationTopicMissing(topic, "not allowed", f"create_topic({topic!r}, {partitions})")
-                self.broker.create_topic(topic, partitions)
-            check_settings(topic, self.broker.settings[topic], self.broker.brokers, self.broker.brokers, "memory")
-            return len(self.broker.topics[topic])
-
-    def describe_topic(self, topic: str) -> TopicInfo | None:
-        with self.broker.lock:
-            found = self.broker.topics.get(topic)
-            known = str(self.broker.ids[topic]) if found is not None and self.broker.tells_ids else ""
-            return None if found is None else TopicInfo(len(found), known)
-
-    def topics(self) -> frozenset[str]:
-        with self.broker.lock:
-            return frozenset(self.broker.topics)
-
-    def partition_count(self, topic: str) -> int | None:
-        found = self.describe_topic(topic)
-        return None if found is None else found.partitions
-
-    def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
-        with self.broker.lock:
-            for tp in tps:
-                if not self.broker.has(tp):
-                    raise ClusterUnreachable("memory", f"the ends of {tp}", "there is no such partition")
-            return {tp: self.broker.bounds(tp) for tp in tps}
-
-    def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        found: dict[TopicPartition, int] = {}
-        with self.broker.lock:
-            for tp in tps:
-                bounds = self.broker.bounds(tp)
-                messages = self.broker.read(tp, bounds.first, bounds.end - bounds.first)
-                later = [message.offset() for message in messages if message.timestamp()[1] >= time_ms]
-                if later:
-                    found[tp] = later[0]
-        return found
-
-    def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        with self.broker.lock:
-            return {tp: self.broker.committed[group, tp] for tp in tps if (group, tp) in self.broker.committed}
-
-    def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
-        with self.broker.lock:
-            if self.broker.live_kafka.get(group):
-                return "the group has live members"
-            self.broker.committed.update({(group, tp): offset for tp, offset in positions.items()})
-            return ""
-
-    def delete_records(self, tp: TopicPartition, before: int) -> str:
-        if not self.broker.may_delete:
-            return "not authorized"
-        self.broker.delete_records(tp, before)
-        return ""
-
-    def topic_admin(self) -> MemoryTopics:
-        return MemoryTopics(self.broker)
-
-    def live_kafka_members(self, group: str) -> int:
-        return self.broker.live_kafka.get(group, 0)
-
-    def settings(self, topic: str) -> dict[str, str]:
-        return dict(self.broker.settings[topic])
 
     def close(self) -> None:
         pass

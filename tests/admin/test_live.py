@@ -37,7 +37,8 @@ from marshal_py.errors import (
 )
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryBroker
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
 from tests.cli.shell import DEADLINE_S, Shell, wait_until
 
 PARTITIONS = 4
@@ -248,7 +249,7 @@ def test_the_same_over_the_memory_transport() -> None:
     broker.create_topic("orders", PARTITIONS)
     for number in range(PARTITIONS * EACH):
         broker.produce("orders", number % PARTITIONS, b"x", timestamp_ms=1_000 * number)
-    with at_work(broker.transport()) as context, marshal_py.connect(broker.transport()) as marshal:
+    with at_work(MemoryTransport(broker)) as context, marshal_py.connect(MemoryTransport(broker)) as marshal:
         group = marshal_py.group(marshal, context.group)
         when = "1970-01-01T00:00:40Z"
         moved = group.set_position("orders", when)

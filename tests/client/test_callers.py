@@ -20,7 +20,8 @@ from marshal_py.errors import (
     UnsupportedPlatform,
     UsedAfterFork,
 )
-from marshal_py.transport.memory import MemoryBroker
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
 from tests.support.client_fixtures import (
     EmbeddedTestCluster,
     MemoryTestCluster,
@@ -63,12 +64,12 @@ def test_a_group_needs_a_name(marshal: Marshal, wrong: Any) -> None:
 @pytest.mark.parametrize("wrong", [w for w in WRONG_IDS if w is not None], ids=repr)
 def test_a_client_needs_a_name(wrong: Any) -> None:
     with pytest.raises(InvalidName, match="client_id"):
-        marshal_py.connect(MemoryBroker().transport(), client_id=wrong)
+        marshal_py.connect(MemoryTransport(MemoryBroker()), client_id=wrong)
 
 
 def test_without_a_client_id_one_is_drawn() -> None:
     broker = MemoryBroker()
-    with marshal_py.connect(broker.transport()) as one, marshal_py.connect(broker.transport()) as two:
+    with marshal_py.connect(MemoryTransport(broker)) as one, marshal_py.connect(MemoryTransport(broker)) as two:
         assert one.client_id != two.client_id
         assert str(os.getpid()) in one.client_id
 
@@ -88,7 +89,7 @@ def test_a_topic_is_named_as_kafka_names_it(marshal: Marshal, wrong: Any) -> Non
 @pytest.mark.parametrize("wrong", ["", "a/b"], ids=repr)
 def test_so_is_the_coordination_topic(wrong: str) -> None:
     with pytest.raises(InvalidName, match="topic"):
-        marshal_py.connect(MemoryBroker().transport(), coordination_topic=wrong)
+        marshal_py.connect(MemoryTransport(MemoryBroker()), coordination_topic=wrong)
 
 
 @pytest.mark.parametrize("wrong", ["t", [], ()], ids=repr)
@@ -201,7 +202,7 @@ def test_a_misspelt_setting_is_named_alone(embedded: EmbeddedTestCluster) -> Non
 )
 def test_options_of_connect(option: str, wrong: Any) -> None:
     with pytest.raises(InvalidOption) as raised:
-        marshal_py.connect(MemoryBroker().transport(), **{option: wrong})
+        marshal_py.connect(MemoryTransport(MemoryBroker()), **{option: wrong})
     assert raised.value.option == option
 
 
@@ -252,9 +253,9 @@ def test_a_python_without_its_gil_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     """The gate before a delivery relies on an order of two threads' stores and loads that is not promised there."""
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     with pytest.raises(UnsupportedPlatform, match="PYTHON_GIL=1"):
-        marshal_py.connect(MemoryBroker().transport())
+        marshal_py.connect(MemoryTransport(MemoryBroker()))
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
-    marshal_py.connect(MemoryBroker().transport()).close()
+    marshal_py.connect(MemoryTransport(MemoryBroker())).close()
 
 
 # --- threads

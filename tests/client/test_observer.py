@@ -12,7 +12,8 @@ from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Genesis, Heartbeat, Join, Leave
 from marshal_py.protocol.routing import route
-from marshal_py.transport.memory import MemoryBroker, MemoryTransport
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
 
 TOPIC = "__marshal"
 

@@ -17,7 +17,7 @@ from marshal_py.client.prefetch import BUFFERED_MESSAGES_MAX, LOOK_MS, SLOW_PER_
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.transport import settings
-from marshal_py.transport.memory import MemoryMessage
+from marshal_py.transport.memory_broker import MemoryMessage
 from tests.support.client_fixtures import collect, joined, owns, places, until
 from tests.support.one_queue import BLOCK, OneQueueSource, OneQueueTestCluster
 

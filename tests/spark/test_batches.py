@@ -12,7 +12,8 @@ import marshal_py
 from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark import claimed_batches
-from marshal_py.transport.memory import MemoryBroker
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
 from tests.spark.kafka_topic import MakeTopic, offsets_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
     broker.create_topic("__marshal", 1)
     broker.create_topic("orders", 1)
     with (
-        marshal_py.connect(broker.transport()) as marshal,
+        marshal_py.connect(MemoryTransport(broker)) as marshal,
         marshal.consumer("g", ["orders"]) as consumer,
         pytest.raises(InvalidOption, match=r"bootstrap\.servers"),
     ):

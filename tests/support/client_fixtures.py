@@ -31,7 +31,8 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryBroker, MemoryMessage, MemoryTransport
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "__marshal"
@@ -131,7 +132,7 @@ class MemoryTestCluster(TestCluster):
 
     @property
     def target(self) -> MemoryTransport:
-        return self.broker.transport()
+        return MemoryTransport(self.broker)
 
     def create(self, topic: str, partitions: int) -> None:
         self.broker.create_topic(topic, partitions)

@@ -21,7 +21,8 @@ from marshal_py.errors import CoordinationTopicMissing, HistoryTruncated, TopicR
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryBroker, MemoryTransport
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
 from marshal_py.transport.ports import (
     ALL_CAPABILITIES,
     Bounds,
@@ -75,7 +76,7 @@ class MemoryRig:
         self.broker = MemoryBroker()
 
     def transport(self) -> MemoryTransport:
-        return self.broker.transport()
+        return MemoryTransport(self.broker)
 
     def topic(self, partitions: int = 1) -> str:
         name = f"c-{uuid.uuid4().hex[:12]}"

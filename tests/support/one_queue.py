@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport.memory import MemoryBroker, MemoryMessage, MemorySource, MemoryTransport
+from marshal_py.transport.memory import MemorySource, MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
 from marshal_py.transport.ports import Chunk
 from tests.support.client_fixtures import MemoryTestCluster
 

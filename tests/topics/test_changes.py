@@ -9,7 +9,8 @@ import pytest
 
 import marshal_py
 from marshal_py.errors import BadRequest, InvalidName, TopicExists, TopicMissing, TopicRefused
-from marshal_py.transport.memory import MemoryBroker, MemoryTransport
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
 
 
 @pytest.fixture

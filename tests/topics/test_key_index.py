@@ -16,7 +16,8 @@ from marshal_py.topics import indexed_reads, key_index
 from marshal_py.topics.key_index import prefix_of
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.topic import Topic
-from marshal_py.transport.memory import MemoryBroker, MemoryTransport
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
 
 NAME = "users"
 T0 = 1_700_000_000_000

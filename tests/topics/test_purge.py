@@ -9,7 +9,8 @@ import pytest
 
 from marshal_py.errors import BadRequest, PurgeRefused, TopicMissing
 from marshal_py.topics.topic import Topic
-from marshal_py.transport.memory import MemoryBroker, MemoryTransport
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
 
 T0 = 1_700_000_000_000
 WHEN = datetime.fromtimestamp(T0 / 1000 + 3, UTC)

@@ -9,7 +9,8 @@ from marshal_py.errors import InvalidOption
 from marshal_py.protocol import codec
 from marshal_py.protocol.routing import route
 from marshal_py.transport import settings
-from marshal_py.transport.memory import MemoryBroker, MemoryLog
+from marshal_py.transport.memory import MemoryLog, MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
 from marshal_py.transport.ports import LogRecord
 
 GROUP_LENGTH_AT = 11  # offset of the group id's length in a record; only a Genesis has 0 there
@@ -62,7 +63,7 @@ def test_nobody_writes_before_the_genesis_was_read(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(MemoryLog, "poll", poll)
     monkeypatch.setattr(MemoryLog, "append", append)
-    with marshal_py.connect(broker.transport(), coordination_partitions=4) as marshal:
+    with marshal_py.connect(MemoryTransport(broker), coordination_partitions=4) as marshal:
         marshal.consumer(group, ["orders"]).stop()
     assert wrote
     assert all(after for _, after in wrote)

@@ -1,0 +1,132 @@
+"""A small Kafka in memory: topics, committed offsets, Kafka groups, and switches for faults.
+
+It uses no network and no files, and knows nothing of the protocol. memory.py gives access to it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from marshal_py.errors import TopicMissing
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.ports import Bounds
+from marshal_py.transport.topic_checks import KEEP_FOREVER
+
+
+class MemoryMessage:
+    """Is a message with the methods of confluent_kafka.Message."""
+
+    __slots__ = ("_headers", "_key", "_offset", "_partition", "_timestamp_ms", "_topic", "_value")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes]] | None,
+        timestamp_ms: int,
+    ) -> None:
+        self._topic, self._partition, self._offset = topic, partition, offset
+        self._key, self._value, self._headers, self._timestamp_ms = key, value, headers, timestamp_ms
+
+    def topic(self) -> str:
+        return self._topic
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return (1, self._timestamp_ms)
+
+
+class MemoryBroker:
+    """Holds topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # acquired inside C, so an exception in a signal handler cannot leave it locked
+        self.changed = threading.Condition(self.lock)
+        self.topics: dict[str, list[list[MemoryMessage]]] = {}
+        self.first: dict[TopicPartition, int] = {}  # lower offsets were deleted
+        self.base: dict[TopicPartition, int] = {}  # offset of element 0 of the list
+        self.ids: dict[str, int] = {}
+        self.committed: dict[tuple[str, TopicPartition], int] = {}
+        self.live_kafka: dict[str, int] = {}
+        self.writable = True
+        self.tells_ids = True  # whether it reports topic ids; Apache Kafka before 2.8 has none
+        self.may_create = True
+        self.may_delete = True
+        self.queue_full = False
+        self.brokers = 1
+        self.settings: dict[str, dict[str, str]] = {}
+        self._id = 0
+
+    def create_topic(self, name: str, partitions: int) -> None:
+        with self.lock:
+            self._id += 1
+            self.topics[name] = [[] for _ in range(partitions)]
+            self.ids[name] = self._id
+            self.settings[name] = dict(KEEP_FOREVER)
+            self.changed.notify_all()
+
+    def delete_topic(self, name: str) -> None:
+        with self.lock:
+            del self.topics[name], self.ids[name]
+            for tp in [tp for tp in (*self.first, *self.base) if tp.topic == name]:
+                self.first.pop(tp, None)
+                self.base.pop(tp, None)
+            self.changed.notify_all()
+
+    def grow(self, name: str, partitions: int) -> None:
+        with self.lock:
+            self.topics[name] += [[] for _ in range(partitions - len(self.topics[name]))]
+
+    def produce(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+        timestamp_ms: int = 0,
+    ) -> int:
+        """Appends a message. Returns its offset. Raises TopicMissing."""
+        with self.lock:
+            if topic not in self.topics:
+                raise TopicMissing(topic)
+            messages = self.topics[topic][partition]
+            offset = self.base.get(TopicPartition(topic, partition), 0) + len(messages)
+            messages.append(MemoryMessage(topic, partition, offset, key, value, headers, timestamp_ms))
+            self.changed.notify_all()
+            return offset
+
+    def delete_records(self, tp: TopicPartition, before: int) -> None:
+        with self.lock:
+            self.first[tp] = before
+            self.changed.notify_all()
+
+    def has(self, tp: TopicPartition) -> bool:
+        return tp.partition < len(self.topics.get(tp.topic, ()))
+
+    def bounds(self, tp: TopicPartition) -> Bounds:
+        messages = self.topics[tp.topic][tp.partition]
+        base = self.base.get(tp, 0)
+        return Bounds(max(self.first.get(tp, 0), base), base + len(messages))
+
+    def read(self, tp: TopicPartition, offset: int, limit: int) -> list[MemoryMessage]:
+        """Returns at most `limit` messages from `offset` on. The caller holds `lock` and has checked the bounds."""
+        at = offset - self.base.get(tp, 0)
+        return self.topics[tp.topic][tp.partition][at : at + limit]
