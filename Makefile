@@ -76,7 +76,7 @@ $(VENV_STAMP):
 
 $(CORE_STAMP): pyproject.toml $(VENV_STAMP)
 	@echo "Installing marshal_py into $(VENV) (about half a minute)"
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e '.[cli]'
 	@touch $@
 
 # After the core install, so that `make -j` never runs two pips in one environment.

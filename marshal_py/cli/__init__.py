@@ -1,6 +1,6 @@
 """The command line: `marshal`. One file per command or noun: it reads options, calls another package and prints.
 
-Nothing is decided here.
+Nothing is decided here. The commands need typer and rich, which the extra `cli` brings; this file does not.
 
 Exit codes: 0 done, 1 refused or failed with a one-line reason on stderr, 2 wrong usage.
 """
@@ -8,86 +8,10 @@ Exit codes: 0 done, 1 refused or failed with a one-line reason on stderr, 2 wron
 from __future__ import annotations
 
 import signal
-from typing import Annotated
+import sys
+from typing import Final
 
-import typer
-
-from marshal_py.cli import (
-    advisories,
-    bench,
-    consume,
-    demo,
-    doctor,
-    explain,
-    get,
-    groups,
-    index,
-    lag,
-    log,
-    log_reset,
-    members,
-    position,
-    produce,
-    release,
-    simulate,
-    snapshot,
-    spark,
-    state,
-    topics,
-    verify,
-)
-from marshal_py.client.marshal import VERSION
-
-app = typer.Typer(
-    name="marshal",
-    help="Kafka consumers that coordinate through Kafka alone.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help text: the same in a terminal, a pipe and a test
-)
-app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
-app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
-app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
-app.command("get", epilog=get.EXAMPLE)(get.get)
-app.add_typer(index.app, name="index")
-app.add_typer(topics.app, name="topics")
-app.command("state", epilog=state.EXAMPLE)(state.state)
-app.command("lag", epilog=lag.EXAMPLE)(lag.lag)
-log.app.command("reset", epilog=log_reset.EXAMPLE)(log_reset.reset)
-app.add_typer(log.app, name="log")
-app.command("advisories", epilog=advisories.EXAMPLE)(advisories.advisories)
-app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
-app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
-app.command("release", epilog=release.EXAMPLE)(release.release)
-app.command("pause", help="The same as `marshal release`.", epilog=release.EXAMPLE)(release.release)
-app.command("resume", epilog=release.RESUME_EXAMPLE)(release.resume)
-app.command("set-position", epilog=position.EXAMPLE)(position.set_position)
-app.add_typer(groups.app, name="groups")
-app.add_typer(members.app, name="members")
-app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
-app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
-app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)
-app.command("snapshot", epilog=snapshot.EXAMPLE)(snapshot.snapshot)
-app.command("bootstrap", hidden=True, epilog=log_reset.EXAMPLE)(log_reset.reset)  # the name of `log reset` before
-app.add_typer(simulate.app, name="simulate")
-app.add_typer(bench.app, name="bench")
-app.add_typer(spark.app, name="spark")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(VERSION)
-        raise typer.Exit
-
-
-@app.callback()
-def marshal(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Kafka consumers that coordinate through Kafka alone."""
+_EXTRA: Final = frozenset({"typer", "rich"})  # what the extra `cli` brings
 
 
 def main() -> None:
@@ -95,4 +19,12 @@ def main() -> None:
     # `timeout`, systemd and Kubernetes end a program by SIGTERM: a tool then gives up in order, as by ctrl-C (M9).
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        from marshal_py.cli.app import app
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRA:
+            raise
+        print(f"marshal: {missing} is not installed here: pip install 'marshal_py[cli]'", file=sys.stderr)
+        sys.exit(2)
     app()

@@ -13,7 +13,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from marshal_py.cli import app
+from marshal_py.cli.app import app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0  # nothing but the demo takes seconds; a machine under load may be twenty times slower

@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 
 from marshal_py.admin.author import Author
 from marshal_py.admin.group import Group
-from marshal_py.cli import app
+from marshal_py.cli.app import app
 from marshal_py.client.marshal import VERSION, Marshal, connect
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.errors import AdminBusy

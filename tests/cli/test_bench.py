@@ -7,7 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
-from marshal_py.cli import app, bench
+from marshal_py.cli import bench
+from marshal_py.cli.app import app
 from marshal_py.simulator import races
 from marshal_py.simulator.races import Task, TimedRun
 

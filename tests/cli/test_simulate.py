@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from marshal_py.cli import app, simulate
+from marshal_py.cli import simulate
+from marshal_py.cli.app import app
 from marshal_py.protocol.records import Checkpoint, ClaimState, Heartbeat
 from marshal_py.protocol.world import FOLD_VERSION
 from marshal_py.simulator import sweep

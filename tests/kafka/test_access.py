@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 import marshal_py
 from marshal_py.admin import permissions
 from marshal_py.admin.group import Group
-from marshal_py.cli import app
+from marshal_py.cli.app import app
 from marshal_py.client import log_maintenance
 from marshal_py.errors import (
     AccessDenied,

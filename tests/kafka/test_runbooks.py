@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 import marshal_py
 from marshal_py.admin.author import Author
 from marshal_py.admin.group import Group
-from marshal_py.cli import app
+from marshal_py.cli.app import app
 from marshal_py.errors import KafkaGroupIsLive, ModeMismatch
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.commands import DEADLINE_S, Commands, ConsumeProcesses

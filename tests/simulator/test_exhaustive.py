@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from marshal_py.cli import app
+from marshal_py.cli.app import app
 from marshal_py.errors import InvalidOption
 from marshal_py.simulator.exhaustive.bfs import Progress
 from marshal_py.simulator.exhaustive.canonical import canonical

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from typer.testing import CliRunner
 
-from marshal_py.cli import app
+from marshal_py.cli.app import app
 from marshal_py.client.microbatches import FIRST, MicroBatches, key_of
 from marshal_py.client.ranges import Ranges
 from marshal_py.protocol.member import Member

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from marshal_py.cli import app
 from marshal_py.cli import spark as commands
+from marshal_py.cli.app import app
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import report, views
 from marshal_py.spark.reports import QUESTIONS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from marshal_py.cli import app
+from marshal_py.cli.app import app
 from marshal_py.errors import InvalidOption
 from marshal_py.simulator import sweep as local
 from marshal_py.simulator.auditor_evidence import Violation
