@@ -19,6 +19,7 @@
     |   +-- BadRequest            a request to a topic is empty, contradicts itself or is out of bounds (408)
     |   +-- MessageNotFound       a topic holds no message that a request describes (404)
     |   +-- TopicExists           a topic was to be created that exists
+    |   +-- NotCompacted          a key was to be deleted in a topic that keeps the older messages of a key
     |   +-- IndexUnusable         a key index is another topic's, damaged, or of a topic that was created again
     |   +-- TooManyKeys           a request matches more keys than one answer may hold (413)
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
@@ -334,6 +335,17 @@ class TopicExists(CallerError):
     def __init__(self, topic: str) -> None:
         self.topic = topic
         super().__init__(f"topic {topic!r} exists already: change it, or choose another name")
+
+
+class NotCompacted(CallerError):
+    """A key was to be deleted in a topic that is not compacted. Nothing was written."""
+
+    def __init__(self, topic: str, policy: str) -> None:
+        self.topic, self.policy = topic, policy
+        super().__init__(
+            f"topic {topic!r} has cleanup.policy={policy}, so Kafka would keep the messages that a tombstone deletes: "
+            "set it to compact, or delete the beginning of partitions by purge"
+        )
 
 
 class PositionOutOfRange(CallerError):

@@ -230,6 +230,12 @@ class Reads:
             return dict(starts)  # a cluster that cannot look times up: everything is read
         return {tp: min(max(start, found.get(tp, ends[tp])), ends[tp]) for tp, start in starts.items()}
 
+    def partitions_with(self, key: bytes) -> list[int]:
+        """Returns the numbers of the partitions in which the last message of the key has a value."""
+        starts, ends = self._span(GetRequest(batch=1))
+        lasts = {tp: self._lasts({key}, {tp: start}, {tp: ends[tp]}).get(key) for tp, start in starts.items()}
+        return [tp.partition for tp, last in lasts.items() if last is not None and last.value() is not None]
+
     # --- where to look
 
     def _partitions(self, request: GetRequest) -> list[TopicPartition]:
@@ -248,6 +254,14 @@ class Reads:
         if key is not None and self._choose is not None:
             return [TopicPartition(self.topic, self._choose(key, count))]
         return [TopicPartition(self.topic, number) for number in range(count)]
+
+    def partition_of(self, key: bytes, given: int | None) -> int | None:
+        """Returns the number of the partition that the producers choose for a key; None if they are not known.
+
+        `given`: the partition that the user names, which is checked. Raises BadRequest, TopicMissing.
+        """
+        tps = self._partitions(GetRequest(next_by_key=key, partition=given))
+        return tps[0].partition if len(tps) == 1 else None
 
     def _only_partition(self, request: GetRequest) -> TopicPartition:
         tps = self._partitions(request)

@@ -1,6 +1,6 @@
 """Gives programs a topic as an object: reads any of its messages by offset, time or key, apart from every group.
 
-Only `purge` changes the topic.
+Only `purge` and `delete_key` change it.
 """
 
 from __future__ import annotations
@@ -8,29 +8,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from marshal_py.errors import BadRequest, InvalidName, InvalidOption, TopicMissing
+from marshal_py.errors import BadRequest, InvalidName, InvalidOption, MessageNotFound, TopicMissing
 from marshal_py.topics.changes import NOT_YOURS
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
-from marshal_py.topics.keys import ALL, PARTITIONERS, Key
+from marshal_py.topics.keys import ALL, PARTITIONERS, Key, exact
 from marshal_py.topics.purging import Purged, PurgeTarget, TopicInfo, info_of, purge
 from marshal_py.topics.reads import Reads
 from marshal_py.topics.request import GetRequest, Time
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
-from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage
+from marshal_py.topics.tombstones import check_compacted, write_tombstones
+from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage, Transport
 from marshal_py.transport.serialization import context_of
 
 TIMEOUT_S: Final = 30.0
 Deserializer = Callable[[Any, Any], Any]
-
-
-class ReadingTransport(Protocol):
-    """Declares what a Topic needs of a transport."""
-
-    def admin(self) -> ClusterAdmin: ...
-    def reader(self, client_id: str, settings: Mapping[str, Any]) -> MessageReader: ...
 
 
 class Topic:
@@ -42,7 +36,7 @@ class Topic:
 
     def __init__(
         self,
-        transport: ReadingTransport,
+        transport: Transport,
         name: str,
         *,
         client_id: str = "marshal-get",
@@ -53,7 +47,7 @@ class Topic:
         timeout_s: float = TIMEOUT_S,
         protected: bool = False,
     ) -> None:
-        """`protected`: the topic belongs to the library or to Kafka, so that `purge` refuses it."""
+        """`protected`: the topic belongs to the library or to Kafka, so that nothing here changes it."""
         if partitioner not in PARTITIONERS:
             raise InvalidOption("partitioner", partitioner, f"one of {', '.join(PARTITIONERS)}")
         if isolation not in ("read_committed", "read_uncommitted"):
@@ -182,12 +176,38 @@ class Topic:
         where Kafka refuses (a topic that is compacted only, a missing right); then partitions with lower numbers have
         been purged already.
         """
-        if self._protected:
-            raise InvalidName("topic", self.name, NOT_YOURS)
+        self._check_changeable()
         with self._lock:
             admin, _ = self._connection()
             target = PurgeTarget(before_offset, before_time, keep, partition)
             return purge(admin, self.name, target, dry_run)
+
+    def delete_key(self, key: Key, *, partition: int | None = None) -> dict[int, int]:
+        """Deletes a key of a compacted topic: writes a tombstone, a message with the key and without a value.
+
+        From then on the key is not found (404, unless `tombstones` is asked for), and Kafka removes its older messages
+        when it compacts. Returns the tombstone's offset by partition number. The tombstone goes to `partition`, or to
+        the one that the topic's `partitioner` chooses. If neither is given, it goes to every partition that has the
+        key, which must be searched for it.
+
+        Raises NotCompacted for a topic without compaction, MessageNotFound if the search finds nothing to delete,
+        BadRequest for a key that is none and for a partition that does not exist, InvalidName for the coordination
+        topic and Kafka's own, TopicMissing, AccessDenied, ClusterUnreachable.
+        """
+        self._check_changeable()
+        wanted = exact("key", key)
+        with self._lock:
+            reads = self._reads()
+            number = reads.partition_of(wanted, partition)
+            check_compacted(self._connection()[0], self.name)
+            numbers = reads.partitions_with(wanted) if number is None else [number]
+            if not numbers:
+                raise MessageNotFound(self.name, f"key={key!r}")
+            return write_tombstones(self._transport, self.name, wanted, numbers, self._timeout_s)
+
+    def _check_changeable(self) -> None:
+        if self._protected:
+            raise InvalidName("topic", self.name, NOT_YOURS)
 
     def key_index(self, path: str | Path) -> KeyIndex:
         """Opens the key index in this file, or creates it, and answers questions by key with it from now on.

@@ -44,7 +44,8 @@ from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
 from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.kafka_reader import KafkaReader
 from marshal_py.transport.kafka_source import KafkaSource
-from marshal_py.transport.ports import Bounds, LogRecord
+from marshal_py.transport.ports import Bounds, LogRecord, OnWritten
+from marshal_py.transport.producer import KafkaProducer
 from marshal_py.transport.requests import list_bounds, make_requester
 
 T = TypeVar("T")
@@ -400,6 +401,9 @@ class KafkaTransport:
     def reader(self, client_id: str, extra: Mapping[str, Any]) -> KafkaReader:
         wait_ms = FETCH_WAIT_MS if self.embedded else None
         return KafkaReader({**self._settings, **settings.checked(dict(extra))}, client_id, wait_ms)
+
+    def writer(self, on_written: OnWritten | None = None) -> KafkaProducer:
+        return KafkaProducer(self, on_written)
 
     def admin(self) -> KafkaAdmin:
         return KafkaAdmin(self._settings, self.client_id, self.embedded, self.timeout_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments
 from marshal_py.transport.memory_admin import MemoryAdmin
 from marshal_py.transport.memory_broker import MemoryBroker
-from marshal_py.transport.ports import Bounds, Broken, Chunk, LogRecord, OutOfRange, RawMessage
+from marshal_py.transport.ports import Bounds, Broken, Chunk, Headers, LogRecord, OnWritten, OutOfRange, RawMessage
 
 READ_MAX: Final = 10_000  # records taken at once, like DRAIN_MAX of the Kafka transport
 
@@ -219,6 +220,38 @@ class MemoryReader:
         pass
 
 
+class MemoryWriter:
+    """Implements MessageWriter over a MemoryBroker. Keys choose their partition as librdkafka's do by default."""
+
+    def __init__(self, broker: MemoryBroker, on_written: OnWritten | None) -> None:
+        self.broker, self._on_written = broker, on_written
+
+    def write(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int = 0,
+    ) -> None:
+        with self.broker.lock:
+            if topic not in self.broker.topics:
+                raise TopicMissing(topic)
+            count = len(self.broker.topics[topic])
+            number = zlib.crc32(key or b"") % count if partition is None else partition
+            at_ms = timestamp_ms or int(time.time() * 1000)
+            offset = self.broker.produce(topic, number, value, key, list(headers) or None, at_ms)
+        if self._on_written is not None:
+            self._on_written(TopicPartition(topic, number), offset)
+
+    def flush(self, timeout_s: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class MemoryTransport:
     """Gives access to a MemoryBroker."""
 
@@ -237,6 +270,9 @@ class MemoryTransport:
 
     def reader(self, client_id: str, settings: Mapping[str, Any]) -> MemoryReader:
         return MemoryReader(self.broker)
+
+    def writer(self, on_written: OnWritten | None = None) -> MemoryWriter:
+        return MemoryWriter(self.broker, on_written)
 
     def admin(self) -> MemoryAdmin:
         return MemoryAdmin(self.broker)

@@ -25,7 +25,7 @@ class MemoryMessage:
         offset: int,
         key: bytes | None,
         value: bytes | None,
-        headers: list[tuple[str, bytes]] | None,
+        headers: list[tuple[str, bytes | None]] | None,
         timestamp_ms: int,
     ) -> None:
         self._topic, self._partition, self._offset = topic, partition, offset
@@ -46,7 +46,7 @@ class MemoryMessage:
     def value(self) -> bytes | None:
         return self._value
 
-    def headers(self) -> list[tuple[str, bytes]] | None:
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
         return self._headers
 
     def timestamp(self) -> tuple[int, int]:
@@ -100,7 +100,7 @@ class MemoryBroker:
         partition: int,
         value: bytes | None,
         key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
         timestamp_ms: int = 0,
     ) -> int:
         """Appends a message. Returns its offset. Raises TopicMissing."""

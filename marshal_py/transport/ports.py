@@ -9,7 +9,7 @@ time), describe_config (read a topic's settings), create_topic, long_log (keep m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from marshal_py.errors import MarshalError
@@ -217,6 +217,38 @@ class MessageReader(Protocol):
     def close(self) -> None: ...
 
 
+OnWritten = Callable[[TopicPartition, int], None]  # is given the place of a message that the cluster acknowledged
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class MessageWriter(Protocol):
+    """Writes data messages. One thread at a time."""
+
+    def write(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """Queues one message; waits while the queue is full. `timestamp_ms`: since 1970, 0 means now.
+
+        Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull, and the error of an earlier message that
+        the cluster refused.
+        """
+
+    def flush(self, timeout_s: float) -> None:
+        """Waits until every message is acknowledged. Raises the error of a message that the cluster refused.
+
+        Raises ClusterUnreachable if an acknowledgement is missing after `timeout_s`.
+        """
+
+    def close(self) -> None:
+        """Drops queued messages and disconnects. Call `flush` before."""
+
+
 class TopicAdmin(Protocol):
     """Creates, changes and deletes topics. With `dry_run` the cluster checks a request and carries nothing out.
 
@@ -318,3 +350,7 @@ class Transport(Protocol):
     def admin(self) -> ClusterAdmin: ...
 
     def reader(self, client_id: str, settings: Mapping[str, Any]) -> MessageReader: ...
+
+    def writer(self, on_written: OnWritten | None = None) -> MessageWriter:
+        """Makes a writer. It calls `on_written` inside `write` and `flush`, once per acknowledged message."""
+        ...

@@ -1,4 +1,4 @@
-"""Writes messages to Kafka, for `marshal produce` and the demo. Knows nothing of coordination.
+"""Writes messages to Kafka: `marshal produce`, the demo, tombstones. Knows nothing of coordination.
 
 It is an idempotent producer with acks=all. If its queue is full, `write` waits; no message is dropped. When the cluster
 refuses a message, the next `write` or `flush` raises the error.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -25,14 +25,11 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.connection_errors import ConnectionErrors
 from marshal_py.transport.embedded import LogGuard, record_bytes_max
-from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.ports import ClusterAdmin, Headers, OnWritten
 
 FULL_POLL_S: Final = 0.1  # how long one poll waits for room in a full queue
 FLUSH_SLICE_S: Final = 0.1
 FLUSH_TIMEOUT_S: Final = 60.0  # more than librdkafka takes to find a new leader, less than a person waits
-
-OnWritten = Callable[[TopicPartition, int], None]
-Headers = Sequence[tuple[str, bytes | None]]
 
 _WRITER: Final[Mapping[str, Any]] = {
     "acks": "all",  # an acknowledged message survives the loss of a broker
@@ -41,14 +38,24 @@ _WRITER: Final[Mapping[str, Any]] = {
 }
 
 
+class ProducingTransport(Protocol):
+    """Declares what a KafkaProducer needs of a transport."""
+
+    given: settings.Settings
+    client_id: str
+    embedded: bool
+
+    def admin(self) -> ClusterAdmin: ...
+
+
 class KafkaProducer:
-    """Writes to existing topics. One thread writes.
+    """Implements MessageWriter over confluent_kafka.
 
     `on_written(tp, offset)` is called inside `write`, `poll` and `flush` for each message that the cluster
     acknowledged.
     """
 
-    def __init__(self, transport: KafkaTransport, on_written: OnWritten | None = None) -> None:
+    def __init__(self, transport: ProducingTransport, on_written: OnWritten | None = None) -> None:
         self.written = 0  # acknowledged by the cluster
         self._servers = str(transport.given["bootstrap.servers"])
         self._admin = transport.admin()

@@ -1,0 +1,43 @@
+"""Deletes keys of a compacted topic by tombstones: messages that have the key and no value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from marshal_py.errors import NotCompacted
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.ports import ClusterAdmin, Transport
+
+POLICY = "cleanup.policy"
+
+
+def check_compacted(admin: ClusterAdmin, topic: str) -> None:
+    """Raises NotCompacted if Kafka keeps the older messages of a key.
+
+    A cluster that does not describe its topics (the embedded broker) is not asked.
+    """
+    policy = admin.settings(topic).get(POLICY, "compact")
+    if "compact" not in policy:
+        raise NotCompacted(topic, policy)
+
+
+def write_tombstones(
+    transport: Transport, topic: str, key: bytes, partitions: Iterable[int], timeout_s: float
+) -> dict[int, int]:
+    """Writes a tombstone of the key to each of the partitions. Returns their offsets by partition number.
+
+    Raises what MessageWriter.write and flush raise.
+    """
+    found: dict[int, int] = {}
+
+    def on_written(tp: TopicPartition, offset: int) -> None:
+        found[tp.partition] = offset
+
+    writer = transport.writer(on_written)
+    try:
+        for number in partitions:
+            writer.write(topic, None, key, partition=number)
+        writer.flush(timeout_s)
+    finally:
+        writer.close()
+    return found
