@@ -20,6 +20,7 @@ from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.errors import (
     AccessDenied,
+    AckNotConfirmed,
     AdminBusy,
     AdminGaveUp,
     AuthenticationFailed,
@@ -104,6 +105,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccessDenied",
+    "AckNotConfirmed",
     "AdminBusy",
     "AdminGaveUp",
     "Advisory",

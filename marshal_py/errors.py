@@ -44,7 +44,8 @@
     |   +-- MembersAlive          consumers are alive where there must be none
     |   +-- WriteFenced           a later owner of a partition has already written to the same table
     |   +-- LedgerMoved           another writer added rows for the same partitions (retriable)
-    |   +-- ClaimLost             claims of a batch were released or lost before it was committed
+    |   +-- ClaimLost             claims were released or lost before a batch was committed or an ack was confirmed
+    |   +-- AckNotConfirmed       the log did not accept an ack in time (retriable)
     |   +-- BatchUnclaimed        nobody claims the partitions of a batch that was planned before a restart (retriable)
     |   +-- SnapshotNotConfirmed  a snapshot was written and no consumer confirmed it (retriable)
     |   +-- IndexBusy             another process writes the same key index (retriable)
@@ -565,14 +566,33 @@ class LedgerMoved(PeerError):
 
 
 class ClaimLost(PeerError):
-    """Claims of a batch were released or lost before it was committed: a pause, a hand-over, an eviction."""
+    """Claims were released or lost before their batch was committed, or before the log had accepted the acks.
+
+    Reasons are a pause, a hand-over, an eviction.
+    """
 
     def __init__(self, group: str, lost: tuple[str, ...]) -> None:
         self.group, self.lost = group, lost
         super().__init__(
-            f"group {group!r}: the claims on {', '.join(lost)} were released or lost before the batch was "
-            f"committed: another member has received their messages or will; compare tokens where the batch "
-            f"was written"
+            f"group {group!r}: the claims on {', '.join(lost)} were released or lost before the work was "
+            f"committed: another member has received their messages or will; roll back, or compare tokens where "
+            f"the work was written"
+        )
+
+
+class AckNotConfirmed(PeerError):
+    """The log has not accepted an ack in time. The messages count as done here, and the log may still accept it.
+
+    Calling again waits again. If the consumer dies before, the messages are delivered again.
+    """
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, group: str, places: tuple[str, ...], waited_s: float, reason: str) -> None:
+        self.group, self.places, self.waited_s, self.reason = group, places, waited_s, reason
+        super().__init__(
+            f"group {group!r}: the log has not accepted the acks up to {', '.join(places)} within {waited_s:g} s: "
+            f"{reason}; call again to wait longer, or treat the work as not done"
         )
 
 

@@ -6,9 +6,9 @@ message.py: it knows nothing of messages but how to make one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from marshal_py.client.forks import ForkedLock
 from marshal_py.client.options import Deserializer
@@ -17,6 +17,16 @@ from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, Token
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
+
+ACK_TIMEOUT_S: Final = 10.0  # how long `ack(wait=True)` waits by default: as long as a consumer's `stop`
+
+
+class Acked(NamedTuple):
+    """Holds the offsets that one call has acked in one claim, in ascending order. `late`: the ack came too late."""
+
+    claim: Claim
+    offsets: Sequence[int]
+    late: bool = False
 
 
 class DeliveryContext:
@@ -29,6 +39,7 @@ class DeliveryContext:
 
     __slots__ = (
         "clock_now",
+        "confirm",
         "delivered",
         "incarnation",
         "key_deserializer",
@@ -51,6 +62,8 @@ class DeliveryContext:
         self.member, self.lock, self.clock_now, self.incarnation = member, lock, clock_now, incarnation
         self.make, self.key_deserializer, self.value_deserializer = make, key_deserializer, value_deserializer
         self.delivered = 0
+        # Waits until the log has accepted acks; set by the consumer (confirmations.py).
+        self.confirm: Callable[[Sequence[Acked], float], None]
 
     def forked(self, made_in_pid: int) -> None:
         """Makes acks raise UsedAfterFork in a forked child process, where it is called (forks.py)."""
@@ -92,6 +105,10 @@ class Delivered:
             else:
                 self.returned()
             return True
+
+    def acked(self, first: int, stop: int, in_time: bool) -> Acked:
+        """Returns what an ack of the indexes [first, stop) of `run` has to have confirmed; `in_time` is its result."""
+        return Acked(self.claim, () if self.run is None else self.run.offsets[first:stop], not in_time)
 
     def touch(self, first: int, stop: int) -> None:
         """Restarts the handler timeout of the messages with the indexes [first, stop) of `run`.

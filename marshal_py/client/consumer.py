@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
+from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
@@ -42,6 +43,7 @@ class Consumer(Membership):
         assert isinstance(driver.queue, DeliveryQueue)
         self._queue = driver.queue
         self._intake = Intake(context, driver, driver.queue)
+        driver.queue.delivery.confirm = Confirmations(context, driver).wait
         self._planner: Planner | None = None
 
     def drain(self, timeout_s: float | None = None) -> None:

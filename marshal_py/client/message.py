@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from marshal_py.client.acks import Delivered
+from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Token, TopicPartition
@@ -86,13 +86,17 @@ class Message(Struct, eq=False, frozen=True, gc=False):
         tracker = self._delivered.claim.tracker
         return tracker.delivery_count(self.offset) if isinstance(tracker, AtLeastOnce) else 1
 
-    def ack(self) -> bool:
+    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Marks the message as done. Any thread may call it, in any order; a second call changes nothing.
 
         Returns False if the ack came too late: the claim has been released or lost, and in at-least-once mode the
         message will be delivered again. At-most-once mode needs no acks; there a call only says that the handler has
         returned. Raises UsedAfterFork.
+
+        With `wait` it does what `double_ack` does.
         """
+        if wait:
+            return self.double_ack(timeout_s)
         delivered, index = self._delivered, self._index
         # Not acquire() and `try`, although that is faster: the handler of a signal may raise between the two.
         with delivered.context.lock:
@@ -106,6 +110,21 @@ class Message(Struct, eq=False, frozen=True, gc=False):
             else:
                 run.finish(index)
             return True
+
+    def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Marks the message as done, and returns True once the log has accepted that it is.
+
+        So a transaction that is committed after this call belongs to a message that nobody receives again. It takes one
+        round trip of a heartbeat. A message above unfinished ones may have to wait for them, because the log has room
+        for a limited number of finished ranges (512 bytes).
+
+        Raises ClaimLost if the ack came too late, or if the claim was lost before the log had accepted the ack: the
+        message is delivered again. Raises AckNotConfirmed after `timeout_s` seconds, ReentrantCall, UsedAfterFork. In
+        at-most-once mode it only checks that the claim is still held.
+        """
+        delivered, index = self._delivered, self._index
+        delivered.context.confirm([delivered.acked(index, index + 1, self.ack())], timeout_s)
+        return True
 
     def in_progress(self) -> None:
         """Says that the handler is still working on this message: its `handler_timeout_s` starts again (D4).
@@ -172,12 +191,22 @@ class Part:
     def offsets(self) -> list[int]:
         return [raw.offset() or 0 for raw in self.raw]
 
-    def ack(self) -> bool:
+    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Marks all messages of this part as done. Returns False if that came too late, as `Message.ack` does.
 
-        Raises UsedAfterFork.
+        With `wait` it does what `double_ack` does. Raises UsedAfterFork.
         """
+        if wait:
+            return self.double_ack(timeout_s)
         return self._delivered.finish_range(self._first, self._first + len(self.raw))
+
+    def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Marks all messages of this part as done, and waits until the log has accepted it: `Message.double_ack`."""
+        self._delivered.context.confirm([self._acked()], timeout_s)
+        return True
+
+    def _acked(self) -> Acked:
+        return self._delivered.acked(self._first, self._first + len(self.raw), self.ack())
 
     def in_progress(self) -> None:
         """Says that the handler is still working on this part, as `Batch.in_progress` does for a batch."""
@@ -203,12 +232,24 @@ class Batch:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
 
-    def ack(self) -> bool:
+    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Marks all messages as done. Returns False if that came too late for some of them, as `Message.ack` does.
 
-        Raises UsedAfterFork.
+        With `wait` it does what `double_ack` does. Raises UsedAfterFork.
         """
+        if wait:
+            return self.double_ack(timeout_s)
         return all([part.ack() for part in self.parts])
+
+    def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Marks all messages as done, and waits until the log has accepted it, as `Message.double_ack` does.
+
+        If it raises ClaimLost, the error names the partitions that were lost; the log has accepted the others. Returns
+        True, also if the batch is empty.
+        """
+        if self.parts:
+            self.parts[0]._delivered.context.confirm([part._acked() for part in self.parts], timeout_s)
+        return True
 
     def in_progress(self) -> None:
         """Says that the handler is still working on the batch: its `handler_timeout_s` starts again (D4).

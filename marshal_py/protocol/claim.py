@@ -34,6 +34,7 @@ class Claim:
         "phase",
         "reason",
         "release_sent_ms",
+        "released",
         "released_position",
         "revoking_reported",
         "sealed",
@@ -59,6 +60,7 @@ class Claim:
         self.drain_until_ms: int | None = None  # monotonic; None: until the handlers are done
         self.release_sent_ms: int | None = None
         self.released_position = NONE
+        self.released = False  # its Release was accepted, so the log has the position and the progress of the Release
         self.sealed_ms = 0  # monotonic, once sealed
         self.parking = ""  # why its Release parks the partition (F6.4)
         self.revoking_reported = False  # whether the user knows that it will be released

@@ -172,6 +172,11 @@ class Liveness:
         """Returns whether an own Join or Heartbeat sent at most one interval ago was read back as accepted (T9)."""
         return self.last_accepted is not None and now.since_ms(self.last_accepted) <= self.interval_ms
 
+    def awaits_echo(self) -> bool:
+        """Returns whether the newest own sign of life was not read back yet. It may also be lost."""
+        sent, accepted = self.last_sent, self.last_accepted
+        return sent is not None and (accepted is None or sent.mono_ms > accepted.mono_ms)
+
     def begin_session(self, sent: Instant) -> None:
         """Starts the lease of a new session at `sent`, when its Join was sent."""
         self.lease.end()

@@ -132,6 +132,7 @@ class MemberState:
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
         claim.seal(ClaimPhase.GONE)
+        claim.released = kind == "released"
         self.poison_guard.end(claim)
         del self.claims[claim.epoch]
         self.out.lost.append((claim, reason))

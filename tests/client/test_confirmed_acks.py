@@ -1,0 +1,187 @@
+"""`ack(wait=True)` and `double_ack`: they return when the log has the ack, and raise if the claim was lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marshal_py import AckNotConfirmed, Batch, ClaimLost, ClusterError, Consumer, Message
+from marshal_py.protocol import progress
+from marshal_py.protocol.records import Heartbeat
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, collect, joined, until
+
+
+def finished_in_log(cluster: TestCluster, group: str) -> list[int]:
+    """The offsets of the only partition, up to 20, that the newest accepted heartbeat with an entry names as done."""
+    entries = [entry for record in cluster.accepted(group, Heartbeat) for entry in record.claims]
+    position, known = (entries[-1].position, entries[-1].progress) if entries else (0, b"")
+    spans = [(0, position)] + [(start, to) for start, to, times in progress.decode(position, known) if not times]
+    return [offset for offset in range(20) if any(start <= offset < to for start, to in spans)]
+
+
+def cut_off(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no record of this consumer reaches the log."""
+    monkeypatch.setattr(consumer._driver.context.coordination, "append", lambda *_: True)
+
+
+def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Runs `call` on a thread, and keeps its result or its error in the list."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, found
+
+
+@pytest.mark.parametrize("call", [lambda one: one.ack(wait=True), lambda one: one.double_ack()], ids=["ack", "double"])
+def test_a_confirmed_ack_is_in_the_log(cluster: TestCluster, call: Callable[[Message], bool]) -> None:
+    """`double_ack` returns when the position is accepted in the log."""
+    topic, group = cluster.topic(), cluster.group()
+    cluster.fill(topic, 0, 3)
+    with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        for message in collect(consumer, 3, ack=False):
+            assert call(message) is True
+            assert finished_in_log(cluster, group)[-1] == message.offset
+
+
+def test_a_message_above_unfinished_ones_is_confirmed_by_its_range(cluster: TestCluster) -> None:
+    """D1: the position stays, and the log has what is finished above it."""
+    topic, group = cluster.topic(), cluster.group()
+    cluster.fill(topic, 0, 6)
+    with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        messages = collect(consumer, 6, ack=False)
+        assert messages[4].ack(wait=True)
+        assert finished_in_log(cluster, group) == [4]
+        assert messages[0].double_ack()
+        assert finished_in_log(cluster, group) == [0, 4]
+
+
+def test_a_part_and_a_batch_are_confirmed_as_a_whole(memory: MemoryTestCluster) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 6)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        first = consumer.fetch(3, expires_s=DEADLINE_S)
+        assert first.parts[0].double_ack()
+        assert finished_in_log(memory, group) == [0, 1, 2]
+        assert consumer.fetch(3, expires_s=DEADLINE_S).ack(wait=True)
+        assert finished_in_log(memory, group) == [0, 1, 2, 3, 4, 5]
+        assert Batch([]).double_ack()
+
+
+def test_threads_wait_at_the_same_time(memory: MemoryTestCluster) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 20)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        calls = [in_thread(message.double_ack) for message in collect(consumer, 20, ack=False)]
+        for thread, found in calls:
+            thread.join(DEADLINE_S)
+            assert found == [True]
+        assert finished_in_log(memory, group) == [*range(20)]
+
+
+def test_an_ack_that_comes_too_late_raises(cluster: TestCluster) -> None:
+    """It raises if the claim was lost, so that a transaction can be rolled back."""
+    topic, group = cluster.topic(), cluster.group()
+    cluster.fill(topic, 0, 2)
+    with cluster.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        batch = consumer.fetch(2, expires_s=DEADLINE_S)
+        consumer.stop()
+        for call in (batch.double_ack, batch.parts[0].double_ack):
+            with pytest.raises(ClaimLost, match=f"{topic}:0"):
+                call()
+        with pytest.raises(ClaimLost, match="roll back"):
+            next(iter(batch)).ack(wait=True)
+
+
+def test_a_claim_that_is_lost_while_the_call_waits_raises(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        message = collect(consumer, 1, ack=False)[0]
+        cut_off(consumer, monkeypatch)
+        thread, found = in_thread(lambda: message.double_ack(DEADLINE_S))
+        driver = consumer._driver
+        until(lambda: _acked(consumer), "the ack is waiting for the log")
+        with driver.context.outbox, driver.context.lock:
+            driver.give_up(ClusterError("a test ends this consumer"))
+            driver.context.changed.notify_all()
+        thread.join(DEADLINE_S)
+        assert [type(error) for error in found] == [ClaimLost]
+
+
+def _acked(consumer: Consumer) -> bool:
+    return all(claim.position() == 1 for claim in consumer._member.claims.values())
+
+
+def test_of_a_batch_the_held_claims_are_confirmed_and_the_lost_ones_named(memory: MemoryTestCluster) -> None:
+    topic, group = memory.topic(2), memory.group()
+    memory.fill(topic, 0, 1)
+    memory.fill(topic, 1, 1)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        until(lambda: len(consumer.claims()) == 2, "both partitions are claimed")
+        batch = consumer.fetch(2, expires_s=DEADLINE_S)
+        assert len(batch) == 2
+        driver, lost = consumer._driver, batch.parts[1].topic_partition
+        with driver.context.lock:
+            claim = next(one for one in driver.member.claims.values() if one.tp == lost)
+            driver.member.lose(claim, "a test")
+        with pytest.raises(ClaimLost) as caught:
+            batch.double_ack()
+        assert caught.value.lost == (str(lost),)
+        kept = batch.parts[0].topic_partition
+        positions = {e.epoch: e.position for r in memory.accepted(group, Heartbeat) for e in r.claims}
+        assert positions[batch.parts[0].token.epoch] == 1, f"{kept} is confirmed"
+
+
+def test_an_accepted_release_confirms_an_ack(memory: MemoryTestCluster) -> None:
+    """The Release carries the position and what is finished above it (F6.2)."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        messages = collect(consumer, 3, ack=False)
+        acked = [one._delivered.acked(one._index, one._index + 1, one.ack()) for one in (messages[0], messages[2])]
+        consumer.stop()
+        messages[0]._delivered.context.confirm(acked, DEADLINE_S)
+
+
+def test_an_ack_that_the_log_does_not_accept_in_time_says_why(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        message = collect(consumer, 2, ack=False)[0]
+        with monkeypatch.context() as patch:
+            cut_off(consumer, patch)
+            with pytest.raises(AckNotConfirmed, match=f"{topic}:0@0 within 0.2 s") as caught:
+                message.ack(wait=True, timeout_s=0.2)
+            assert caught.value.retriable
+        assert message.double_ack(), "the second call waits again"
+        consumer.stop()
+
+
+def test_in_at_most_once_mode_a_confirmed_ack_waits_for_nothing(memory: MemoryTestCluster) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic], delivery="at_most_once")
+        batch = consumer.fetch(2, expires_s=DEADLINE_S)
+        assert batch.double_ack()
+        consumer.stop()
+        with pytest.raises(ClaimLost):
+            batch.ack(wait=True)
