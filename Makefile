@@ -41,11 +41,11 @@ lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Three processes also on two cores, because tests wait for half of their time. `--quick` leaves out what needs Kafka or
-# Spark, and the slowest files (tests/support/file_scheduler.py). Tests start some hundred Python processes, and each
+# Five processes also on two cores, because tests wait for more than half of their time. `--quick` leaves out what needs
+# Kafka or Spark, and the slowest files (tests/support/file_scheduler.py). Tests start some hundred Python processes, and each
 # would compile the package again if PYTHONDONTWRITEBYTECODE were set.
 check: lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
 
 # One process begins with the files for Spark, one with those for Kafka, one with the rest (tests/support/file_scheduler.py).
 test: lint

@@ -36,6 +36,8 @@ SLOW: Final = (
     "tests/cli/test_simulate.py",
     "tests/cli/test_examples.py",
     "tests/cli/test_demo.py",
+    "tests/properties/test_folds_agree.py",
+    "tests/transport/test_client_versions.py",
 )
 
 
