@@ -110,16 +110,11 @@ class Liveness:
 
     # --- reading back
 
-    def read_join(self, instance: bytes, accepted: bool) -> Instant | None:
-        """Takes the instance id of a Join that was read; returns when this client sent it, None if it did not.
-
-        `accepted`: True to count the client as `healthy` now, False if `begin_session` will do so later.
-        """
+    def read_join(self, instance: bytes) -> Instant | None:
+        """Takes the instance id of a Join that was read; returns when this client sent it, None if it did not."""
         sent = self.instances.get(instance)
         if sent is not None:
             self._prove(sent)
-            if accepted:
-                self._accept(sent)
         return sent
 
     def read_heartbeat(self, sequence: int, accepted: bool, extended: bool) -> bool:
@@ -134,7 +129,8 @@ class Liveness:
             return oldest is not None and sequence < oldest  # a late copy of a heartbeat that is no longer kept
         self._prove(sent)
         if accepted:
-            self._accept(sent)
+            if self.last_accepted is None or sent.mono_ms > self.last_accepted.mono_ms:
+                self.last_accepted = sent
             if extended:
                 self.lease.renew(sent)
         if sequence == self._revival_sequence:
@@ -154,10 +150,6 @@ class Liveness:
     def _prove(self, sent: Instant) -> None:
         if self.last_proof is None or sent.mono_ms > self.last_proof.mono_ms:
             self.last_proof = sent
-
-    def _accept(self, sent: Instant) -> None:
-        if self.last_accepted is None or sent.mono_ms > self.last_accepted.mono_ms:
-            self.last_accepted = sent
 
     # --- judging
 

@@ -162,7 +162,7 @@ class RecordHandler:
         Sessions that older Joins of this client begin are kept in `orphaned_sessions`, and ticks leave them (T14).
         """
         member = self.member
-        sent = member.liveness.read_join(record.instance_id, False)
+        sent = member.liveness.read_join(record.instance_id)
         if sent is None:
             return
         newest = record.instance_id == member.liveness.newest_instance

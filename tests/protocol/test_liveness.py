@@ -20,7 +20,7 @@ def liveness(*, joined_at: int | None = 0) -> Liveness:
     found = Liveness(I, random.Random(1).randbytes)
     if joined_at is not None:
         instance = found.new_instance(at(joined_at))
-        sent = found.read_join(instance, False)
+        sent = found.read_join(instance)
         assert sent == at(joined_at)
         found.begin_session(sent)
     return found
@@ -77,13 +77,13 @@ def test_proof_is_any_own_record_read_back() -> None:
     assert not one.proven(at(0)), "who has read nothing of its own back has proven nothing"
     instance = one.new_instance(at(0))
     assert not one.proven(at(1)), "sending is no proof"
-    assert one.read_join(instance, False) == at(0)
+    assert one.read_join(instance) == at(0)
     assert one.proven(at(I))
     assert not one.proven(at(I + 1))
     beat(one, 500, accepted=False, extended=False)
     assert one.proven(at(500 + I))
     assert not one.proven(at(501 + I))
-    assert one.read_join(b"x" * 16, True) is None, "another client's Join proves nothing here"
+    assert one.read_join(b"x" * 16) is None, "another client's Join proves nothing here"
     assert not one.proven(at(501 + I))
 
 
@@ -177,4 +177,4 @@ def test_every_join_is_an_instance_of_its_own() -> None:
     names = [one.new_instance(at(ms)) for ms in range(50)]
     assert len(set(names)) == 50
     assert one.newest_instance == names[-1]
-    assert [one.read_join(name, False) for name in names] == [at(ms) for ms in range(50)]
+    assert [one.read_join(name) for name in names] == [at(ms) for ms in range(50)]

@@ -50,7 +50,7 @@ class Effects(Struct):
     broken: str = ""
 
 
-class Feed:
+class FetchedMessages:
     """Holds the messages of one claim, all fetched at once, and what its handlers did, as the actor itself counts
     it.
     """
@@ -185,8 +185,8 @@ class Consumer(Actor):
         for topic, count in counts.items():
             self.member.learn_topic(topic, count)
         self.messages = messages
-        self.feeds: dict[int, Feed] = {}
-        self.busy: list[tuple[int, int, Feed | None]] = []  # epoch, offset, feed that takes the ack
+        self.feeds: dict[int, FetchedMessages] = {}
+        self.busy: list[tuple[int, int, FetchedMessages | None]] = []  # epoch, offset, feed that takes the ack
 
     @property
     def deadline_ms(self) -> int:
@@ -220,7 +220,7 @@ class Consumer(Actor):
             return False
         for claim in ready.claimed:
             if claim.phase is not ClaimPhase.GONE:
-                self.feeds[claim.epoch] = Feed(claim, self.messages)
+                self.feeds[claim.epoch] = FetchedMessages(claim, self.messages)
         for tp, _ in ready.start_prefetch:
             member.prefetched(tp)
         for wanted in ready.resolve:
