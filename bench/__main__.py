@@ -41,6 +41,7 @@ NAMES = (
     "claims",
     "traffic",
     "throughput",
+    "latency",
     "join",
     "leave",
     "rewind",

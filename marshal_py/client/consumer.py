@@ -9,21 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
+from marshal_py.client import requests
 from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.ending import Ending
+from marshal_py.client.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
-from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError
-
-FETCH_EXPIRES_S: Final = 30.0
-FETCH_MESSAGES: Final = 1_000
+from marshal_py.client.requests import FETCH_EXPIRES_S, Request
+from marshal_py.errors import ConcurrentUse, ConsumerClosed, MarshalError
 
 
 class Consumer(Membership):
@@ -69,28 +69,38 @@ class Consumer(Membership):
             raise ConsumerClosed("fetching side of the Consumer", "it plans ranges that others read")
 
     def fetch(
-        self, max_messages: int = FETCH_MESSAGES, *, max_bytes: int | None = None, expires_s: float = FETCH_EXPIRES_S
+        self,
+        max_messages: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        expires_s: float = FETCH_EXPIRES_S,
+        min_messages: int | None = None,
+        idle_heartbeat_s: float | None = None,
     ) -> Batch:
         """Waits for messages and returns at most `max_messages` of them, an even share of each partition; may be empty.
 
-        `max_bytes` bounds the sum of keys, values, headers and topics, but one message always fits. The call returns
-        when the batch is full, after `expires_s` seconds (0: with what is there now), or when a bound keeps more
-        messages from coming: `unacked_max`, `prefetch_bytes`, or in at-most-once mode the grants (two per partition,
-        about a second's work in all). The lease is checked once, when the batch is delivered.
+        The default of `max_messages` is 1,000, or any number if `max_bytes` is given; with both, the limit that is
+        reached first counts. `max_bytes` bounds the sum of keys, values, headers and topics, but one message always
+        fits.
+
+        The call returns when `min_messages` messages (default: the full count) or `max_bytes` are there, after
+        `expires_s` seconds (0: with what is there now), or when a bound keeps more messages from coming: `unacked_max`,
+        `prefetch_bytes`, or in at-most-once mode the grants (two per partition, about a second's work in all). With
+        `min_messages=1` it returns as soon as there is a message, with all that are there. The lease is checked once,
+        when the batch is delivered.
+
+        `idle_heartbeat_s` (0.5 to 30, at most half of `expires_s`): how often to ask the cluster for a sign of life
+        while no message comes. When two in a row are missing, the event `heartbeat_missed` comes, and the wait
+        continues. By default half of `expires_s`, at most 30, if `expires_s` is above 30; else nobody asks.
 
         Raises ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, and the error that ended the consumer.
         """
-        if max_messages < 1:
-            raise InvalidOption("max_messages", max_messages, "at least 1")
-        if max_bytes is not None and max_bytes < 1:
-            raise InvalidOption("max_bytes", max_bytes, "at least 1, or None")
-        if expires_s < 0:
-            raise InvalidOption("expires_s", expires_s, "0 takes what is there now")
+        request = requests.check_fetch(max_messages, max_bytes, expires_s, min_messages, idle_heartbeat_s)
         call = Call("fetch")
         try:
             self._enter(call)
             self._queue.begin()
-            return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s)
+            return self._fetch(request)
         except BaseException as error:
             if self._inside is call and not isinstance(error, MarshalError):
                 with self._context.lock:
@@ -101,12 +111,15 @@ class Consumer(Membership):
                 self._inside = None
                 self._user = self._user if self._iterating else None
 
-    def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float) -> Batch:
-        """Waits until the batch is full, the consumer must stop, or `deadline` (monotonic, in seconds) has come.
+    def _fetch(self, request: Request) -> Batch:
+        """Waits until the batch is full enough, the consumer must stop, or the request expires.
 
         Then it delivers: it checks the gate and takes the messages in one step under the lock.
         """
         queue, context = self._queue, self._context
+        max_messages, max_bytes, min_messages, expires_s, _ = request
+        deadline = time.monotonic() + expires_s
+        watch = self._watch(request.idle_heartbeat_s)
         while True:
             left_s = deadline - time.monotonic()
             with context.outbox, context.lock:
@@ -116,7 +129,7 @@ class Consumer(Membership):
             if looks and not self._ending.draining:
                 self._intake.look()
             with context.lock:
-                full = queue.suffices(max_messages, max_bytes)
+                full = queue.suffices(min_messages, max_bytes)
             over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
             if full or over:
                 if not full and left_s <= 0 and not self._ending.draining:
@@ -131,11 +144,19 @@ class Consumer(Membership):
                 self._intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
                 continue
             self._ending.raise_if_ended()
-            self._intake.pull(min(left_s, WAIT_SLICE_S), max_messages)
+            came = self._intake.pull(min(left_s, WAIT_SLICE_S), max_messages)
+            if watch is not None:
+                watch.message() if came else watch.check()
 
-    def next(self, expires_s: float = FETCH_EXPIRES_S) -> Message | None:
-        """Returns the next message, or None after `expires_s` seconds without one. Raises the same as `fetch`."""
-        batch = self.fetch(1, expires_s=expires_s)
+    def _watch(self, idle_heartbeat_s: float | None) -> IdleHeartbeat | None:
+        return None if idle_heartbeat_s is None else IdleHeartbeat(self._context, self._driver, idle_heartbeat_s)
+
+    def next(self, expires_s: float = FETCH_EXPIRES_S, *, idle_heartbeat_s: float | None = None) -> Message | None:
+        """Returns the next message, or None after `expires_s` seconds without one. It is a `fetch` of one message.
+
+        `idle_heartbeat_s` and the errors are those of `fetch`.
+        """
+        batch = self.fetch(1, expires_s=expires_s, idle_heartbeat_s=idle_heartbeat_s)
         return next(iter(batch), None)
 
     def __iter__(self) -> Iterator[Message]:

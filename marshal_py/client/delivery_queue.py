@@ -252,14 +252,14 @@ class DeliveryQueue:
         buffer = self.buffers.get(tp)
         return 0 if buffer is None else buffer.size
 
-    def suffices(self, max_messages: int, max_bytes: int | None) -> bool:
-        """Tells whether a batch should be taken now, because waiting would not make it fuller.
+    def suffices(self, min_messages: int, max_bytes: int | None) -> bool:
+        """Tells whether a batch should be taken now.
 
-        That is so if `max_messages` messages or `max_bytes` bytes are buffered, or if a partition has messages and gets
-        no more before these are taken.
+        That is so if `min_messages` messages or `max_bytes` bytes are buffered, or if waiting would bring no more,
+        because a partition has messages and gets no more before these are taken.
         """
         there = size_bytes = 0
-        self.prefetch.wanted = max_messages
+        self.prefetch.wanted = min_messages
         for buffer in self.buffers.values():
             claim = buffer.claim
             if claim is None or claim.phase is not ClaimPhase.OPEN or buffer.paused_by_user:
@@ -275,7 +275,7 @@ class DeliveryQueue:
             there += count
             if max_bytes is not None:
                 size_bytes += buffer.bytes_of(count, message_bytes)
-        return there >= max_messages or (max_bytes is not None and there > 0 and size_bytes >= max_bytes)
+        return there >= min_messages or (max_bytes is not None and there > 0 and size_bytes >= max_bytes)
 
     def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
         """Delivers up to `max_messages` messages and `max_bytes` bytes (None: any number), where the gate is open.

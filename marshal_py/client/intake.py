@@ -31,10 +31,11 @@ class Intake:
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
         self.ahead = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
 
-    def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> None:
+    def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> bool:
         """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.
 
-        `wanted`: how many messages to take at most in at-least-once mode; PIECE_MESSAGES if that is more.
+        `wanted`: how many messages to take at most in at-least-once mode; PIECE_MESSAGES if that is more. Returns True
+        if messages came.
         """
         queue, context = self._queue, self._context
         if queue.at_most_once and self.asks_grants():
@@ -45,11 +46,12 @@ class Intake:
         most = queue.options.prefetch_messages
         chunks = queue.pull(timeout_s, most if queue.at_most_once else min(most, max(wanted, PIECE_MESSAGES)))
         if not chunks:
-            return
+            return False
         with context.outbox, context.lock:
             queue.add(chunks)
             if queue.at_most_once:
                 self._driver.ask_grants(context.clock.now())
+        return True
 
     def look(self) -> None:
         """Reads the source's queue to its end, so that no partition waits behind thousands of messages of another."""

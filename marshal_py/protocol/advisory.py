@@ -50,6 +50,7 @@ KINDS: Final = {
     "topic_found": "the cluster has that topic again",
     "fenced": "no own sign of life was read back within an interval, so nothing is delivered (T8)",
     "unfenced": "the lease is valid again",
+    "heartbeat_missed": "a call that waits for messages got no sign of life from the cluster; text: for how long",
     "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
     "truncation_refused": "the log's old records were not deleted; text: why",
     "state_kept": "this process ended because its state was not what the log says; text: the file with that state",
@@ -57,6 +58,7 @@ KINDS: Final = {
 LOCAL: Final = frozenset(
     {
         "fenced",
+        "heartbeat_missed",
         "revoking",
         "snapshot_refused",
         "state_kept",
@@ -81,6 +83,7 @@ ALARMING: Final = frozenset(
         "diverged",
         "mirror_refused",
         "fenced",
+        "heartbeat_missed",
         "snapshot_refused",
         "state_kept",
         "parked",

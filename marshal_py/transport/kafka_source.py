@@ -52,8 +52,11 @@ _REFUSALS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.
 
 LEARN_TIMEOUT_S: Final = 10.0
 LEARN_RUNNING_S: Final = 1.0  # while partitions are being fetched, because fetching stops for so long
-# How long a poll holds the client at most, because an assignment waits for its end. An idle consumer polls 50 times/s.
+# How long a poll holds the client at most, because an assignment waits for its end. Polls are longer when neither a
+# message nor an assignment has come for QUIET_S: with short ones, waiting would take 1 % of a core.
 POLL_SLICE_S: Final = 0.02
+POLL_SLICE_QUIET_S: Final = 0.1
+QUIET_S: Final = 1.0
 ENDS_S: Final = 0.1  # between two rounds of noting end offsets: often enough for lag and hand-overs
 ENDS_AT_ONCE_MAX: Final = (
     50  # partitions per poll, at 2 us each: with thousands of partitions a round takes several polls
@@ -82,6 +85,7 @@ class KafkaSource:
         self._ends_round: Iterator[TopicPartition] = iter(())
         self._ends_due = 0.0
         self._unconfirmed: set[TopicPartition] = set()
+        self._busy_at = 0.0  # when the last message or assignment came
         self._closed = False
         self._consumer_closed = False
 
@@ -177,6 +181,7 @@ class KafkaSource:
 
     def _apply(self, changes: Changes) -> None:
         self._unconfirmed = {*changes.unassign, *changes.assign, *changes.pause}
+        self._busy_at = time.monotonic()
         if changes.resume:
             self._consumer.resume([KafkaPartition(*tp) for tp in changes.resume])
         if changes.unassign:
@@ -238,7 +243,7 @@ class KafkaSource:
             with self._next_caller:
                 pass  # a thread that waits for the client goes first
             with self._client_lock:
-                chunks = self._run(partial(self._poll_once, min(left_s, POLL_SLICE_S), max_messages))
+                chunks = self._run(partial(self._poll_once, min(left_s, self._slice_s()), max_messages))
             left_s = deadline - time.monotonic()
             if chunks or left_s <= 0 or self._closed:
                 return chunks or []
@@ -246,13 +251,19 @@ class KafkaSource:
                 self._wake_lock.acquire(timeout=left_s)
                 left_s = deadline - time.monotonic()
 
+    def _slice_s(self) -> float:
+        return POLL_SLICE_S if time.monotonic() - self._busy_at < QUIET_S else POLL_SLICE_QUIET_S
+
     def _poll_once(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         self._synchronize()
         return self._fetch(timeout_s if self._assignments.fetched else 0.0, max_messages)
 
     def _fetch(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         messages = self._consume(timeout_s, max_messages)
-        now_ms = int(time.monotonic() * 1000)
+        now_s = time.monotonic()
+        now_ms = int(now_s * 1000)
+        if messages:
+            self._busy_at = now_s
         # By truth value: comparing a KafkaError with None leaves an exception set in C (2.16).
         failed = any(map(Message.error, messages))
         if len(messages) < max_messages and not failed:

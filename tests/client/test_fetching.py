@@ -112,6 +112,38 @@ def test_fetch_that_expires_brings_what_came(cluster: TestCluster) -> None:
         assert len(consumer.fetch(10, expires_s=0.05)) == 0
 
 
+def test_fetch_of_at_least_one_returns_what_is_there(cluster: TestCluster) -> None:
+    """With `min_messages=1` a batch that is not full does not wait for its expiry."""
+    topic = cluster.topic()
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        for first in range(3):
+            cluster.fill(topic, 0, 1, first)
+            batch = consumer.fetch(1_000, min_messages=1, expires_s=600)
+            assert places(batch) == [(0, first)]
+            batch.ack()
+
+
+def test_fetch_of_at_least_some_waits_for_these(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        late = threading.Timer(0.2, lambda: memory.fill(topic, 0, 1, first=2))
+        late.start()
+        assert len(consumer.fetch(1_000, min_messages=3, expires_s=600)) == 3
+        late.join()
+
+
+def test_fetch_by_bytes_alone_is_not_limited_to_a_thousand(memory: MemoryTestCluster) -> None:
+    """ADR-37: "Client should also expose the options to fetch certain amount of data (max_bytes) instead of
+    messages." """
+    topic = memory.topic()
+    for _ in range(1_500):
+        memory.put(topic, 0, b"1234")
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        assert len(consumer.fetch(max_bytes=1_500 * (4 + len(topic)), expires_s=60)) == 1_500
+
+
 def test_next(cluster: TestCluster) -> None:
     topic = cluster.topic()
     cluster.fill(topic, 0, 2)
@@ -137,7 +169,19 @@ def test_a_fetch_inside_the_iteration_takes_no_message_twice(cluster: TestCluste
         assert offsets == list(range(9))
 
 
-@pytest.mark.parametrize("wrong", [{"max_messages": 0}, {"max_messages": -1}, {"max_bytes": 0}, {"expires_s": -0.1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_messages": 0},
+        {"max_messages": -1},
+        {"max_messages": True},
+        {"max_bytes": 0},
+        {"expires_s": -0.1},
+        {"expires_s": float("nan")},
+        {"min_messages": 0},
+        {"min_messages": 6, "max_messages": 5},
+    ],
+)
 def test_fetch_refuses_what_cannot_be(memory: MemoryTestCluster, wrong: dict[str, int]) -> None:
     topic = memory.topic()
     with (

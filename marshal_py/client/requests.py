@@ -1,0 +1,84 @@
+"""Checks what `fetch`, `next` and `consume` are asked for, and fills in the defaults. It decides nothing else.
+
+Source of the defaults and bounds: ADR-37 of JetStream ("JetStream Simplification"), sections "Fetch", "Next", "Consume"
+and "Idle heartbeats". Its `expires` is `expires_s` here.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from marshal_py.errors import InvalidOption
+
+FETCH_EXPIRES_S: Final = 30.0
+FETCH_MESSAGES: Final = 1_000
+# Stands for "any number" where only bytes are limited (ADR-37, "Max messages and max bytes options").
+MESSAGES_ANY: Final = 1_000_000
+HEARTBEAT_S_MIN: Final = 0.5
+HEARTBEAT_S_MAX: Final = 30.0
+HEARTBEAT_ABOVE_S: Final = 30.0  # fetches that may wait longer have a heartbeat unless the caller says otherwise
+
+
+class Request(NamedTuple):
+    """Holds what one `fetch` asks for: at most so many messages and bytes (None: any number), at least `min_messages`.
+
+    `idle_heartbeat_s`: None means that nobody watches whether the cluster answers.
+    """
+
+    max_messages: int
+    max_bytes: int | None
+    min_messages: int
+    expires_s: float
+    idle_heartbeat_s: float | None
+
+
+def check_fetch(
+    max_messages: int | None,
+    max_bytes: int | None,
+    expires_s: float,
+    min_messages: int | None,
+    idle_heartbeat_s: float | None,
+) -> Request:
+    """Returns the request of a `fetch`. Raises InvalidOption."""
+    if max_messages is not None:
+        check_count("max_messages", max_messages)
+    if max_bytes is not None:
+        check_count("max_bytes", max_bytes)
+    most = max_messages or (FETCH_MESSAGES if max_bytes is None else MESSAGES_ANY)
+    if min_messages is not None:
+        check_count("min_messages", min_messages)
+        if min_messages > most:
+            raise InvalidOption("min_messages", min_messages, f"at most max_messages, which is {most}")
+    if not _is_number(expires_s) or not expires_s >= 0:
+        raise InvalidOption("expires_s", expires_s, "a number of seconds, at least 0; 0 takes what is there now")
+    heartbeat_s = check_heartbeat(idle_heartbeat_s, expires_s)
+    if heartbeat_s is None and expires_s > HEARTBEAT_ABOVE_S:
+        heartbeat_s = default_heartbeat_s(expires_s)
+    return Request(most, max_bytes, min_messages or most, expires_s, heartbeat_s)
+
+
+def check_heartbeat(idle_heartbeat_s: float | None, expires_s: float) -> float | None:
+    """Returns `idle_heartbeat_s`. Raises InvalidOption if it is out of bounds or above half of `expires_s`."""
+    if idle_heartbeat_s is None:
+        return None
+    if not _is_number(idle_heartbeat_s) or not HEARTBEAT_S_MIN <= idle_heartbeat_s <= HEARTBEAT_S_MAX:
+        rule = f"{HEARTBEAT_S_MIN:g} to {HEARTBEAT_S_MAX:g} seconds"
+        raise InvalidOption("idle_heartbeat_s", idle_heartbeat_s, rule)
+    if 2 * idle_heartbeat_s > expires_s:
+        rule = f"at most half of expires_s, which is {expires_s:g}: two missed heartbeats must fit into the wait"
+        raise InvalidOption("idle_heartbeat_s", idle_heartbeat_s, rule)
+    return idle_heartbeat_s
+
+
+def default_heartbeat_s(expires_s: float) -> float:
+    return min(expires_s / 2, HEARTBEAT_S_MAX)
+
+
+def check_count(option: str, value: object) -> None:
+    """Raises InvalidOption unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidOption(option, value, "a whole number, at least 1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
