@@ -131,7 +131,7 @@ class ConsumerDriver:
     def advance(self) -> None:
         """Steps the member. An error in the step ends this consumer only, so that the others are still driven."""
         try:
-            self.member.stalled_ms = self.context.stalls.recent_ms(self.context.clock.now().mono_ms)
+            self.member.stalled_ms = self.context.stalled_ms()
             self.step(self.context.clock.now())
         except Exception as error:
             if not isinstance(error, MarshalError):

@@ -20,6 +20,7 @@ from marshal_py.client.outbox import Changes, Outbox
 from marshal_py.client.retention import RetentionPolicy
 from marshal_py.client.stalls import Stalls
 from marshal_py.errors import BackgroundThreadEnded, ClusterUnreachable, CoordinationError, ReentrantCall, UsedAfterFork
+from marshal_py.transport.clock import mono_ms
 from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
 
 POLL_S_MAX: Final = 0.1  # a waiting thread wakes up at least that often, as other threads may make a step due earlier
@@ -103,6 +104,10 @@ class Context:
                 if left_s <= 0:
                     raise ClusterUnreachable(self.servers, what, self.coordination.waiting_for() or "no answer in time")
                 self.changed.wait(min(left_s, POLL_S_MAX))
+
+    def stalled_ms(self) -> int:
+        """Returns for how many ms the background thread has not run lately. A test's clock does not change it."""
+        return self.stalls.recent_ms(mono_ms())
 
     def waiting_for(self) -> str:
         """Returns what this Marshal's connection waits for, in words for people; "" when all is well."""

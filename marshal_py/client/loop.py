@@ -32,6 +32,7 @@ from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import World
+from marshal_py.transport.clock import mono_ms
 from marshal_py.transport.ports import LogRecord
 
 logger = logging.getLogger("marshal_py")
@@ -124,11 +125,11 @@ class Loop:
 
     def _poll(self) -> list[LogRecord]:
         timeout_s = self._timeout_s()
-        self._context.stalls.waits(self._context.clock.now().mono_ms + round(timeout_s * 1000))
+        self._context.stalls.waits(mono_ms() + round(timeout_s * 1000))
         try:
             return self._context.coordination.poll(timeout_s)
         finally:
-            self._context.stalls.woke(self._context.clock.now().mono_ms)
+            self._context.stalls.woke(mono_ms())
 
     def _die(self, cause: BaseException) -> None:
         """Ends every consumer as the thread ends, because none may wait for the thread or deliver without it."""

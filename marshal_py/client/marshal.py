@@ -33,9 +33,8 @@ from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
 from marshal_py.topics import changes
 from marshal_py.topics.keys import ALL
 from marshal_py.topics.topic import Deserializer, Topic
-from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory import MemoryTransport, named_transport
 from marshal_py.transport.ports import ClusterAdmin, TopicInfo
 from marshal_py.transport.settings import default_client_id
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
@@ -99,8 +98,11 @@ def connect(
         raise InvalidOption("statistics_interval_ms", statistics_interval_ms, f"0 (never) to {STATISTICS_MS_MAX}")
     callbacks = Callbacks()
     try:
+        transport: KafkaTransport | MemoryTransport
         if isinstance(servers_or_config, MemoryTransport):
-            transport: KafkaTransport | MemoryTransport = servers_or_config
+            transport = servers_or_config
+        elif (named := named_transport(servers_or_config)) is not None:
+            transport = named
         else:
             transport = KafkaTransport(servers_or_config, timeout_s, callbacks.submit)
             transport.collect_statistics(statistics_interval_ms)
@@ -133,7 +135,7 @@ class Marshal:
         self._context = Context(
             transport.log(topic, client_id),
             transport.admin(),
-            SystemClock(),
+            transport.clock,
             servers,
             topic,
             secrets.token_bytes,

@@ -13,7 +13,7 @@ RECENT_MS: Final = 2_000  # a lease that ends longer after a stall has ended for
 
 
 class Stalls:
-    """Counts the stalls of one thread; any thread may read the counts. Times are of the monotonic clock."""
+    """Counts the stalls of one thread; any thread may read the counts. Times are of this machine's monotonic clock."""
 
     def __init__(self) -> None:
         self.total_ms = 0

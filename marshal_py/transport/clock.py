@@ -13,6 +13,11 @@ from marshal_py.protocol.identity import Instant
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
+def mono_ms() -> int:
+    """Returns the ms of the monotonic clock."""
+    return time.monotonic_ns() // 1_000_000
+
+
 class SystemClock:
     """Implements Clock by the clocks of the operating system."""
 
@@ -22,4 +27,4 @@ class SystemClock:
     )
 
     def now(self) -> Instant:
-        return Instant(time.monotonic_ns() // 1_000_000, self.boot_ns() // 1_000_000, time.time_ns() // 1_000_000)
+        return Instant(mono_ms(), self.boot_ns() // 1_000_000, time.time_ns() // 1_000_000)

@@ -31,6 +31,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
+from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.connecting import cluster_id, metadata
 from marshal_py.transport.connection_errors import (
     READ,
@@ -340,6 +341,8 @@ _name_of: Final = msgspec.json.Decoder(_Named)
 
 class KafkaTransport:
     """Gives access to a Kafka cluster, which may be the embedded broker."""
+
+    clock: Final = SystemClock()
 
     def __init__(
         self,

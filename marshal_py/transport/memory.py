@@ -24,8 +24,18 @@ from marshal_py.errors import (
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments
 from marshal_py.transport.memory_admin import MemoryAdmin
-from marshal_py.transport.memory_broker import MemoryBroker
-from marshal_py.transport.ports import Bounds, Broken, Chunk, Headers, LogRecord, OnWritten, OutOfRange, RawMessage
+from marshal_py.transport.memory_broker import SCHEME, MemoryBroker, MemoryConnection, broker_named
+from marshal_py.transport.ports import (
+    Bounds,
+    Broken,
+    Chunk,
+    Clock,
+    Headers,
+    LogRecord,
+    OnWritten,
+    OutOfRange,
+    RawMessage,
+)
 
 READ_MAX: Final = 10_000  # records taken at once, like DRAIN_MAX of the Kafka transport
 
@@ -33,14 +43,15 @@ READ_MAX: Final = 10_000  # records taken at once, like DRAIN_MAX of the Kafka t
 class MemoryLog:
     """Implements CoordinationLog over a MemoryBroker."""
 
-    def __init__(self, broker: MemoryBroker, topic: str) -> None:
-        self.broker, self.topic = broker, topic
+    def __init__(self, connection: MemoryConnection, topic: str) -> None:
+        self._connection, self.broker, self.topic = connection, connection.broker, topic
         self._at: dict[int, int] = {}
         self.produce_errors = 0
 
     def follow(self, log: int, offset: int) -> None:
         with self.broker.lock:
             self._at[log] = offset
+            self.broker.changed.notify_all()  # a poll that waits did not know of this log
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
         with self.broker.lock:
@@ -52,7 +63,7 @@ class MemoryLog:
 
     def _read(self) -> list[LogRecord]:
         found: list[LogRecord] = []
-        for log, at in list(self._at.items()):
+        for log, at in list(self._at.items()) if self._connection.up else ():
             tp = TopicPartition(self.topic, log)
             error = self._out_of_log(tp, at)
             if error is not None:
@@ -80,6 +91,7 @@ class MemoryLog:
         deadline = time.monotonic() + timeout_s
         while at < end:
             with self.broker.lock:
+                self._connection.check()
                 error = self._out_of_log(tp, at)
                 if error is not None:
                     raise error
@@ -95,17 +107,18 @@ class MemoryLog:
             self.produce_errors += 1
             return False
         # If the broker is not writable the record is lost, as if a real producer timed out.
-        if self.broker.writable:
+        if self.broker.writable and self._connection.up:
             with contextlib.suppress(TopicMissing):
-                self.broker.produce(self.topic, log, value, key)
+                self.broker.produce(self.topic, log, value, key, timestamp_ms=self.broker.clock.now().wall_ms)
         return True
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         with self.broker.lock:
+            self._connection.check()
             return self.broker.bounds(TopicPartition(self.topic, log))
 
     def waiting_for(self) -> str:
-        return ""
+        return self._connection.problem()
 
     def refused(self) -> MarshalError | None:
         return None
@@ -117,8 +130,8 @@ class MemoryLog:
 class MemorySource:
     """Implements DataSource over a MemoryBroker."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
+    def __init__(self, connection: MemoryConnection) -> None:
+        self._connection, self.broker = connection, connection.broker
         self._assignments = Assignments()
         self._closed = False
 
@@ -157,7 +170,7 @@ class MemorySource:
 
     def _read(self, max_messages: int) -> list[Chunk]:
         chunks: list[Chunk] = []
-        if self._closed:
+        if self._closed or not self._connection.up:
             return chunks
         self._assignments.take(0)
         for tp, fetched in list(self._assignments.fetched.items()):
@@ -195,8 +208,8 @@ class MemorySource:
 class MemoryReader:
     """Implements MessageReader over a MemoryBroker."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
+    def __init__(self, connection: MemoryConnection) -> None:
+        self._connection, self.broker = connection, connection.broker
 
     def read(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
@@ -205,6 +218,7 @@ class MemoryReader:
             at, end = start, ends[tp]
             while at < end:
                 with self.broker.lock:
+                    self._connection.check()
                     if not self.broker.has(tp):
                         raise RangeLost(tp.topic, tp.partition, at, end, "no such partition")
                     bounds = self.broker.bounds(tp)
@@ -223,8 +237,8 @@ class MemoryReader:
 class MemoryWriter:
     """Implements MessageWriter over a MemoryBroker. Keys choose their partition as librdkafka's do by default."""
 
-    def __init__(self, broker: MemoryBroker, on_written: OnWritten | None) -> None:
-        self.broker, self._on_written = broker, on_written
+    def __init__(self, connection: MemoryConnection, on_written: OnWritten | None) -> None:
+        self._connection, self.broker, self._on_written = connection, connection.broker, on_written
 
     def write(
         self,
@@ -236,11 +250,12 @@ class MemoryWriter:
         timestamp_ms: int = 0,
     ) -> None:
         with self.broker.lock:
+            self._connection.check()
             if topic not in self.broker.topics:
                 raise TopicMissing(topic)
             count = len(self.broker.topics[topic])
             number = zlib.crc32(key or b"") % count if partition is None else partition
-            at_ms = timestamp_ms or int(time.time() * 1000)
+            at_ms = timestamp_ms or self.broker.clock.now().wall_ms
             offset = self.broker.produce(topic, number, value, key, list(headers) or None, at_ms)
         if self._on_written is not None:
             self._on_written(TopicPartition(topic, number), offset)
@@ -253,26 +268,39 @@ class MemoryWriter:
 
 
 class MemoryTransport:
-    """Gives access to a MemoryBroker."""
+    """Gives access to a MemoryBroker, over a connection of its own."""
 
     name = "memory"
 
     def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
+        self.broker, self.connection = broker, MemoryConnection(broker)
+
+    @property
+    def clock(self) -> Clock:
+        return self.broker.clock
 
     def log(self, topic: str, client_id: str, writes: bool = True) -> MemoryLog:
-        return MemoryLog(self.broker, topic)
+        return MemoryLog(self.connection, topic)
 
     def source(
         self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
     ) -> MemorySource:
-        return MemorySource(self.broker)
+        return MemorySource(self.connection)
 
     def reader(self, client_id: str, settings: Mapping[str, Any]) -> MemoryReader:
-        return MemoryReader(self.broker)
+        return MemoryReader(self.connection)
 
     def writer(self, on_written: OnWritten | None = None) -> MemoryWriter:
-        return MemoryWriter(self.broker, on_written)
+        return MemoryWriter(self.connection, on_written)
 
     def admin(self) -> MemoryAdmin:
-        return MemoryAdmin(self.broker)
+        return MemoryAdmin(self.connection)
+
+
+def named_transport(servers_or_config: str | Mapping[str, Any]) -> MemoryTransport | None:
+    """Returns a transport to the broker in memory that is named; None if real servers are. Raises InvalidOption."""
+    given = servers_or_config
+    servers = given.get("bootstrap.servers") if isinstance(given, Mapping) else given
+    if not isinstance(servers, str) or not servers.startswith(SCHEME):
+        return None
+    return MemoryTransport(broker_named(servers))

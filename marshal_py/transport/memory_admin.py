@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicExists, TopicMissing, TopicRefused
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
+from marshal_py.transport.memory_broker import MemoryBroker, MemoryConnection, MemoryMessage
 from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, TopicInfo
 from marshal_py.transport.topic_checks import check_settings
 
@@ -14,8 +14,14 @@ from marshal_py.transport.topic_checks import check_settings
 class MemoryTopics:
     """Implements TopicAdmin over a MemoryBroker."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
+    def __init__(self, connection: MemoryConnection) -> None:
+        self._connection = connection
+
+    @property
+    def broker(self) -> MemoryBroker:
+        """The broker. Raises ClusterUnreachable while the connection is cut."""
+        self._connection.check()
+        return self._connection.broker
 
     def create(
         self, name: str, partitions: int, replication: int | None, config: Mapping[str, str], dry_run: bool
@@ -60,8 +66,14 @@ class MemoryAdmin:
 
     capabilities = ALL_CAPABILITIES
 
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
+    def __init__(self, connection: MemoryConnection) -> None:
+        self._connection = connection
+
+    @property
+    def broker(self) -> MemoryBroker:
+        """The broker. Raises ClusterUnreachable while the connection is cut."""
+        self._connection.check()
+        return self._connection.broker
 
     def prepare_coordination(self, topic: str, partitions: int) -> int:
         with self.broker.lock:
@@ -122,7 +134,7 @@ class MemoryAdmin:
         return ""
 
     def topic_admin(self) -> MemoryTopics:
-        return MemoryTopics(self.broker)
+        return MemoryTopics(self._connection)
 
     def live_kafka_members(self, group: str) -> int:
         return self.broker.live_kafka.get(group, 0)

@@ -1,16 +1,25 @@
 """A small Kafka in memory: topics, committed offsets, Kafka groups, and switches for faults.
 
-It uses no network and no files, and knows nothing of the protocol. memory.py gives access to it.
+It uses no network and no files, and knows nothing of the protocol. memory.py gives access to it. Each transport has a
+MemoryConnection of its own, so that a test can cut off one client and not the others.
 """
 
 from __future__ import annotations
 
 import threading
+from itertools import count
+from typing import Final
+from weakref import WeakValueDictionary
 
-from marshal_py.errors import TopicMissing
+from marshal_py.errors import ClusterUnreachable, InvalidOption, TopicMissing
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport.ports import Bounds
+from marshal_py.transport.clock import SystemClock
+from marshal_py.transport.ports import Bounds, Clock
 from marshal_py.transport.topic_checks import KEEP_FOREVER
+
+SCHEME: Final = "memory://"
+
+_names = count(1)
 
 
 class MemoryMessage:
@@ -54,9 +63,15 @@ class MemoryMessage:
 
 
 class MemoryBroker:
-    """Holds topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method."""
+    """Holds topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method.
 
-    def __init__(self) -> None:
+    `clock`: the clock of its clients. `bootstrap_servers`: a name for it, which `connect` takes in the same process.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.bootstrap_servers = f"{SCHEME}{next(_names)}"
+        _open[self.bootstrap_servers] = self
         self.lock = threading.RLock()  # acquired inside C, so an exception in a signal handler cannot leave it locked
         self.changed = threading.Condition(self.lock)
         self.topics: dict[str, list[list[MemoryMessage]]] = {}
@@ -70,6 +85,7 @@ class MemoryBroker:
         self.may_create = True
         self.may_delete = True
         self.queue_full = False
+        self.down = False  # no client reaches it
         self.brokers = 1
         self.settings: dict[str, dict[str, str]] = {}
         self._id = 0
@@ -130,3 +146,42 @@ class MemoryBroker:
         """Returns at most `limit` messages from `offset` on. The caller holds `lock` and has checked the bounds."""
         at = offset - self.base.get(tp, 0)
         return self.topics[tp.topic][tp.partition][at : at + limit]
+
+    def wake(self) -> None:
+        """Makes every thread that waits for the broker look again, because a switch or the clock was set."""
+        with self.lock:
+            self.changed.notify_all()
+
+
+_open: WeakValueDictionary[str, MemoryBroker] = WeakValueDictionary()
+
+
+def broker_named(servers: str) -> MemoryBroker:
+    """Returns the broker of this process whose `bootstrap_servers` are given. Raises InvalidOption."""
+    found = _open.get(servers)
+    if found is None:
+        known = ", ".join(sorted(_open)) or "none"
+        raise InvalidOption("bootstrap.servers", servers, f"a cluster in memory that exists in this process: {known}")
+    return found
+
+
+class MemoryConnection:
+    """Connects one transport to a MemoryBroker. While it is cut, nothing can be read and what is written is lost."""
+
+    __slots__ = ("broker", "cut")
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker, self.cut = broker, False
+
+    @property
+    def up(self) -> bool:
+        return not (self.cut or self.broker.down)
+
+    def check(self) -> None:
+        """Raises ClusterUnreachable while there is no connection."""
+        if not self.up:
+            raise ClusterUnreachable("memory", "an answer", self.problem())
+
+    def problem(self) -> str:
+        """Returns why there is no connection, as text for people; "" if there is one."""
+        return "" if self.up else "the cluster is down" if self.broker.down else "the connection is cut"

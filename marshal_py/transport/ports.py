@@ -332,6 +332,10 @@ class Transport(Protocol):
 
     name: str
 
+    @property
+    def clock(self) -> Clock:
+        """Returns the clock by which clients of this transport keep their leases."""
+
     def log(self, topic: str, client_id: str, writes: bool = True) -> CoordinationLog:
         """Opens the coordination topic `topic`. `writes`: whether the caller will append soon.
 

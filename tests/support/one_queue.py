@@ -12,7 +12,7 @@ from typing import Any
 
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.memory import MemorySource, MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
+from marshal_py.transport.memory_broker import MemoryConnection, MemoryMessage
 from marshal_py.transport.ports import Chunk
 from tests.support.client_fixtures import MemoryTestCluster
 
@@ -23,8 +23,8 @@ QUEUED = 2_000  # from so many on nothing more is fetched
 class OneQueueSource(MemorySource):
     """Counts its polls and the messages that it returned."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker)
+    def __init__(self, connection: MemoryConnection) -> None:
+        super().__init__(connection)
         self._queue: deque[tuple[TopicPartition, int, MemoryMessage]] = deque()  # with the round that fetched it
         self._to: dict[tuple[TopicPartition, int], int] = {}  # what is fetched next, by round
         self.polls = self.handed_out = 0
@@ -61,7 +61,7 @@ class OneQueueTransport(MemoryTransport):
     def source(
         self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
     ) -> OneQueueSource:
-        return OneQueueSource(self.broker)
+        return OneQueueSource(self.connection)
 
 
 class OneQueueTestCluster(MemoryTestCluster):
