@@ -15,7 +15,7 @@ from marshal_py.admin.group import Group, group
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.marshal import Marshal, connect
-from marshal_py.client.message import Batch, Message
+from marshal_py.client.message import Batch, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.errors import (
@@ -38,6 +38,7 @@ from marshal_py.errors import (
     CoordinationError,
     CoordinationTopicMissing,
     DataTopicRecreated,
+    DeserializationFailed,
     Diverged,
     DumpDamaged,
     DumpUnusable,
@@ -129,6 +130,7 @@ __all__ = [
     "CoordinationError",
     "CoordinationTopicMissing",
     "DataTopicRecreated",
+    "DeserializationFailed",
     "Diverged",
     "DumpDamaged",
     "DumpUnusable",
@@ -160,6 +162,7 @@ __all__ = [
     "MissingSpark",
     "ModeMismatch",
     "NotCompacted",
+    "Part",
     "PartitionError",
     "PartitionParked",
     "PartitionTruncated",

@@ -57,6 +57,7 @@
         +-- AccessDenied          this client lacks a right
         +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
         +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
+        +-- DeserializationFailed a deserializer raised an error for a message in a batch
         +-- PartitionParked       nobody may consume a partition until an admin has looked at it
         |   +-- DataTopicRecreated    its topic was deleted and created again
         |   +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
@@ -714,6 +715,20 @@ class PartitionError(ClusterError):
     def __init__(self, topic: str, partition: int, reason: str) -> None:
         self.topic, self.partition, self.reason = topic, partition, reason
         super().__init__(f"{topic}:{partition} cannot be read: {reason}")
+
+
+class DeserializationFailed(ClusterError):
+    """A deserializer raised an error for the key or the value of a message, while those of many were read at once.
+
+    `field`: "key" or "value". `__cause__` is the deserializer's error.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, field: str, reason: str) -> None:
+        self.topic, self.partition, self.offset, self.field, self.reason = topic, partition, offset, field, reason
+        super().__init__(
+            f"the {field} of {topic}:{partition}@{offset} cannot be deserialized: {reason}; iterate over the messages "
+            "to read the others"
+        )
 
 
 class PartitionParked(ClusterError):

@@ -77,8 +77,11 @@ def calls_of(one: Any) -> list[Any]:
 
 
 def classes_in(hint: Any) -> list[Any]:
-    """The classes that a type is made of: of `Iterator[Message] | None` Message."""
-    return [hint] if inspect.isclass(hint) else [part for arg in typing.get_args(hint) for part in classes_in(arg)]
+    """The classes that a type is made of: of `Iterator[Message[K, V]] | None` Iterator and Message."""
+    if inspect.isclass(hint):
+        return [hint]
+    inner = [typing.get_origin(hint), *typing.get_args(hint)] if typing.get_args(hint) else []
+    return [part for arg in inner for part in classes_in(arg)]
 
 
 OBJECTS = public_objects(*PUBLIC_MODULES)

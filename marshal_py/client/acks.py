@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.forks import ForkedLock
-from marshal_py.client.options import Deserializer
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, Token
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
+from marshal_py.transport.serialization import Deserializer
 
 ACK_TIMEOUT_S: Final = 10.0  # how long `ack(wait=True)` waits by default: as long as a consumer's `stop`
 

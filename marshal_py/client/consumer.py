@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Generic
 
 from marshal_py.client import requests
 from marshal_py.client.confirmations import Confirmations
@@ -24,9 +24,10 @@ from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
 from marshal_py.client.requests import FETCH_EXPIRES_S, Request
 from marshal_py.errors import ConcurrentUse, ConsumerClosed, MarshalError
+from marshal_py.transport.serialization import K_co, V_co
 
 
-class Consumer(Membership):
+class Consumer(Membership, Generic[K_co, V_co]):
     """Fetches messages as one member of a group. It is a context manager: leaving it stops it and releases its claims.
 
     `fetch`, `next` and iteration are for one thread at a time; acks may come from any thread.
@@ -76,7 +77,7 @@ class Consumer(Membership):
         expires_s: float = FETCH_EXPIRES_S,
         min_messages: int | None = None,
         idle_heartbeat_s: float | None = None,
-    ) -> Batch:
+    ) -> Batch[K_co, V_co]:
         """Waits for messages and returns at most `max_messages` of them, an even share of each partition; may be empty.
 
         The default of `max_messages` is 1,000, or any number if `max_bytes` is given; with both, the limit that is
@@ -111,7 +112,7 @@ class Consumer(Membership):
                 self._inside = None
                 self._user = self._user if self._iterating else None
 
-    def _fetch(self, request: Request) -> Batch:
+    def _fetch(self, request: Request) -> Batch[K_co, V_co]:
         """Waits until the batch is full enough, the consumer must stop, or the request expires.
 
         Then it delivers: it checks the gate and takes the messages in one step under the lock.
@@ -151,7 +152,9 @@ class Consumer(Membership):
     def _watch(self, idle_heartbeat_s: float | None) -> IdleHeartbeat | None:
         return None if idle_heartbeat_s is None else IdleHeartbeat(self._context, self._driver, idle_heartbeat_s)
 
-    def next(self, expires_s: float = FETCH_EXPIRES_S, *, idle_heartbeat_s: float | None = None) -> Message | None:
+    def next(
+        self, expires_s: float = FETCH_EXPIRES_S, *, idle_heartbeat_s: float | None = None
+    ) -> Message[K_co, V_co] | None:
         """Returns the next message, or None after `expires_s` seconds without one. It is a `fetch` of one message.
 
         `idle_heartbeat_s` and the errors are those of `fetch`.
@@ -159,7 +162,7 @@ class Consumer(Membership):
         batch = self.fetch(1, expires_s=expires_s, idle_heartbeat_s=idle_heartbeat_s)
         return next(iter(batch), None)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[K_co, V_co]]:
         """Delivers messages one by one, checking the lease before each, until a stop, a drain or a signal.
 
         Leaving the user's loop does not stop the consumer. Raises the same as `fetch`.
@@ -167,7 +170,7 @@ class Consumer(Membership):
         # Chained in C: a generator that delegates to others would be entered once more per message.
         return chain.from_iterable(self._runs())
 
-    def _runs(self) -> Iterator[Iterator[Message]]:
+    def _runs(self) -> Iterator[Iterator[Message[K_co, V_co]]]:
         """Yields one iterator after the other, each over the next messages of one partition."""
         call = Call("iteration")
         try:
@@ -189,7 +192,7 @@ class Consumer(Membership):
                 if self._ending.draining:
                     self._ending.finish_drain()
 
-    def _reservations(self, call: Call) -> Iterator[Iterator[Message]]:
+    def _reservations(self, call: Call) -> Iterator[Iterator[Message[K_co, V_co]]]:
         queue, context = self._queue, self._context
         now, boot_ns = context.clock.now, context.clock.boot_ns
         while not self._ending.reason and not self._ending.must_stop():

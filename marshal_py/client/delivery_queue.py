@@ -51,7 +51,8 @@ class DeliveryQueue:
     ) -> None:
         self.member, self.source, self.options = member, source, options
         self.clock_now = clock_now
-        make: type[Message] = Message if options.value_deserializer is None else DecodedMessage
+        raw = options.key_deserializer is None and options.value_deserializer is None
+        make: type[Message] = Message if raw else DecodedMessage
         self.delivery = DeliveryContext(
             member, lock, clock_now, incarnation, make, options.key_deserializer, options.value_deserializer
         )

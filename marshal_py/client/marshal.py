@@ -32,10 +32,11 @@ from marshal_py.protocol.routing import route
 from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
 from marshal_py.topics import changes
 from marshal_py.topics.keys import ALL
-from marshal_py.topics.topic import Deserializer, Topic
+from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport, named_transport
 from marshal_py.transport.ports import ClusterAdmin, TopicInfo
+from marshal_py.transport.serialization import Deserializer
 from marshal_py.transport.settings import default_client_id
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
@@ -150,6 +151,12 @@ class Marshal:
             self._loop.close(0.0)
             raise
         _open.add(self)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return (
+            f"Marshal({self._context.servers!r}, client_id={self.client_id!r}, consumers={len(self._consumers)}{state})"
+        )
 
     def __enter__(self) -> Self:
         return self

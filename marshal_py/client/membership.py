@@ -72,6 +72,12 @@ class Membership:
         """Tells whether the consumer has ended, is draining, or was asked to stop. A loop around `fetch` ends then."""
         return self._ending.draining or self._ending.over or self._ending.must_stop()
 
+    def __repr__(self) -> str:
+        """Takes no lock, because debuggers and loggers call it anywhere."""
+        topics, claims = list(self._member.options.topics), len(self._member.claims)
+        state = ", closed" if self.closed else ""
+        return f"{type(self).__name__}({self.group!r}, {topics}, client_id={self.client_id!r}, claims={claims}{state})"
+
     def __enter__(self) -> Self:
         return self
 

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final, Generic, SupportsIndex, overload
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered
+from marshal_py.errors import DeserializationFailed, InvalidOption
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
-from marshal_py.transport.serialization import context_of
+from marshal_py.transport.serialization import K_co, V_co, context_of
+
+STEP: Final = "1, because acks concern messages in a row"  # of a slice of a Part or a Batch
+_UNREAD: Final = object()  # stands for a key or value that no deserializer has read yet
 
 
-class Message(Struct, eq=False, frozen=True, gc=False):
+class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
     """Holds one message that was delivered under a claim. Attributes are read-only.
 
-    `key` and `value` are bytes (None for a tombstone), or what the consumer's deserializers made of them. `timestamp`
-    is ms since 1970, -1 if there is none. `token` fences writes to the outside (PROTOCOL.md K1).
+    `key` and `value` are bytes (None for a tombstone), or what the consumer's deserializers made of them. A
+    deserializer runs when the attribute is first read, and its result is kept. `timestamp` is ms since 1970, -1 if
+    there is none. `token` fences writes to the outside (PROTOCOL.md K1).
     """
 
     # A Struct of msgspec, because one is made per message: four times as fast as a class of Python's.
     _raw: RawMessage
     _delivered: Delivered
     _index: int
-    value: Any  # not a property: nearly every user reads it, and a property costs as much as making the message
+    value: V_co  # not a property: nearly every user reads it, and a property costs as much as making the message
 
     @property
     def topic(self) -> str:
@@ -43,9 +48,9 @@ class Message(Struct, eq=False, frozen=True, gc=False):
         return offset
 
     @property
-    def key(self) -> Any:
-        read = self._delivered.key_deserializer
-        return self._raw.key() if read is None else read(self._raw.key(), context_of(self._raw, "key"))
+    def key(self) -> K_co:
+        key: Any = self._raw.key()
+        return key  # type: ignore[no-any-return]  # bytes | None, which K_co is without a deserializer
 
     @property
     def headers(self) -> list[tuple[str, bytes]]:
@@ -138,28 +143,50 @@ class Message(Struct, eq=False, frozen=True, gc=False):
         return f"Message({self.topic}:{self.partition}@{self.offset}, token={self.token})"
 
 
-class DecodedMessage(Message, frozen=True):
-    """Holds a message of a consumer that has a deserializer for values.
+# gc: what a deserializer made may refer to its message, and such a circle must be found.
+class DecodedMessage(Message[K_co, V_co], frozen=True, gc=True):
+    """Holds a message of a consumer that has a deserializer.
 
-    The deserializer runs when `value` is read. What it raises, it raises in the handler, and the iteration continues.
+    The deserializer runs when `key` or `value` is first read. What it raises, it raises in the handler, and the
+    iteration continues.
     """
 
+    _read_key: Any = _UNREAD
+    _read_value: Any = _UNREAD
+
+    @property
+    def key(self) -> K_co:
+        if self._read_key is _UNREAD:
+            read, key = self._delivered.key_deserializer, self._raw.key()
+            structs.force_setattr(self, "_read_key", key if read is None else read(key, context_of(self._raw, "key")))
+        key_read: K_co = self._read_key
+        return key_read
+
     @property  # type: ignore[misc]  # it hides the field, and is as read-only
-    def value(self) -> Any:
-        read = self._delivered.value_deserializer
-        assert read is not None
-        return read(self._raw.value(), context_of(self._raw, "value"))
+    def value(self) -> V_co:
+        if self._read_value is _UNREAD:
+            read, value = self._delivered.value_deserializer, self._raw.value()
+            read_value = value if read is None else read(value, context_of(self._raw, "value"))
+            structs.force_setattr(self, "_read_value", read_value)
+        value_read: V_co = self._read_value
+        return value_read
 
 
-class Part:
-    """Holds the messages of one partition in a Batch. It makes no object per message unless it is iterated."""
+class Part(Generic[K_co, V_co]):
+    """Holds the messages of one partition in a Batch, in the order of their offsets.
 
-    __slots__ = ("_delivered", "_first", "raw")
+    `part[0]` is the first message, `part[10:20]` a Part of ten messages, which can be acked alone. Without
+    deserializers a Part makes an object per message only if it is indexed or iterated.
+    """
+
+    __slots__ = ("_delivered", "_first", "_messages", "raw")
 
     def __init__(self, raw: Sequence[RawMessage], delivered: Delivered, first: int) -> None:
-        self.raw = raw
+        self.raw: Sequence[RawMessage] = raw
         self._delivered = delivered
         self._first = first
+        # With deserializers: the messages, once they were made, so that each key and value is read once.
+        self._messages: Sequence[Message[K_co, V_co]] | None = None
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -174,18 +201,34 @@ class Part:
         return self._delivered.claim.topic_id
 
     @property
-    def values(self) -> list[Any]:
-        read = self._delivered.value_deserializer
-        if read is None:
-            return [raw.value() for raw in self.raw]
-        return [read(raw.value(), context_of(raw, "value")) for raw in self.raw]
+    def values(self) -> list[V_co]:
+        """Returns the values of all messages.
+
+        Raises DeserializationFailed, which names the first message whose value cannot be read. The others can be read
+        one by one, for example by iterating over the part.
+        """
+        if self._delivered.value_deserializer is not None:
+            return self._read("value")
+        values: list[Any] = [raw.value() for raw in self.raw]
+        return values
 
     @property
-    def keys(self) -> list[Any]:
-        read = self._delivered.key_deserializer
-        if read is None:
-            return [raw.key() for raw in self.raw]
-        return [read(raw.key(), context_of(raw, "key")) for raw in self.raw]
+    def keys(self) -> list[K_co]:
+        """Returns the keys of all messages. Raises DeserializationFailed, as `values` does."""
+        if self._delivered.key_deserializer is not None:
+            return self._read("key")
+        keys: list[Any] = [raw.key() for raw in self.raw]
+        return keys
+
+    def _read(self, field: str) -> list[Any]:
+        found = []
+        for message in self:
+            try:
+                found.append(getattr(message, field))
+            except Exception as error:
+                where = message.topic, message.partition, message.offset
+                raise DeserializationFailed(*where, field, repr(error)) from error
+        return found
 
     @property
     def offsets(self) -> list[int]:
@@ -215,21 +258,56 @@ class Part:
     def __len__(self) -> int:
         return len(self.raw)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[K_co, V_co]]:
         delivered, first = self._delivered, self._first
         make = delivered.make
+        if delivered.key_deserializer is not None or delivered.value_deserializer is not None:
+            yield from self._decoded()
+            return
         for index, raw in enumerate(self.raw):
             yield make(raw, delivered, first + index, raw.value())
 
+    def _decoded(self) -> Sequence[Message[K_co, V_co]]:
+        if self._messages is None:
+            delivered, make, first = self._delivered, self._delivered.make, self._first
+            self._messages = [make(raw, delivered, first + at, raw.value()) for at, raw in enumerate(self.raw)]
+        return self._messages
 
-class Batch:
-    """Holds the messages of one `fetch`, of one or more partitions, in offset order per partition."""
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Message[K_co, V_co]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Part[K_co, V_co]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> Message[K_co, V_co] | Part[K_co, V_co]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self.raw))
+            if step != 1:
+                raise InvalidOption("the step of a slice", step, STEP)
+            part: Part[K_co, V_co] = Part(self.raw[start:stop], self._delivered, self._first + start)
+            part._messages = None if self._messages is None else self._messages[start:stop]
+            return part
+        delivered, index = self._delivered, range(len(self.raw))[at]
+        if delivered.key_deserializer is not None or delivered.value_deserializer is not None:
+            return self._decoded()[index]
+        raw = self.raw[index]
+        message: Message[K_co, V_co] = delivered.make(raw, delivered, self._first + index, raw.value())
+        return message
+
+    def __repr__(self) -> str:
+        span = f"@{self.raw[0].offset()}..{self.raw[-1].offset()}" if self.raw else ""
+        return f"Part({self.topic_partition}{span}, messages={len(self.raw)})"
+
+
+class Batch(Generic[K_co, V_co]):
+    """Holds the messages of one `fetch`, of one or more partitions, in offset order per partition.
+
+    `batch[0]` is the first message, `batch[10:20]` a Batch of ten messages, which can be acked alone.
+    """
 
     __slots__ = ("parts",)
 
-    parts: Sequence[Part]
+    parts: Sequence[Part[K_co, V_co]]
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Part[K_co, V_co]]) -> None:
         self.parts = parts
 
     def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
@@ -265,6 +343,35 @@ class Batch:
     def __bool__(self) -> bool:
         return bool(self.parts)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[K_co, V_co]]:
         for part in self.parts:
             yield from part
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Message[K_co, V_co]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Batch[K_co, V_co]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> Message[K_co, V_co] | Batch[K_co, V_co]:
+        if isinstance(at, slice):
+            return self._slice(at)
+        index = range(len(self))[at]
+        for part in self.parts:
+            if index < len(part):
+                break
+            index -= len(part)
+        return part[index]
+
+    def _slice(self, at: slice) -> Batch[K_co, V_co]:
+        start, stop, step = at.indices(len(self))
+        if step != 1:
+            raise InvalidOption("the step of a slice", step, STEP)
+        found = []
+        for part in self.parts:
+            count = len(part)
+            if max(0, start) < min(count, stop):
+                found.append(part[max(0, start) : stop])
+            start, stop = start - count, stop - count
+        return Batch(found)
+
+    def __repr__(self) -> str:
+        return f"Batch([{', '.join(map(repr, self.parts))}])"

@@ -16,6 +16,7 @@ from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import INTERVAL_MS_MAX, INTERVAL_MS_MIN, MODES, ON_TOPIC_RECREATED, PARTITION_MAX
+from marshal_py.transport.serialization import Deserializer
 
 Delivery = Literal["at_least_once", "at_most_once"]
 OnTopicRecreated = Literal["fail", "earliest"]
@@ -37,7 +38,6 @@ COORDINATION_TOPIC: Final = "__marshal"
 OnClaim = Callable[[ClaimInfo], None]
 OnRevoking = Callable[[ClaimInfo], None]
 OnLost = Callable[[ClaimInfo, str], None]
-Deserializer = Callable[[bytes | None, Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Only `purge` and `delete_key` change it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +21,9 @@ from marshal_py.topics.request import GetRequest, Time
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
 from marshal_py.topics.tombstones import check_compacted, write_tombstones
 from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage, Transport
-from marshal_py.transport.serialization import context_of
+from marshal_py.transport.serialization import Deserializer, context_of
 
 TIMEOUT_S: Final = 30.0
-Deserializer = Callable[[Any, Any], Any]
 
 
 class Topic:

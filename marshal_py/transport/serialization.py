@@ -1,10 +1,31 @@
-"""What deserializers get beside the bytes of a message, as confluent-kafka's own deserializers expect it."""
+"""Deserializers: their types, and what they get beside the bytes of a message, as confluent-kafka's own expect it.
+
+`K_co` and `V_co` stand for the types of keys and values, in `Message[K, V]` and all that holds such messages. Without
+deserializers they are `bytes | None`. A `Message` without types in brackets is a message of any keys and values.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from marshal_py.transport.ports import RawMessage
+
+if TYPE_CHECKING:  # Python has defaults of type variables from 3.13 on; type checkers know them in all versions
+    from typing_extensions import TypeVar
+
+    K_co = TypeVar("K_co", covariant=True, default=Any)
+    V_co = TypeVar("V_co", covariant=True, default=Any)
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    K_co = TypeVar("K_co", covariant=True)
+    V_co = TypeVar("V_co", covariant=True)
+    T = TypeVar("T")
+
+# Called with the bytes of a key or a value (None if there are none) and a SerializationContext.
+Deserializer = Callable[[bytes | None, Any], T]
 
 
 class SerializationContext:
