@@ -10,35 +10,35 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, Unpack, overload
 
-from marshal_py.client import start_positions
 from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
-from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
+from marshal_py.client.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.joining import Joining
+from marshal_py.client.keywords import ConsumerKeywords, chosen, explicit
 from marshal_py.client.loop import Loop
-from marshal_py.client.membership import Membership
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_retention, check_topics
 from marshal_py.client.planner import Planner
 from marshal_py.client.retention import HISTORY_KEPT_S, RetentionPolicy
-from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
+from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.identity import check_id
-from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import PARTITION_MAX, Genesis
-from marshal_py.protocol.routing import route
 from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
 from marshal_py.topics import changes
 from marshal_py.topics.keys import ALL
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport, named_transport
-from marshal_py.transport.ports import ClusterAdmin, TopicInfo
+from marshal_py.transport.ports import ClusterAdmin
 from marshal_py.transport.serialization import Deserializer
 from marshal_py.transport.settings import default_client_id
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 VERSION: Final = "marshal_py 0.1.0"
 CONNECT_TIMEOUT_S: Final = 30.0
@@ -130,8 +130,7 @@ class Marshal:
         self.coordination_topic = topic
         self.transport = transport
         self._timeout_s = timeout_s
-        self._consumers: dict[ConsumerDriver, Membership] = {}  # those that `close` must stop, oldest first
-        self._closed = self._done = False
+        self._done = False
         servers = str(transport.given["bootstrap.servers"]) if isinstance(transport, KafkaTransport) else "memory"
         self._context = Context(
             transport.log(topic, client_id),
@@ -150,13 +149,12 @@ class Marshal:
         except BaseException:
             self._loop.close(0.0)
             raise
+        self._joining = Joining(transport, self._context, self._loop, self.root, client_id, VERSION, timeout_s)
         _open.add(self)
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        return (
-            f"Marshal({self._context.servers!r}, client_id={self.client_id!r}, consumers={len(self._consumers)}{state})"
-        )
+        consumers, state = len(self._joining.consumers), ", closed" if self._joining.closed else ""
+        return f"Marshal({self._context.servers!r}, client_id={self.client_id!r}, consumers={consumers}{state})"
 
     def __enter__(self) -> Self:
         return self
@@ -259,16 +257,68 @@ class Marshal:
 
     # --- consumers
 
-    def consumer(self, group: str, topics: Sequence[str], **options: Any) -> Consumer:
+    # Four overloads, because the types of keys and values are those that the deserializers return, and one for options
+    # that were made before, whose deserializers may be anything.
+
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        key_deserializer: None = None,
+        value_deserializer: None = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Consumer[bytes | None, bytes | None]: ...
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        key_deserializer: None = None,
+        value_deserializer: Deserializer[V],
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Consumer[bytes | None, V]: ...
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        key_deserializer: Deserializer[K],
+        value_deserializer: None = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Consumer[K, bytes | None]: ...
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        key_deserializer: Deserializer[K],
+        value_deserializer: Deserializer[V],
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Consumer[K, V]: ...
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        options: ConsumerOptions,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Consumer[Any, Any]: ...
+    @explicit
+    def consumer(
+        self, group: str, topics: Sequence[str], *, options: ConsumerOptions | None = None, **keywords: Any
+    ) -> Consumer[Any, Any]:
         """Joins `group` as a consumer of `topics`, and returns once the group has it.
 
-        The options are those of ConsumerOptions: delivery ("at_least_once" | "at_most_once"), policy, member,
-        heartbeat_interval_s=2.0, max_claims, capacity, fast_reclaim, start ("committed" | "earliest" | "latest" | an
-        ISO-8601 time | offsets as JSON), start_fallback, new_topics ("start" | "earliest"),
-        on_topic_recreated ("fail" | "earliest"), handler_timeout_s=300, hand_over_timeout_s=30, unacked_max,
-        prefetch_messages, prefetch_bytes, grant_messages, deliver_late, join_live_kafka_group, mirror_offsets,
-        on_claim(info), on_revoking(info), on_lost(info, reason), key_deserializer, value_deserializer, settings
-        (librdkafka's, for the data consumer).
+        The keywords are the fields of ConsumerOptions, which describes them. With `options` they replace single fields
+        of it.
 
         on_claim, on_revoking and on_lost run one after the other on the thread "marshal-callbacks" of this Marshal, in
         the order of the events; a slow one delays the next ones and nothing else. While 100,000 calls are waiting, new
@@ -283,94 +333,22 @@ class Marshal:
         Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
         CoordinationError, ClusterUnreachable, BackgroundThreadEnded, ReentrantCall.
         """
-        deadline = time.monotonic() + self._timeout_s
-        driver, connection, ending = self._new("consumer", group, topics, options, deadline, plans=False)
-        consumer = Consumer(self._context, driver, connection, ending)
-        self._join(driver, consumer, deadline)
-        return consumer
+        return self._joining.consumer(group, topics, chosen("consumer", options, keywords))
 
-    def planner(self, group: str, topics: Sequence[str], **options: Any) -> Planner:
+    @explicit
+    def planner(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        options: ConsumerOptions | None = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Planner:
         """Joins `group` as a consumer that plans ranges for other readers, and returns once the group has it.
 
         It fetches no messages. It takes the options and callbacks of `consumer`, and raises the same errors.
         """
-        deadline = time.monotonic() + self._timeout_s
-        driver, connection, ending = self._new("planner", group, topics, options, deadline, plans=True)
-        planner = Planner(self._context, driver, connection, ending)
-        self._join(driver, planner, deadline)
-        return planner
-
-    def _new(
-        self, verb: str, group: str, topics: Sequence[str], options: Mapping[str, Any], deadline: float, *, plans: bool
-    ) -> tuple[ConsumerDriver, Mapping[str, Any], Ending]:
-        """Makes a consumer that has not joined yet.
-
-        Returns its driver, its data consumer's librdkafka settings, its Ending. `verb`: the calling method's name, for
-        errors. `deadline`: in seconds of the monotonic clock. `plans`: whether the consumer plans ranges.
-        """
-        context, loop = self._context, self._loop
-        context.check_call("Marshal", verb, waits=True)
-        if self._closed:
-            raise ConsumerClosed("Marshal", "it was closed")
-        context.check_alive()
-        check_id("group", group)
-        names = check_topics(topics)
-        unknown = sorted(options.keys() - ConsumerOptions.__dataclass_fields__.keys())
-        if unknown:
-            where = "; client_id is an argument of connect()" if "client_id" in unknown else ""
-            raise InvalidOption(f"{verb}()", unknown, f"no option has such a name{where}")
-        chosen = ConsumerOptions(**options)
-        start_positions.check_topics(chosen.start, names)
-        found = self._check(group, names, chosen)
-        number = route(group, self.root.partitions)
-        world = loop.open_world(number, None if number == 0 else self.root, deadline)
-        source = self.transport.source(group, self.client_id, chosen.settings, chosen.prefetch_bytes)
-        source.learn_leaders(names)
-        with context.lock:
-            later = start_positions.new_topics(world.groups.get(group), names)
-            member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
-            for topic, info in found.items():  # before it can claim anything (D10)
-                member.learn_topic(topic, info.partitions, info.topic_id)
-        driver = ConsumerDriver(
-            context,
-            number,
-            member,
-            source,
-            chosen,
-            self.root.incarnation,
-            later if chosen.new_topics == "earliest" else frozenset(),
-            loop.maintenance.refold,
-            plans=plans,
-        )
-        given = self.transport.given if isinstance(self.transport, KafkaTransport) else {}
-        ending = Ending(context, driver, lambda: self._consumers.pop(driver, None))
-        return driver, {**given, **chosen.settings}, ending
-
-    def _join(self, driver: ConsumerDriver, consumer: Membership, deadline: float) -> None:
-        self._consumers[driver] = consumer
-        try:
-            self._loop.add(driver)
-            consumer.wait_joined(max(1.0, deadline - time.monotonic()))
-        except BaseException:
-            consumer.stop(EXIT_TIMEOUT_S)
-            raise
-
-    def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
-        """Checks that the topics exist, and that no ordinary Kafka consumer uses the group id (D7).
-
-        Returns what the cluster says about each topic. Raises TopicMissing, KafkaGroupIsLive.
-        """
-        found: dict[str, TopicInfo] = {}
-        for topic in topics:
-            info = self._context.admin.describe_topic(topic)
-            if info is None:
-                raise TopicMissing(topic)
-            found[topic] = info
-        if not options.join_live_kafka_group:
-            live = self._context.admin.live_kafka_members(group)
-            if live:
-                raise KafkaGroupIsLive(group, live)
-        return found
+        return self._joining.planner(group, topics, chosen("planner", options, keywords))
 
     def metrics(self) -> Metrics:
         """Returns figures of this connection and its consumers. It sends nothing, so it may be called every second."""
@@ -407,10 +385,10 @@ class Marshal:
         self._context.check_call("Marshal", "close", waits=True)
         if self._done:
             return
-        self._closed = True
+        self._joining.closed = True
         deadline = time.monotonic() + timeout_s  # of all together: without the cluster each takes all its time
         failed: list[Exception] = []
-        for consumer in list(self._consumers.values()):
+        for consumer in list(self._joining.consumers.values()):
             try:
                 consumer.stop(max(0.0, deadline - time.monotonic()))
             except Exception as error:  # the others hold claims, too

@@ -1,0 +1,135 @@
+"""Makes the consumers of one Marshal and has them join their groups: checks, then a driver, then the Join record."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from marshal_py.client import start_positions
+from marshal_py.client.consumer import Consumer
+from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.context import Context
+from marshal_py.client.ending import Ending
+from marshal_py.client.loop import Loop
+from marshal_py.client.membership import Membership
+from marshal_py.client.options import ConsumerOptions, check_topics
+from marshal_py.client.planner import Planner
+from marshal_py.errors import ConsumerClosed, KafkaGroupIsLive, TopicMissing
+from marshal_py.protocol.identity import check_id
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.routing import route
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.ports import TopicInfo
+
+M = TypeVar("M", bound=Membership)
+
+JOIN_STOP_TIMEOUT_S: Final = 3.0  # how long a consumer that could not join waits for the release of what it claimed
+
+
+class Joining:
+    """Makes consumers. `consumers` holds those that have not ended, the oldest first; `closed` forbids new ones."""
+
+    def __init__(
+        self,
+        transport: KafkaTransport | MemoryTransport,
+        context: Context,
+        loop: Loop,
+        root: Genesis,
+        client_id: str,
+        library: str,
+        timeout_s: float,
+    ) -> None:
+        """`library`: the version that a Join names. `timeout_s`: how long a consumer may take to join."""
+        self.consumers: dict[ConsumerDriver, Membership] = {}
+        self.closed = False
+        self._transport, self._context, self._loop, self._root = transport, context, loop, root
+        self._client_id, self._library, self._timeout_s = client_id, library, timeout_s
+
+    def consumer(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> Consumer[Any, Any]:
+        return self._join(Consumer, "consumer", group, topics, options, plans=False)
+
+    def planner(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> Planner:
+        return self._join(Planner, "planner", group, topics, options, plans=True)
+
+    def _join(
+        self,
+        kind: Callable[[Context, ConsumerDriver, Mapping[str, Any], Ending], M],
+        verb: str,
+        group: str,
+        topics: Sequence[str],
+        options: ConsumerOptions,
+        *,
+        plans: bool,
+    ) -> M:
+        """Makes a consumer of class `kind`, and returns it once the group has it.
+
+        `verb`: the calling method's name, for errors. `plans`: whether the consumer plans ranges.
+        """
+        context, deadline = self._context, time.monotonic() + self._timeout_s
+        context.check_call("Marshal", verb, waits=True)
+        if self.closed:
+            raise ConsumerClosed("Marshal", "it was closed")
+        context.check_alive()
+        check_id("group", group)
+        driver = self._drive(group, check_topics(topics), options, deadline, plans=plans)
+        given = self._transport.given if isinstance(self._transport, KafkaTransport) else {}
+        ending = Ending(context, driver, lambda: self.consumers.pop(driver, None))
+        consumer = kind(context, driver, {**given, **options.settings}, ending)
+        self.consumers[driver] = consumer
+        try:
+            self._loop.add(driver)
+            consumer.wait_joined(max(1.0, deadline - time.monotonic()))
+        except BaseException:
+            consumer.stop(JOIN_STOP_TIMEOUT_S)
+            raise
+        return consumer
+
+    def _drive(
+        self, group: str, topics: tuple[str, ...], options: ConsumerOptions, deadline: float, *, plans: bool
+    ) -> ConsumerDriver:
+        """Makes the driver of a member that has not joined yet. `deadline`: in seconds of the monotonic clock."""
+        context, loop = self._context, self._loop
+        start_positions.check_topics(options.start, topics)
+        found = self._check(group, topics, options)
+        number = route(group, self._root.partitions)
+        world = loop.open_world(number, None if number == 0 else self._root, deadline)
+        source = self._transport.source(group, self._client_id, options.settings, options.prefetch_bytes)
+        source.learn_leaders(topics)
+        with context.lock:
+            later = start_positions.new_topics(world.groups.get(group), topics)
+            chosen = options.member_options(self._client_id, topics, self._library)
+            member = Member(world, group, chosen, secrets.token_bytes)
+            for topic, info in found.items():  # before it can claim anything (D10)
+                member.learn_topic(topic, info.partitions, info.topic_id)
+        return ConsumerDriver(
+            context,
+            number,
+            member,
+            source,
+            options,
+            self._root.incarnation,
+            later if options.new_topics == "earliest" else frozenset(),
+            loop.maintenance.refold,
+            plans=plans,
+        )
+
+    def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
+        """Checks that the topics exist, and that no ordinary Kafka consumer uses the group id (D7).
+
+        Returns what the cluster says about each topic. Raises TopicMissing, KafkaGroupIsLive.
+        """
+        found: dict[str, TopicInfo] = {}
+        for topic in topics:
+            info = self._context.admin.describe_topic(topic)
+            if info is None:
+                raise TopicMissing(topic)
+            found[topic] = info
+        if not options.join_live_kafka_group:
+            live = self._context.admin.live_kafka_members(group)
+            if live:
+                raise KafkaGroupIsLive(group, live)
+        return found

@@ -1,0 +1,89 @@
+"""The keyword arguments of `Marshal.consumer`: one per field of ConsumerOptions, which has their defaults and bounds.
+
+Type checkers and editors know them by `ConsumerKeywords`, `inspect` and `help` by `explicit`. A test compares the two
+with ConsumerOptions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, ParamSpec, TypedDict, TypeVar
+
+from marshal_py.client.options import ConsumerOptions, Delivery, OnClaim, OnLost, OnRevoking, OnTopicRecreated
+from marshal_py.errors import InvalidOption
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FIELDS: Final = {field.name: field for field in dataclasses.fields(ConsumerOptions)}
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """The options of a consumer, except the deserializers, whose types decide those of its messages."""
+
+    delivery: Delivery
+    policy: str | None
+    member: str | None
+    heartbeat_interval_s: float
+    max_claims: int | None
+    capacity: int
+    fast_reclaim: bool
+    start: str
+    start_fallback: Literal["earliest", "latest"]
+    new_topics: Literal["start", "earliest"]
+    on_topic_recreated: OnTopicRecreated
+    handler_timeout_s: float
+    hand_over_timeout_s: float | None
+    unacked_max: int
+    prefetch_messages: int
+    prefetch_bytes: int
+    grant_messages: int
+    deliver_late: bool
+    join_live_kafka_group: bool
+    mirror_offsets: bool
+    on_claim: OnClaim | None
+    on_revoking: OnRevoking | None
+    on_lost: OnLost | None
+    settings: Mapping[str, Any]
+
+
+def explicit(call: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a function with `**keywords`: its signature names each field of ConsumerOptions with its default."""
+    own = inspect.signature(call)
+    kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=field.type)
+        for name, field in _FIELDS.items()
+        if name not in own.parameters
+    ]
+    call.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]  # inspect reads it
+    return call
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def chosen(verb: str, options: ConsumerOptions | None, keywords: Mapping[str, Any]) -> ConsumerOptions:
+    """Returns the options of a consumer: `options`, or the defaults, replaced by `keywords` where these are given.
+
+    `verb`: the calling method's name, for errors. Raises InvalidOption, InvalidName.
+    """
+    if options is not None and not isinstance(options, ConsumerOptions):
+        raise InvalidOption("options", options, "a ConsumerOptions")
+    unknown = sorted(keywords.keys() - _FIELDS.keys())
+    if unknown:
+        raise InvalidOption(f"{verb}()", unknown, "; ".join(map(_advice, unknown)))
+    return ConsumerOptions(**keywords) if options is None else dataclasses.replace(options, **keywords)
+
+
+def _advice(name: str) -> str:
+    if name == "client_id":
+        return "client_id is an argument of connect()"
+    if "." in name:
+        return f"{name} is a setting of librdkafka: settings={{{name!r}: ...}}"
+    near = difflib.get_close_matches(name, _FIELDS, 1)
+    return f"no option is called {name}" + (f"; did you mean {near[0]}?" if near else "")

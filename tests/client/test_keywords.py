@@ -1,0 +1,68 @@
+"""The options of a consumer as keywords: every signature names them, a typo gets the nearest, a value replaces one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+
+import pytest
+
+from marshal_py import ConsumerOptions, InvalidOption, Marshal
+from marshal_py.client.keywords import ConsumerKeywords, chosen
+from tests.support.client_fixtures import MemoryTestCluster, joined
+
+DESERIALIZERS = {"key_deserializer", "value_deserializer"}  # not among ConsumerKeywords: overloads name them
+
+
+def test_checkers_know_the_same_options_as_the_program() -> None:
+    fields = typing.get_type_hints(ConsumerOptions)
+    assert typing.get_type_hints(ConsumerKeywords) == {
+        name: fields[name] for name in fields if name not in DESERIALIZERS
+    }
+
+
+@pytest.mark.parametrize("call", [Marshal.consumer, Marshal.planner])
+def test_a_signature_names_every_option_with_its_default(call: object) -> None:
+    assert callable(call)
+    parameters = inspect.signature(call).parameters
+    for field in dataclasses.fields(ConsumerOptions):
+        assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[field.name].default == getattr(ConsumerOptions(), field.name)
+    assert {"self", "group", "topics", "options"} == parameters.keys() - ConsumerOptions.__dataclass_fields__.keys()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "advice"),
+    [
+        ("prefetch_message", "no option is called prefetch_message; did you mean prefetch_messages?"),
+        ("heartbeat_interval", "did you mean heartbeat_interval_s?"),
+        ("on_claimed", "did you mean on_claim?"),
+        ("client_id", "an argument of connect"),
+        ("fetch.min.bytes", "settings={'fetch.min.bytes': ...}"),
+        ("xyzzy", "no option is called xyzzy"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest_option(wrong: str, advice: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        chosen("consumer", None, {wrong: 1})
+    assert advice in str(caught.value)
+    assert "consumer()" in str(caught.value)
+
+
+def test_options_are_given_as_a_value_and_single_ones_replace_its_fields(memory: MemoryTestCluster) -> None:
+    topic, group = memory.topic(2), memory.group()
+    options = ConsumerOptions(delivery="at_most_once", heartbeat_interval_s=1.0, start="earliest", max_claims=1)
+    with memory.connect() as marshal:
+        with marshal.consumer(group, [topic], options=options) as consumer:
+            assert consumer.info().delivery == "at_most_once"
+        with marshal.planner(group, [topic], options=options, max_claims=None) as planner:
+            assert planner.info().delivery == "at_most_once"
+    assert chosen("consumer", options, {"max_claims": None}) == dataclasses.replace(options, max_claims=None)
+    assert chosen("consumer", options, {}) == options
+    assert chosen("consumer", None, {}) == ConsumerOptions()
+
+
+def test_options_of_another_kind_are_refused(memory: MemoryTestCluster) -> None:
+    with memory.connect() as marshal, pytest.raises(InvalidOption, match="a ConsumerOptions"):
+        joined(marshal, memory.group(), [memory.topic()], options={"capacity": 2})
