@@ -5,16 +5,17 @@ Packages; each may import from those above it (tests/test_architecture.py checks
   protocol    the pure core: records, fold, leases, delivery, and one member's decisions
   history     answers about the past, from verdicts
   transport   connections to a cluster: memory, Kafka, embedded broker
-  client      the client API: connect, Marshal, Consumer, Message
-  admin       operations on live groups
+  client      the client API: Consumer, Message
+  admin       operations on live groups, and what ties all together: connect, Marshal
   simulator   the same core under faults, and the oracle that judges it
   spark, cli  pipelines, and the command line
 """
 
 from marshal_py.admin.group import Group, group
+from marshal_py.admin.groups import GroupConfig
+from marshal_py.admin.marshal import Marshal, MarshalInfo, Topic, connect
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
-from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.message import Batch, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.signals import stop_on_signals
@@ -101,6 +102,8 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.topics.request import GetRequest
+from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
 
 __version__ = "0.1.0"
 
@@ -136,8 +139,11 @@ __all__ = [
     "DumpUnusable",
     "DuplicateClientId",
     "EmbeddedLogFull",
+    "EndOfBatch",
     "EnvelopeUnknown",
+    "GetRequest",
     "Group",
+    "GroupConfig",
     "GroupDeleted",
     "GroupExists",
     "GroupMissing",
@@ -155,6 +161,7 @@ __all__ = [
     "LogGap",
     "Marshal",
     "MarshalError",
+    "MarshalInfo",
     "MembersAlive",
     "Message",
     "MessageNotFound",
@@ -184,9 +191,12 @@ __all__ = [
     "SettingsChanged",
     "SnapshotNotConfirmed",
     "SnapshotRefused",
+    "StoredBatch",
+    "StoredMessage",
     "TlsMismatch",
     "Token",
     "TooManyKeys",
+    "Topic",
     "TopicExists",
     "TopicMissing",
     "TopicPartition",

@@ -1,7 +1,7 @@
 """Offers programs the operations on one live group.
 
     with marshal_py.connect("localhost:9092") as marshal:
-        token = marshal_py.group(marshal, "billing").pause(60, "deploy")
+        token = marshal.group("billing").pause(60, "deploy").token
 
 Each call opens a connection of its own and reads the group's log to its end; none needs a consumer in this process.
 """
@@ -408,10 +408,7 @@ class Group:
 
 
 def group(marshal: Marshal, name: str) -> Group:
-    """Returns the operations on the group `name`, on the cluster and the coordination topic that `marshal` uses.
-
-    This is not a method of Marshal because the package `client` must not import `admin` (CONTRIBUTING.md).
-    """
+    """Returns the operations on the group `name`, as `marshal.group(name)` does."""
     return Group(marshal.transport, name, marshal.coordination_topic)
 
 

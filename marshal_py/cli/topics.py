@@ -159,8 +159,7 @@ def purge(
     yes: Yes = False,
 ) -> None:
     """Delete the beginning of a topic's partitions, for good. Consumers that have not read it lose it."""
-    changes.check_name(topic, options.coordination_topic)
-    source = Topic(options.transport(), topic)
+    source = Topic(options.transport(), topic, coordination_topic=options.coordination_topic)
     target = {"before_offset": before_offset, "before_time": before_time, "keep": keep, "partition": partition}
     try:
         planned = source.purge(**target, dry_run=True)  # type: ignore[arg-type]  # typer has checked the kinds

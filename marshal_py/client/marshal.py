@@ -1,4 +1,7 @@
-"""`connect` and the Marshal: one connection to a cluster, from which consumers are made."""
+"""`connect` and the Marshal: one connection to a cluster, from which consumers are made.
+
+Users get the Marshal of admin/marshal.py, which adds topics and groups as objects.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,8 @@ from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.records import PARTITION_MAX, Genesis
 from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
 from marshal_py.topics import changes
-from marshal_py.topics.keys import ALL
-from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport, named_transport
-from marshal_py.transport.ports import ClusterAdmin
 from marshal_py.transport.serialization import Deserializer
 from marshal_py.transport.settings import default_client_id
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
@@ -48,69 +48,6 @@ EXIT_TIMEOUT_S: Final = 3.0  # how long an interpreter that ends without close()
 # Strong references: a program that ends by sys.exit has dropped its names before `atexit` runs, and its claims must be
 # released all the same. A Marshal that is dropped without close() keeps its thread and its leases anyway.
 _open: set[Marshal] = set()
-
-
-def connect(
-    servers_or_config: str | Mapping[str, Any] | MemoryTransport,
-    *,
-    client_id: str | None = None,
-    coordination_topic: str = COORDINATION_TOPIC,
-    coordination_partitions: int = COORDINATION_PARTITIONS,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS,
-    history_kept_s: float = HISTORY_KEPT_S,
-    statistics_interval_ms: int = 0,
-    evidence_dir: str | None = None,
-) -> Marshal:
-    """Connects to a cluster, and creates or checks the coordination topic (PROTOCOL.md L1).
-
-    `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...).
-    `client_id`: unique per live process; by default the host name, the pid and random digits.
-    `coordination_partitions`: how many partitions the coordination topic gets, if this call creates it.
-    `snapshot_every_records`: consumers write a snapshot of their log about that often.
-    `history_kept_s`: where Kafka lets them, consumers delete records that are older than this and older than the two
-    newest confirmed snapshots.
-    `statistics_interval_ms`: how often librdkafka's clients report their statistics to `Marshal.metrics`; 0 is never.
-    `evidence_dir`: where a consumer that ends with Diverged saves its state; by default the system's temporary folder.
-
-    `error_cb`, `stats_cb` and `logger` among the settings are called on the thread "marshal-callbacks". While no broker
-    answers, a line in the log of this process says every 5 s why.
-
-    Raises ClusterUnreachable after `timeout_s` seconds, with librdkafka's last error; AuthenticationFailed and
-    TlsMismatch after about 2 s; CoordinationError, AccessDenied, InvalidName, InvalidOption, UnsupportedPlatform.
-    """
-    if sys.platform == "win32":
-        raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():  # buffers.py: two threads rely on the order of their stores
-        raise UnsupportedPlatform(
-            "marshal_py",
-            "a Python that runs without its global interpreter lock",
-            "start it with PYTHON_GIL=1 (or -X gil=1)",
-        )
-    if type(coordination_partitions) is not int or not 1 <= coordination_partitions <= PARTITION_MAX:
-        raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
-    if not timeout_s > 0:
-        raise InvalidOption("timeout_s", timeout_s, "more than 0")
-    retention = check_retention(snapshot_every_records, history_kept_s, evidence_dir)
-    given = f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}" if client_id is None else client_id
-    check_id("client_id", given)
-    check_topics([coordination_topic])
-    if type(statistics_interval_ms) is not int or not 0 <= statistics_interval_ms <= STATISTICS_MS_MAX:
-        raise InvalidOption("statistics_interval_ms", statistics_interval_ms, f"0 (never) to {STATISTICS_MS_MAX}")
-    callbacks = Callbacks()
-    try:
-        transport: KafkaTransport | MemoryTransport
-        if isinstance(servers_or_config, MemoryTransport):
-            transport = servers_or_config
-        elif (named := named_transport(servers_or_config)) is not None:
-            transport = named
-        else:
-            transport = KafkaTransport(servers_or_config, timeout_s, callbacks.submit)
-            transport.collect_statistics(statistics_interval_ms)
-        return Marshal(transport, given, coordination_topic, coordination_partitions, timeout_s, retention, callbacks)
-    except BaseException:
-        callbacks.close(0.0)
-        raise
 
 
 class Marshal:
@@ -164,36 +101,73 @@ class Marshal:
     ) -> None:
         self.close()
 
-    def topic(
-        self,
-        name: str,
+    @classmethod
+    def connect(
+        cls,
+        servers_or_config: str | Mapping[str, Any] | MemoryTransport,
         *,
-        partitioner: str = ALL,
-        isolation: str = "read_committed",
-        key_deserializer: Deserializer | None = None,
-        value_deserializer: Deserializer | None = None,
-    ) -> Topic:
-        """Returns a topic, to read any of its messages from (`Topic.get`).
+        client_id: str | None = None,
+        coordination_topic: str = COORDINATION_TOPIC,
+        coordination_partitions: int = COORDINATION_PARTITIONS,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS,
+        history_kept_s: float = HISTORY_KEPT_S,
+        statistics_interval_ms: int = 0,
+        evidence_dir: str | None = None,
+    ) -> Self:
+        """Connects to a cluster, and creates or checks the coordination topic (PROTOCOL.md L1).
 
-        The call joins no group and sends no request. `partitioner`: which partition the topic's producers choose for a
-        key, "murmur2_random" (Java's default) or "consistent_random" (librdkafka's); by default every partition is
-        searched. `isolation`: "read_committed" or "read_uncommitted". Close the topic when it is not needed any more.
-        Raises InvalidName, InvalidOption.
+        `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...).
+        `client_id`: unique per live process; by default the host name, the pid and random digits.
+        `coordination_partitions`: how many partitions the coordination topic gets, if this call creates it.
+        `snapshot_every_records`: consumers write a snapshot of their log about that often.
+        `history_kept_s`: where Kafka lets them, consumers delete records that are older than this and older than the
+        two newest confirmed snapshots.
+        `statistics_interval_ms`: how often librdkafka's clients report their statistics to `Marshal.metrics`; 0 is
+        never.
+        `evidence_dir`: where a consumer that ends with Diverged saves its state; by default the system's temporary
+        folder.
+
+        `error_cb`, `stats_cb` and `logger` among the settings are called on the thread "marshal-callbacks". While no
+        broker answers, a line in the log of this process says every 5 s why.
+
+        Raises ClusterUnreachable after `timeout_s` seconds, with librdkafka's last error; AuthenticationFailed and
+        TlsMismatch after about 2 s; CoordinationError, AccessDenied, InvalidName, InvalidOption, UnsupportedPlatform.
         """
-        check_topics([name])
-        return Topic(
-            self.transport,
-            name,
-            client_id=self.client_id,
-            partitioner=partitioner,
-            isolation=isolation,
-            key_deserializer=key_deserializer,
-            value_deserializer=value_deserializer,
-            timeout_s=self._timeout_s,
-            protected=changes.is_protected(name, self.coordination_topic),
-        )
-
-    # --- topics
+        if sys.platform == "win32":
+            raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
+        if not getattr(
+            sys, "_is_gil_enabled", lambda: True
+        )():  # buffers.py: two threads rely on the order of their stores
+            raise UnsupportedPlatform(
+                "marshal_py",
+                "a Python that runs without its global interpreter lock",
+                "start it with PYTHON_GIL=1 (or -X gil=1)",
+            )
+        if type(coordination_partitions) is not int or not 1 <= coordination_partitions <= PARTITION_MAX:
+            raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
+        if not timeout_s > 0:
+            raise InvalidOption("timeout_s", timeout_s, "more than 0")
+        retention = check_retention(snapshot_every_records, history_kept_s, evidence_dir)
+        given = f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}" if client_id is None else client_id
+        check_id("client_id", given)
+        check_topics([coordination_topic])
+        if type(statistics_interval_ms) is not int or not 0 <= statistics_interval_ms <= STATISTICS_MS_MAX:
+            raise InvalidOption("statistics_interval_ms", statistics_interval_ms, f"0 (never) to {STATISTICS_MS_MAX}")
+        callbacks = Callbacks()
+        try:
+            transport: KafkaTransport | MemoryTransport
+            if isinstance(servers_or_config, MemoryTransport):
+                transport = servers_or_config
+            elif (named := named_transport(servers_or_config)) is not None:
+                transport = named
+            else:
+                transport = KafkaTransport(servers_or_config, timeout_s, callbacks.submit)
+                transport.collect_statistics(statistics_interval_ms)
+            return cls(transport, given, coordination_topic, coordination_partitions, timeout_s, retention, callbacks)
+        except BaseException:
+            callbacks.close(0.0)
+            raise
 
     def topics(self, pattern: str = ".*") -> tuple[str, ...]:
         """Returns the sorted names of the cluster's topics that match a Python regular expression as a whole.
@@ -205,55 +179,6 @@ class Marshal:
         wanted = check_pattern(pattern)
         found = self._context.admin.topics() - changes.INTERNAL - {self.coordination_topic}
         return tuple(sorted(topic for topic in found if wanted.fullmatch(topic)))
-
-    def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int = 1,
-        replication: int | None = None,
-        settings: Mapping[str, str] | None = None,
-        dry_run: bool = False,
-    ) -> Topic:
-        """Creates a topic and returns it. If `replication` is None, the cluster's configured value is used.
-
-        `settings`: Kafka's topic settings, such as {"retention.ms": "60000"}. With `dry_run` Kafka checks the request
-        and creates nothing. Raises InvalidName, BadRequest, TopicExists, TopicRefused, AccessDenied,
-        ClusterUnreachable; UnsupportedPlatform on the embedded broker, whose Broker object creates topics.
-        """
-        admin = self._changeable(name, "create_topic")
-        changes.create(admin, name, partitions, replication, settings or {}, dry_run)
-        return self.topic(name)
-
-    def update_topic(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        settings: Mapping[str, str | None] | None = None,
-        dry_run: bool = False,
-    ) -> None:
-        """Gives a topic more partitions, changes its settings, or both.
-
-        `partitions`: how many it shall have in all. A setting whose value is None gets the cluster's default back.
-        Consumers see new partitions by themselves. From then on producers may send a key to another partition than
-        before. Raises what `create_topic` raises, and TopicMissing.
-        """
-        changes.update(self._changeable(name, "update_topic"), name, partitions, settings or {}, dry_run)
-
-    def delete_topic(self, name: str) -> None:
-        """Deletes a topic and everything in it, for good. Raises what `update_topic` raises."""
-        changes.delete(self._changeable(name, "delete_topic"), name)
-
-    def _changeable(self, name: str, verb: str) -> ClusterAdmin:
-        """Returns the admin client, if the user may change the topic `name`.
-
-        Raises InvalidName for the library's own topics and Kafka's. `verb`: the calling method's name, for errors.
-        """
-        self._context.check_call("Marshal", verb, waits=True)
-        check_topics([name])
-        changes.check_name(name, self.coordination_topic)
-        return self._context.admin
 
     # --- consumers
 
@@ -398,6 +323,9 @@ class Marshal:
             raise failed[0]
         self._done = True
         _open.discard(self)
+
+
+connect = Marshal.connect
 
 
 def _close_all() -> None:

@@ -14,14 +14,9 @@ NOT_YOURS: Final = "a topic of yours: this one belongs to the library or to Kafk
 REPLICATION_MAX: Final = 32_767  # Kafka's own
 
 
-def is_protected(name: str, coordination_topic: str) -> bool:
-    """Returns whether a topic belongs to the library or to Kafka, so that users may neither change nor purge it."""
-    return name == coordination_topic or name in INTERNAL
-
-
 def check_name(name: str, coordination_topic: str) -> None:
-    """Raises InvalidName for a topic that users may not change."""
-    if is_protected(name, coordination_topic):
+    """Raises InvalidName for a topic of the library or of Kafka, which users may neither change nor purge."""
+    if name == coordination_topic or name in INTERNAL:
         raise InvalidName("topic", name, NOT_YOURS)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from marshal_py.errors import BadRequest, InvalidName, InvalidOption, MessageNotFound, TopicMissing
-from marshal_py.topics.changes import NOT_YOURS
+from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TopicMissing
+from marshal_py.topics.changes import check_name
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
 from marshal_py.topics.keys import ALL, PARTITIONERS, Key, exact
@@ -27,7 +27,7 @@ TIMEOUT_S: Final = 30.0
 
 
 class Topic:
-    """Reads one topic. `Marshal.topic` makes it. Any thread may call it; one question is answered at a time.
+    """Reads one topic. Any thread may call it; one question is answered at a time.
 
     A read may miss a message that was just written: with `client.rack` among the connection's settings the nearest
     replica answers. `close` frees the connection.
@@ -44,9 +44,9 @@ class Topic:
         key_deserializer: Deserializer | None = None,
         value_deserializer: Deserializer | None = None,
         timeout_s: float = TIMEOUT_S,
-        protected: bool = False,
+        coordination_topic: str = "",
     ) -> None:
-        """`protected`: the topic belongs to the library or to Kafka, so that nothing here changes it."""
+        """`coordination_topic`: the name of the topic that nothing here may change, beside Kafka's own topics."""
         if partitioner not in PARTITIONERS:
             raise InvalidOption("partitioner", partitioner, f"one of {', '.join(PARTITIONERS)}")
         if isolation not in ("read_committed", "read_uncommitted"):
@@ -57,7 +57,7 @@ class Topic:
         self._transport, self._client_id = transport, client_id
         self._partitioner, self._isolation, self._timeout_s = partitioner, isolation, timeout_s
         self._key, self._value = key_deserializer, value_deserializer
-        self._protected = protected
+        self._coordination_topic = coordination_topic
         self._lock = threading.Lock()
         self._open: tuple[ClusterAdmin, MessageReader] | None = None
         self._index: KeyIndex | None = None
@@ -175,7 +175,7 @@ class Topic:
         where Kafka refuses (a topic that is compacted only, a missing right); then partitions with lower numbers have
         been purged already.
         """
-        self._check_changeable()
+        check_name(self.name, self._coordination_topic)
         with self._lock:
             admin, _ = self._connection()
             target = PurgeTarget(before_offset, before_time, keep, partition)
@@ -193,7 +193,7 @@ class Topic:
         BadRequest for a key that is none and for a partition that does not exist, InvalidName for the coordination
         topic and Kafka's own, TopicMissing, AccessDenied, ClusterUnreachable.
         """
-        self._check_changeable()
+        check_name(self.name, self._coordination_topic)
         wanted = exact("key", key)
         with self._lock:
             reads = self._reads()
@@ -203,10 +203,6 @@ class Topic:
             if not numbers:
                 raise MessageNotFound(self.name, f"key={key!r}")
             return write_tombstones(self._transport, self.name, wanted, numbers, self._timeout_s)
-
-    def _check_changeable(self) -> None:
-        if self._protected:
-            raise InvalidName("topic", self.name, NOT_YOURS)
 
     def key_index(self, path: str | Path) -> KeyIndex:
         """Opens the key index in this file, or creates it, and answers questions by key with it from now on.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
+import confluent_kafka
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
     IsolationLevel,
@@ -43,7 +44,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.connecting import metadata
 from marshal_py.transport.kafka_topics import KafkaTopics
-from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, TopicInfo
+from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, ClusterInfo, TopicInfo
 from marshal_py.transport.requests import (
     LIST_TIMEOUT_S_MIN,
     Requester,
@@ -287,16 +288,37 @@ class KafkaAdmin:
         """Returns the address (host:port) of every live broker, by its id."""
         return {broker.id: f"{broker.host}:{broker.port}" for broker in self._metadata(None).brokers.values()}
 
+    def describe_cluster(self) -> ClusterInfo:
+        found = self._metadata(None)
+        counts = {name: len(topic.partitions) for name, topic in found.topics.items()}
+        own, racks = dict[str, str](), dict[int, str]()
+        if not self._embedded:  # it answers neither question
+            described = self._wait(
+                "the cluster",
+                lambda: self._client.describe_cluster(request_timeout=self._timeout_s),
+                ("Describe", found.cluster_id),
+            )
+            racks = {node.id: node.rack or "" for node in described.nodes}
+            with contextlib.suppress(AccessDenied):
+                own = self._settings_of(ResourceType.BROKER, str(min(found.brokers)))
+        brokers = tuple(BrokerInfo(number, at, racks.get(number, "")) for number, at in sorted(self.brokers().items()))
+        versions = {
+            "confluent-kafka": str(confluent_kafka.__version__),
+            "librdkafka": str(confluent_kafka.libversion()[0]),
+        }
+        return ClusterInfo(found.cluster_id or "", brokers, counts, own, versions)
+
     def settings(self, topic: str) -> dict[str, str]:
-        if "describe_config" not in self.capabilities:
-            return {}
-        resource = ConfigResource(ResourceType.TOPIC, topic)
+        return self._settings_of(ResourceType.TOPIC, topic) if "describe_config" in self.capabilities else {}
+
+    def _settings_of(self, kind: ResourceType, name: str) -> dict[str, str]:
+        resource = ConfigResource(kind, name)
         entries = self._wait(
-            f"the settings of {topic}",
+            f"the settings of {name}",
             lambda: self._client.describe_configs([resource])[resource],
-            ("DescribeConfigs", topic),
+            ("DescribeConfigs", name),
         )
-        return {name: str(entry.value) for name, entry in entries.items()}
+        return {setting: str(entry.value) for setting, entry in entries.items()}
 
     # --- offsets
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicExists, TopicMissing, TopicRefused
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.memory_broker import MemoryBroker, MemoryConnection, MemoryMessage
-from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, TopicInfo
+from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, ClusterInfo, TopicInfo
 from marshal_py.transport.topic_checks import check_settings
 
 
@@ -89,6 +89,12 @@ class MemoryAdmin:
             found = self.broker.topics.get(topic)
             known = str(self.broker.ids[topic]) if found is not None and self.broker.tells_ids else ""
             return None if found is None else TopicInfo(len(found), known)
+
+    def describe_cluster(self) -> ClusterInfo:
+        with self.broker.lock:
+            brokers = tuple(BrokerInfo(number, "memory") for number in range(self.broker.brokers))
+            counts = {name: len(partitions) for name, partitions in self.broker.topics.items()}
+            return ClusterInfo("memory", brokers, counts, {}, {})
 
     def topics(self) -> frozenset[str]:
         with self.broker.lock:

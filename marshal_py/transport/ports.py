@@ -74,6 +74,27 @@ class TopicInfo(NamedTuple):
     topic_id: str = ""
 
 
+class BrokerInfo(NamedTuple):
+    """Describes a broker. `address`: host:port. `rack`: "" if it has none, or the cluster does not say."""
+
+    id: int
+    address: str
+    rack: str = ""
+
+
+class ClusterInfo(NamedTuple):
+    """Describes a cluster. `settings`: the configuration of a broker; {} if this client may not read it.
+
+    `partition_counts`: by name, of each topic that this client may see. `client_versions`: of the client libraries.
+    """
+
+    cluster_id: str
+    brokers: tuple[BrokerInfo, ...]
+    partition_counts: Mapping[str, int]
+    settings: Mapping[str, str]
+    client_versions: Mapping[str, str]
+
+
 class OutOfRange(NamedTuple):
     """Reports a refused fetch position: the partition does not have it, or has lost the records there since (D6)."""
 
@@ -286,6 +307,9 @@ class ClusterAdmin(Protocol):
 
     def describe_topic(self, topic: str) -> TopicInfo | None:
         """Returns partition count and id of a topic; None if the cluster says that it does not exist."""
+
+    def describe_cluster(self) -> ClusterInfo:
+        """Returns what the cluster says of itself."""
 
     def topics(self) -> frozenset[str]:
         """Returns the names of all topics that this client may see."""

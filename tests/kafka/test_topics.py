@@ -7,7 +7,7 @@ import time
 import pytest
 
 import marshal_py
-from marshal_py.errors import PurgeRefused, TopicExists, TopicMissing, TopicRefused
+from marshal_py.errors import NotCompacted, PurgeRefused, TopicExists, TopicMissing, TopicRefused
 from tests.cli.shell import Shell
 from tests.support.kafka import Cluster
 
@@ -17,6 +17,9 @@ DEADLINE_S = 60
 def test_a_topic_from_its_creation_to_its_end(kafka: Cluster) -> None:
     name = f"topics-{time.time_ns()}"
     with marshal_py.connect(kafka.bootstrap, coordination_topic=f"{name}-m") as marshal:
+        cluster = marshal.info()
+        assert (len(cluster.brokers), cluster.limits["message.max.bytes"] > 0) == (1, True)
+        assert cluster.cluster_id
         marshal.create_topic(name, partitions=2, settings={"retention.ms": "60000"}, dry_run=True)
         assert name not in marshal.topics()
         topic = marshal.create_topic(name, partitions=2, settings={"retention.ms": "60000"})
@@ -59,10 +62,15 @@ def test_purging_and_what_is_refused(kafka: Cluster) -> None:
         topic = marshal.topic(name)
         with pytest.raises(PurgeRefused):
             topic.purge(keep=0)
+        [(partition, offset)] = topic.delete_key("7").items()
+        assert topic.get(last_by_key="7", tombstones=True).offset == offset
+        assert topic.get(offset=offset, partition=partition, tombstones=True).key == b"7"
         assert shell.json("topics", "update", name, "--config", "cleanup.policy=delete")["outcome"] == "changed"
         until(lambda: topic.info().settings["cleanup.policy"] == "delete")
+        with pytest.raises(NotCompacted):
+            topic.delete_key("8")
         purged = topic.purge(keep=1)
-        assert sum(each.after - each.before for each in purged.values()) == 18
+        assert sum(each.after - each.before for each in purged.values()) == 19
         assert [first for first, _ in topic.info().partitions.values()] == [each.after for each in purged.values()]
         topic.close()
     assert shell.run("topics", "rm", name, "--yes").exit_code == 0

@@ -88,7 +88,7 @@ def test_keys_that_are_none(broker: MemoryBroker, key: Any) -> None:
 
 def test_topics_that_cannot_be_changed(broker: MemoryBroker) -> None:
     with pytest.raises(InvalidName):
-        topic_of(broker, protected=True).delete_key("k")
+        topic_of(broker, coordination_topic=NAME).delete_key("k")
     with pytest.raises(TopicMissing):
         Topic(MemoryTransport(broker), "nothing").delete_key("k")
 

@@ -1,0 +1,242 @@
+"""Makes the Marshal that users get: the client's, with the topics and the groups of the cluster as objects.
+
+Marshal is the JetStreamContext of ADR-37, Topic its Stream, Group its consumer as a thing to administer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from marshal_py.admin.group import Group
+from marshal_py.admin.groups import EMPTY, GroupConfig, Groups
+from marshal_py.client import marshal
+from marshal_py.client.options import check_topics
+from marshal_py.protocol.rationalizer import PROTOCOL_VERSION
+from marshal_py.protocol.world import FOLD_VERSION
+from marshal_py.topics import changes, topic
+from marshal_py.topics.keys import ALL
+from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT
+from marshal_py.transport.ports import BrokerInfo, ClusterAdmin
+from marshal_py.transport.serialization import Deserializer
+
+BROKER_LIMITS: Final = ("message.max.bytes", "num.partitions", "default.replication.factor")
+
+
+class MarshalInfo(NamedTuple):
+    """Describes a cluster and this library's part in it.
+
+    `cluster_id`: "" if the cluster has none. `brokers`: those that live, by id. `topics`, `partitions`: how many this
+    client may see, internal ones included. `limits`: message.max.bytes, num.partitions and default.replication.factor
+    of the brokers, if this client may read their configuration; coordination_partitions; multi_last_keys and
+    batch_bytes of `Topic.get`. `versions`: of marshal_py, its protocol and its fold, confluent-kafka and librdkafka.
+    Kafka does not tell its clients the brokers' version.
+    """
+
+    cluster_id: str
+    brokers: tuple[BrokerInfo, ...]
+    topics: int
+    partitions: int
+    limits: dict[str, int]
+    versions: dict[str, str]
+
+
+class Topic(topic.Topic):
+    """Reads one topic, and works on the groups that consume it. `Marshal.topic` makes it.
+
+    Each method for groups opens a connection of its own and reads the groups' log. Any thread may call it.
+    """
+
+    def create_group(self, name: str, config: GroupConfig = EMPTY, *, reason: str = "") -> Group:
+        """Creates a group before its first consumer. Raises what `Marshal.create_group` raises.
+
+        The group is not bound to this topic: consumers choose their topics when they join.
+        """
+        return self._groups().create(name, config, reason)
+
+    def update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
+        """Changes settings of a group. Raises what `group` and `Marshal.update_group` raise."""
+        return self._groups().update(name, config, reason)
+
+    def create_or_update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
+        """Creates a group, or changes its settings. Raises what `group` and `Marshal.update_group` raise."""
+        return self._groups().create_or_update(name, config, reason)
+
+    def group(self, name: str) -> Group:
+        """Returns the operations on a group. Raises GroupMissing if the group consumes other topics and not this."""
+        return self._groups().get(name)
+
+    def groups(self) -> tuple[str, ...]:
+        """Returns the sorted names of the groups that have consumed this topic and are not deleted."""
+        return self._groups().names()
+
+    def delete_group(self, name: str, *, force: bool = False, reason: str = "") -> bool:
+        """Deletes a group and its positions, in all its topics. Raises what `group` and `Group.delete` raise."""
+        return self._groups().delete(name, force, reason)
+
+    def _groups(self) -> Groups:
+        return Groups(self._transport, self._coordination_topic, self.name)
+
+
+class Marshal(marshal.Marshal):
+    """Holds a connection to a cluster. Made by `connect`. It is a context manager: leaving it stops its consumers."""
+
+    def info(self) -> MarshalInfo:
+        """Returns the cluster's id, brokers and limits, and the versions of this library and its parts.
+
+        Raises ClusterUnreachable, ReentrantCall.
+        """
+        self._context.check_call("Marshal", "info", waits=True)
+        found = self._context.admin.describe_cluster()
+        limits = {name: int(found.settings[name]) for name in BROKER_LIMITS if name in found.settings}
+        own = {
+            "coordination_partitions": self.root.partitions,
+            "multi_last_keys": KEYS_MAX,
+            "batch_bytes": MAX_BYTES_DEFAULT,
+        }
+        versions = {
+            "marshal_py": marshal.VERSION.removeprefix("marshal_py "),
+            "protocol": str(PROTOCOL_VERSION),
+            "fold": str(FOLD_VERSION),
+            **found.client_versions,
+        }
+        return MarshalInfo(
+            found.cluster_id,
+            found.brokers,
+            len(found.partition_counts),
+            sum(found.partition_counts.values()),
+            {**limits, **own},
+            versions,
+        )
+
+    # --- topics
+
+    def topic(
+        self,
+        name: str,
+        *,
+        partitioner: str = ALL,
+        isolation: str = "read_committed",
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+    ) -> Topic:
+        """Returns a topic, to read any of its messages from (`Topic.get`).
+
+        The call joins no group and sends no request. `partitioner`: which partition the topic's producers choose for a
+        key, "murmur2_random" (Java's default) or "consistent_random" (librdkafka's); by default every partition is
+        searched. `isolation`: "read_committed" or "read_uncommitted". Close the topic when it is not needed any more.
+        Raises InvalidName, InvalidOption.
+        """
+        check_topics([name])
+        return Topic(
+            self.transport,
+            name,
+            client_id=self.client_id,
+            partitioner=partitioner,
+            isolation=isolation,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+            timeout_s=self._timeout_s,
+            coordination_topic=self.coordination_topic,
+        )
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        replication: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> Topic:
+        """Creates a topic and returns it. If `replication` is None, the cluster's configured value is used.
+
+        `settings`: Kafka's topic settings, such as {"retention.ms": "60000"}. With `dry_run` Kafka checks the request
+        and creates nothing. Raises InvalidName, BadRequest, TopicExists, TopicRefused, AccessDenied,
+        ClusterUnreachable; UnsupportedPlatform on the embedded broker, whose Broker object creates topics.
+        """
+        admin = self._changeable(name, "create_topic")
+        changes.create(admin, name, partitions, replication, settings or {}, dry_run)
+        return self.topic(name)
+
+    def update_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        settings: Mapping[str, str | None] | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        """Gives a topic more partitions, changes its settings, or both.
+
+        `partitions`: how many it shall have in all. A setting whose value is None gets the cluster's default back.
+        Consumers see new partitions by themselves. From then on producers may send a key to another partition than
+        before. Raises what `create_topic` raises, and TopicMissing.
+        """
+        changes.update(self._changeable(name, "update_topic"), name, partitions, settings or {}, dry_run)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic and everything in it, for good. Raises what `update_topic` raises."""
+        changes.delete(self._changeable(name, "delete_topic"), name)
+
+    def _changeable(self, name: str, verb: str) -> ClusterAdmin:
+        """Returns the admin client, if the user may change the topic `name`.
+
+        Raises InvalidName for the library's own topics and Kafka's. `verb`: the calling method's name, for errors.
+        """
+        self._context.check_call("Marshal", verb, waits=True)
+        check_topics([name])
+        changes.check_name(name, self.coordination_topic)
+        return self._context.admin
+
+    # --- groups
+
+    def create_group(self, name: str, config: GroupConfig = EMPTY, *, reason: str = "") -> Group:
+        """Creates a group before its first consumer, or revives a deleted one. `reason` is for people.
+
+        Raises GroupExists, InvalidName, CoordinationError, ClusterUnreachable, ReentrantCall.
+        """
+        return self._groups("create_group").create(name, config, reason)
+
+    def update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
+        """Changes the settings of a group that are not None in `config`.
+
+        To change the delivery, the group is paused and its consumers end with ModeMismatch: start them again. Raises
+        what `Group.set_config` raises.
+        """
+        return self._groups("update_group").update(name, config, reason)
+
+    def create_or_update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
+        """Creates a group, or changes its settings. Writes nothing if it has them already.
+
+        Raises what `create_group` and `update_group` raise, except GroupExists.
+        """
+        return self._groups("create_or_update_group").create_or_update(name, config, reason)
+
+    def group(self, name: str) -> Group:
+        """Returns the operations on a group. Nothing is sent: a group that does not exist shows at the first of them.
+
+        Raises InvalidName, ReentrantCall.
+        """
+        return self._groups("group").get(name)
+
+    def groups(self) -> tuple[str, ...]:
+        """Returns the sorted names of all groups that are not deleted. Reads all coordination partitions.
+
+        Raises CoordinationError, ClusterUnreachable, ReentrantCall.
+        """
+        return self._groups("groups").names()
+
+    def delete_group(self, name: str, *, force: bool = False, reason: str = "") -> bool:
+        """Deletes a group and its positions. Returns False if it was deleted already. Raises what `Group.delete` does.
+
+        `force` ends live consumers first.
+        """
+        return self._groups("delete_group").delete(name, force, reason)
+
+    def _groups(self, verb: str) -> Groups:
+        self._context.check_call("Marshal", verb, waits=True)
+        return Groups(self.transport, self.coordination_topic)
+
+
+connect = Marshal.connect

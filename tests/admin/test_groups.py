@@ -1,0 +1,132 @@
+"""Groups as objects, on the Marshal and on a topic, and Marshal.info; over a cluster in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import marshal_py
+from marshal_py import GroupConfig
+from marshal_py.embedded import Broker
+from marshal_py.errors import GroupDeleted, GroupExists, GroupMissing, InvalidName, InvalidOption, MembersAlive
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
+
+GREEDY = GroupConfig(policy="greedy")
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    made = MemoryBroker()
+    made.create_topic("orders", 2)
+    made.create_topic("users", 1)
+    return made
+
+
+@pytest.fixture
+def marshal(broker: MemoryBroker) -> Iterator[marshal_py.Marshal]:
+    with marshal_py.connect(MemoryTransport(broker)) as made:
+        yield made
+
+
+@pytest.fixture(params=["marshal", "topic"])
+def owner(request: pytest.FixtureRequest, marshal: marshal_py.Marshal) -> Any:
+    """Every verb is on the context and on the topic."""
+    return marshal if request.param == "marshal" else marshal.topic("orders")
+
+
+def policy_of(group: marshal_py.Group) -> Any:
+    return group.info()["policy"]
+
+
+def log_end(broker: MemoryBroker) -> int:
+    return sum(len(partition) for partition in broker.topics["__marshal"])
+
+
+def test_a_group_from_its_creation_to_its_end(owner: Any, marshal: marshal_py.Marshal) -> None:
+    group = owner.create_group("billing", GREEDY, reason="a test")
+    assert (group.name, policy_of(group)) == ("billing", "greedy")
+    with pytest.raises(GroupExists):
+        owner.create_group("billing")
+    assert policy_of(owner.update_group("billing", GroupConfig(policy="balanced"))) == "balanced"
+    assert policy_of(owner.group("billing")) == "balanced"
+    assert marshal.groups() == ("billing",)
+    assert owner.delete_group("billing")
+    assert not owner.delete_group("billing"), "twice is once"
+    assert marshal.groups() == ()
+    with pytest.raises(GroupDeleted):
+        owner.update_group("billing", GREEDY)
+    assert policy_of(owner.create_group("billing", GREEDY)) == "greedy", "a deleted group can be created again"
+
+
+def test_create_or_update(owner: Any, broker: MemoryBroker) -> None:
+    """It creates, changes, and writes nothing if there is nothing to change."""
+    owner.create_or_update_group("billing", GREEDY)
+    written = log_end(broker)
+    for same in (GREEDY, GroupConfig()):
+        assert policy_of(owner.create_or_update_group("billing", same)) == "greedy"
+    assert log_end(broker) == written
+    assert policy_of(owner.create_or_update_group("billing", GroupConfig(policy="balanced"))) == "balanced"
+    own = GroupConfig(policy="own")
+    owner.create_or_update_group("billing", own)
+    written = log_end(broker)
+    owner.create_or_update_group("billing", own)
+    assert log_end(broker) == written
+
+
+def test_the_groups_of_a_topic(marshal: marshal_py.Marshal) -> None:
+    """Those that have consumed it. A group of other topics is missing there; a new one belongs to every topic."""
+    marshal.create_group("new")
+    with marshal.consumer("billing", ["orders"]):
+        assert marshal.groups() == ("billing", "new")
+        assert (marshal.topic("orders").groups(), marshal.topic("users").groups()) == (("billing",), ())
+        users = marshal.topic("users")
+        for call in (users.group, users.delete_group, lambda name: users.update_group(name, GREEDY)):
+            with pytest.raises(GroupMissing, match="never consumed topic 'users': it consumes orders"):
+                call("billing")
+        assert users.group("new").info()["topics"] == {}
+        with pytest.raises(MembersAlive):
+            marshal.topic("orders").delete_group("billing")
+    assert marshal.topic("orders").delete_group("billing")
+
+
+def test_groups_that_nobody_created(owner: Any) -> None:
+    for call in (lambda: owner.group("nobody").info(), lambda: owner.update_group("nobody", GREEDY)):
+        with pytest.raises(GroupMissing):
+            call()
+    with pytest.raises(GroupMissing):
+        owner.delete_group("nobody")
+    with pytest.raises(InvalidName):
+        owner.group("")
+
+
+@pytest.mark.parametrize("wrong", [{"policy": "dice"}, {"delivery": "twice"}, {"on_topic_recreated": "maybe"}])
+def test_settings_that_no_group_can_have(wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidOption, match="one of"):
+        GroupConfig(**wrong)
+
+
+def test_an_update_names_what_should_change(owner: Any) -> None:
+    owner.create_group("billing")
+    with pytest.raises(InvalidOption, match="name what should change"):
+        owner.update_group("billing", GroupConfig())
+
+
+def test_info(marshal: marshal_py.Marshal) -> None:
+    found = marshal.info()
+    assert (found.topics, found.partitions) == (3, 2 + 1 + 16)
+    assert found.limits == {"coordination_partitions": 16, "multi_last_keys": 1024, "batch_bytes": 64 * 1024 * 1024}
+    assert found.versions["marshal_py"] == marshal_py.__version__
+
+
+def test_info_of_the_embedded_broker() -> None:
+    with (
+        Broker(topics={"orders": 3, "__marshal": 16}) as broker,
+        marshal_py.connect(broker.bootstrap_servers) as marshal,
+    ):
+        found = marshal.info()
+        assert [one.address for one in found.brokers] == broker.bootstrap_servers.split(",")
+        assert found.topics >= 1
+        assert {"confluent-kafka", "librdkafka"} <= found.versions.keys()
