@@ -7,11 +7,12 @@ else shut. A grant is the log's permission to deliver a range of offsets, in at-
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from itertools import chain
 from typing import Any, Generic
 
 from marshal_py.client import requests
+from marshal_py.client.buffers import Reserved
 from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
@@ -23,6 +24,7 @@ from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
 from marshal_py.client.requests import FETCH_EXPIRES_S, Request
+from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
 from marshal_py.errors import ConcurrentUse, ConsumerClosed, MarshalError
 from marshal_py.transport.serialization import K_co, V_co
 
@@ -60,7 +62,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
             self._queue.drain()
         self._begin_drain(timeout_s)
         if not self._iterating:
-            self._ending.finish_drain()
+            self._finish_drain()
 
     # --- fetching
 
@@ -101,7 +103,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         try:
             self._enter(call)
             self._queue.begin()
-            return self._fetch(request)
+            return complete(self._fetch(request), self._carry_out)
         except BaseException as error:
             if self._inside is call and not isinstance(error, MarshalError):
                 with self._context.lock:
@@ -112,7 +114,14 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 self._inside = None
                 self._user = self._user if self._iterating else None
 
-    def _fetch(self, request: Request) -> Batch[K_co, V_co]:
+    def _carry_out(self, wait: Wait) -> Any:
+        if isinstance(wait, Poll):
+            return self._queue.pull(*wait)
+        if isinstance(wait, PollAhead):
+            return self._queue.pull(0.0, wait.max_messages)
+        return self._context.carry_out(wait)
+
+    def _fetch(self, request: Request) -> Steps[Batch[K_co, V_co]]:
         """Waits until the batch is full enough, the consumer must stop, or the request expires.
 
         Then it delivers: it checks the gate and takes the messages in one step under the lock.
@@ -128,24 +137,24 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 self._driver.report_finished()
                 looks = queue.looks()
             if looks and not self._ending.draining:
-                self._intake.look()
+                yield from self._intake.look()
             with context.lock:
                 full = queue.suffices(min_messages, max_bytes)
             over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
             if full or over:
                 if not full and left_s <= 0 and not self._ending.draining:
-                    self._intake.pull(0.0, max_messages)
+                    yield from self._intake.pull(0.0, max_messages)
                 with context.lock:
                     parts = queue.take(max_messages, max_bytes, context.clock.now())
                 if parts and queue.at_most_once:
-                    self._intake.look_ahead()
+                    yield from self._intake.look_ahead()
                 if parts or over:
                     return Batch([part for part, _ in parts])
                 self._ending.raise_if_ended()
-                self._intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
+                yield from self._intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
                 continue
             self._ending.raise_if_ended()
-            came = self._intake.pull(min(left_s, WAIT_SLICE_S), max_messages)
+            came = yield from self._intake.pull(min(left_s, WAIT_SLICE_S), max_messages)
             if watch is not None:
                 watch.message() if came else watch.check()
 
@@ -190,11 +199,25 @@ class Consumer(Membership, Generic[K_co, V_co]):
             if self._iterating is call:
                 self._iterating = self._user = None
                 if self._ending.draining:
-                    self._ending.finish_drain()
+                    self._finish_drain()
 
-    def _reservations(self, call: Call) -> Iterator[Iterator[Message[K_co, V_co]]]:
+    def _reservations(self, call: Call) -> Iterator[Iterator[Message]]:
+        boot_ns = self._context.clock.boot_ns
+        steps = self._reserve()
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Reserved):
+                self._inside = None  # between two messages the user is in no call of the consumer
+                yield step.messages(boot_ns)
+                self._inside = call
+                step = next(steps, None)
+            else:
+                step = following(steps, self._carry_out(step))
+
+    def _reserve(self) -> Generator[Wait | Reserved, Any, None]:
+        """Yields what to wait for, and messages to deliver, until a stop, a drain or a signal."""
         queue, context = self._queue, self._context
-        now, boot_ns = context.clock.now, context.clock.boot_ns
+        now = context.clock.now
         while not self._ending.reason and not self._ending.must_stop():
             if self._driver.pending_errors:
                 self._ending.raise_if_ended()
@@ -202,31 +225,29 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 queue.user_returned()
                 looks = queue.looks()
             if looks and not self._ending.draining:
-                self._intake.look()
+                yield from self._intake.look()
             with context.outbox, context.lock:
                 reserved = queue.reserve(now())
                 self._driver.report_finished()
                 if queue.at_most_once:
                     self._driver.ask_grants(now())
             if reserved is not None:
-                self._inside = None  # between two messages the user is in no call of the consumer
-                yield reserved.messages(boot_ns)
-                self._inside = call
+                yield reserved
                 continue
             if self._ending.draining:
+                seen = context.changes
                 waits = queue.at_most_once and self._intake.asks_grants()
                 if not waits or time.monotonic() >= self._ending.drain_until:
                     return
-                with context.outbox, context.lock:  # buffered messages are delivered as their grants come
-                    context.changed.wait(GRANT_SLICE_S)
+                yield Change(GRANT_SLICE_S, seen)  # buffered messages are delivered as their grants come
                 continue
             self._ending.raise_if_ended()
             with context.lock:
                 shut = queue.deliverable() > 0
             if shut:
-                self._intake.wait_for_gate(WAIT_SLICE_S)
+                yield from self._intake.wait_for_gate(WAIT_SLICE_S)
             else:
-                self._intake.pull(WAIT_SLICE_S)
+                yield from self._intake.pull(WAIT_SLICE_S)
 
     # --- planning
 
