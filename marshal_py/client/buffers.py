@@ -38,10 +38,10 @@ class Fetched:
     __slots__ = ("_payload_bytes", "at", "last_offset", "messages", "run", "size_bytes")
 
     def __init__(self, messages: Sequence[RawMessage]) -> None:
-        self.messages = messages
-        self.last_offset = messages[-1].offset() or 0
-        self.at = 0
-        self.size_bytes = -1  # of the whole chunk, by `message_bytes`; -1 until it is measured
+        self.messages: Sequence[RawMessage] = messages
+        self.last_offset: int = messages[-1].offset() or 0
+        self.at: int = 0
+        self.size_bytes: int = -1  # of the whole chunk, by `message_bytes`; -1 until it is measured
         self._payload_bytes = -1  # of the whole chunk, keys and values only; -1 until it is measured
         self.run: OffsetRun | None = None
 
@@ -158,12 +158,12 @@ class Buffer:
     __slots__ = ("claim", "fetched", "held_back", "next_offset", "paused_by_user", "tp")
 
     def __init__(self, tp: TopicPartition, position: int) -> None:
-        self.tp = tp
+        self.tp: TopicPartition = tp
         self.claim: Claim | None = None  # None while the partition is fetched ahead
         self.fetched: deque[Fetched] = deque()
-        self.next_offset = position  # where fetching continues
-        self.held_back = False  # the source does not fetch it: it is full, or paused by the user
-        self.paused_by_user = False
+        self.next_offset: int = position  # where fetching continues
+        self.held_back: bool = False  # the source does not fetch it: it is full, or paused by the user
+        self.paused_by_user: bool = False
 
     @property
     def size(self) -> int:

@@ -30,6 +30,15 @@ POLL_S_MAX: Final = 0.1  # a waiting thread wakes up at least that often, as oth
 class Context:
     """Holds what the loop, the consumers and the log maintenance of one Marshal share."""
 
+    coordination: CoordinationLog
+    admin: ClusterAdmin
+    clock: Clock
+    servers: str
+    topic: str
+    draw: Callable[[int], bytes]
+    retention: RetentionPolicy
+    callbacks: Callbacks
+
     def __init__(
         self,
         coordination: CoordinationLog,
@@ -51,16 +60,17 @@ class Context:
         lock = threading.RLock()
         self.lock: AbstractContextManager[object] = lock
         self._held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as threading.Condition asks it
-        self.outbox = Outbox(coordination, self._held)
+        self.outbox: Outbox = Outbox(coordination, self._held)
         self._changes = Changes(lock, self.outbox)
         self.changed: threading.Condition = self._changes
-        self.stalls = Stalls()
-        self.worker = Worker("marshal-worker")
-        self.history_worker = Worker("marshal-history")  # reads take seconds, and no consumer's start may wait for them
+        self.stalls: Stalls = Stalls()
+        self.worker: Worker = Worker("marshal-worker")
+        # Reads take seconds, and no consumer's start may wait for them.
+        self.history_worker: Worker = Worker("marshal-history")
         self.broken: dict[int, CoordinationError] = {}  # logs that cannot be trusted any more, with the reason
         self.ended: BackgroundThreadEnded | None = None  # what every method raises once the thread is gone
         self.thread: threading.Thread | None = None  # the background thread
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         watch_forks(self)
 
     def forked(self) -> None:

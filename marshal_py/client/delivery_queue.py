@@ -40,6 +40,10 @@ AHEAD_MESSAGES_MAX: Final = 2_000  # per partition that is fetched ahead; more w
 class DeliveryQueue:
     """Holds all buffers of one consumer and decides what is delivered from them."""
 
+    member: Member
+    source: DataSource
+    options: ConsumerOptions
+
     def __init__(
         self,
         member: Member,
@@ -53,20 +57,20 @@ class DeliveryQueue:
         self.clock_now = clock_now
         raw = options.key_deserializer is None and options.value_deserializer is None
         make: type[Message] = Message if raw else DecodedMessage
-        self.delivery = DeliveryContext(
+        self.delivery: DeliveryContext = DeliveryContext(
             member, lock, clock_now, incarnation, make, options.key_deserializer, options.value_deserializer
         )
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
         self._order: deque[TopicPartition] = deque()  # claimed partitions; the first is the next to deliver from
-        self.rate = HandlingRate()
+        self.rate: HandlingRate = HandlingRate()
         self._taking: list[tuple[OffsetRun, int]] = []  # the running fetch's: (run, its `delivered` before)
         self._pid = os.getpid()
         watch_forks(self)
-        self.prefetch = Prefetch(options.prefetch_bytes, options.prefetch_messages)
+        self.prefetch: Prefetch = Prefetch(options.prefetch_bytes, options.prefetch_messages)
         self._last: int | None = None  # while the consumer drains: the value of `delivered` at which it stops
         self._gate_shut = False  # as the user's thread last found it; while it is, claimed partitions are not fetched
-        self.at_most_once = options.delivery == "at_most_once"
+        self.at_most_once: bool = options.delivery == "at_most_once"
 
     @property
     def delivered(self) -> int:

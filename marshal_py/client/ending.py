@@ -31,10 +31,10 @@ class Ending:
         self._context = context
         self._driver = driver
         self._closed = closed
-        self.reason = ""  # why the consumer is closed; "" while it is not
-        self.done = False  # it has left, and its source is closed
-        self.draining = False
-        self.drain_until = 0.0  # monotonic
+        self.reason: str = ""  # why the consumer is closed; "" while it is not
+        self.done: bool = False  # it has left, and its source is closed
+        self.draining: bool = False
+        self.drain_until: float = 0.0  # monotonic
         self._stop_at: float | None = None  # monotonic; a signal handler sets it, so without the lock
         self._forked = False
         self.dispose: Callable[[Ending], object] = Ending.close  # how a consumer that has ended by itself is closed

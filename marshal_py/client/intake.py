@@ -32,7 +32,7 @@ class Intake:
     def __init__(self, context: Context, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
         self._context, self._driver, self._queue = context, driver, queue
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
-        self.ahead = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
+        self.ahead: int = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
 
     def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> Steps[bool]:
         """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.

@@ -36,7 +36,7 @@ class Call:
     __slots__ = ("verb",)
 
     def __init__(self, verb: str) -> None:
-        self.verb = verb
+        self.verb: str = verb
 
 
 class Membership:
