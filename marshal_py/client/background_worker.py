@@ -9,11 +9,10 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Final
 
 from marshal_py.errors import MarshalError
 
-logger: Final = logging.getLogger("marshal_py")
+logger = logging.getLogger("marshal_py")
 
 
 class Worker:

@@ -46,7 +46,7 @@ class SimulateGroup(TyperGroup):
         return parsed
 
 
-app: Final = typer.Typer(
+app = typer.Typer(
     cls=SimulateGroup,
     help="Run the protocol in simulated clusters with faults, and judge each run by the promises. Without a "
     "subcommand, `run`.",
