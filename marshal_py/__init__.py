@@ -14,7 +14,6 @@ Packages; each may import from those above it (tests/test_architecture.py checks
 from marshal_py.admin.group import Group, group
 from marshal_py.admin.groups import GroupConfig
 from marshal_py.admin.marshal import Marshal, MarshalInfo, Topic, connect
-from marshal_py.client.consume import ConsumeContext
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.message import Batch, Message, Part
@@ -25,7 +24,6 @@ from marshal_py.errors import (
     AckNotConfirmed,
     AdminBusy,
     AdminGaveUp,
-    AlreadyConsuming,
     AuthenticationFailed,
     BackgroundThreadEnded,
     BadRequest,
@@ -115,7 +113,6 @@ __all__ = [
     "AdminBusy",
     "AdminGaveUp",
     "Advisory",
-    "AlreadyConsuming",
     "AuthenticationFailed",
     "BackgroundThreadEnded",
     "BadRequest",
@@ -129,7 +126,6 @@ __all__ = [
     "ClusterError",
     "ClusterUnreachable",
     "ConcurrentUse",
-    "ConsumeContext",
     "Consumer",
     "ConsumerClosed",
     "ConsumerInfo",

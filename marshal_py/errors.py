@@ -8,7 +8,6 @@
     |   +-- MessageTooLarge       a record or message is larger than the cluster takes
     |   +-- ConcurrentUse         two threads in fetch / next / iteration of one Consumer
     |   +-- ReentrantCall         a method was called inside another call of the same thread and would wait for it
-    |   +-- AlreadyConsuming      a Consumer that runs a consume() was asked for messages in another way
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
     |   +-- BackgroundThreadEnded something ended the background thread; the Marshal cannot be used any more
@@ -87,7 +86,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class MarshalError(Exception):
@@ -127,6 +126,10 @@ class ClusterError(MarshalError):
 class InvalidName(CallerError):
     """A name breaks a rule. Raised before anything is sent."""
 
+    kind: str
+    value: object
+    rule: str
+
     def __init__(self, kind: str, value: object, rule: str) -> None:
         self.kind, self.value, self.rule = kind, value, rule
         super().__init__(f"{kind} {value!r} is not allowed: {rule}")
@@ -134,6 +137,10 @@ class InvalidName(CallerError):
 
 class InvalidOption(CallerError):
     """A setting is out of bounds or contradicts another. Raised before anything is sent."""
+
+    option: str
+    value: object
+    rule: str
 
     def __init__(self, option: str, value: object, rule: str) -> None:
         self.option, self.value, self.rule = option, value, rule
@@ -143,6 +150,9 @@ class InvalidOption(CallerError):
 class InvalidRecord(CallerError):
     """A record with values outside PROTOCOL.md 4.2 was about to be written; nothing was."""
 
+    record: str
+    reason: str
+
     def __init__(self, record: str, reason: str) -> None:
         self.record, self.reason = record, reason
         super().__init__(f"a {record} record cannot be written: {reason}")
@@ -150,6 +160,10 @@ class InvalidRecord(CallerError):
 
 class MessageTooLarge(CallerError):
     """A message is larger than the client or the broker takes; nothing of it was written."""
+
+    what: str
+    size_bytes: int
+    reason: str
 
     def __init__(self, what: str, size_bytes: int, reason: str) -> None:
         self.what, self.size_bytes, self.reason = what, size_bytes, reason
@@ -177,6 +191,9 @@ class ReentrantCall(CallerError):
     called anywhere.
     """
 
+    verb: str
+    inside: str
+
     def __init__(self, verb: str, inside: str) -> None:
         self.verb, self.inside = verb, inside
         super().__init__(
@@ -186,19 +203,12 @@ class ReentrantCall(CallerError):
         )
 
 
-class AlreadyConsuming(CallerError):
-    """A Consumer that runs a `consume` was asked for messages in another way, or for a second one."""
-
-    def __init__(self, verb: str) -> None:
-        self.verb = verb
-        super().__init__(
-            f"{verb}() was called while a consume() of the same Consumer runs: stop() or drain() what it returned, or "
-            f"make another Consumer"
-        )
-
-
 class UsedAfterFork(CallerError):
     """An object from before os.fork() was used in the child, where its threads and sockets do not exist."""
+
+    what: str
+    made_in_pid: int
+    pid: int
 
     def __init__(self, what: str, made_in_pid: int, pid: int) -> None:
         self.what, self.made_in_pid, self.pid = what, made_in_pid, pid
@@ -210,6 +220,9 @@ class UsedAfterFork(CallerError):
 
 class ConsumerClosed(CallerError):
     """A Consumer or Marshal was used after it had stopped."""
+
+    what: str
+    reason: str
 
     def __init__(self, what: str, reason: str) -> None:
         self.what, self.reason = what, reason
@@ -233,6 +246,10 @@ class BackgroundThreadEnded(CallerError):
 class UnsupportedPlatform(CallerError):
     """This system lacks what the feature needs."""
 
+    feature: str
+    platform: str
+    way_out: str
+
     def __init__(self, feature: str, platform: str, way_out: str) -> None:
         self.feature, self.platform, self.way_out = feature, platform, way_out
         super().__init__(f"{feature} does not work on {platform}: {way_out}")
@@ -252,6 +269,9 @@ class BatchNotCommitted(CallerError):
 class BatchOverdue(CallerError):
     """A pipeline made no call for longer than handler_timeout_s, so its claims were released (PROTOCOL.md D4)."""
 
+    group: str
+    timeout_s: float
+
     def __init__(self, group: str, timeout_s: float) -> None:
         self.group, self.timeout_s = group, timeout_s
         super().__init__(
@@ -263,6 +283,9 @@ class BatchOverdue(CallerError):
 
 class RangeReadTwice(CallerError):
     """In at-most-once mode Spark retried the task of a range, whose first attempt may have processed it."""
+
+    ranges: tuple[tuple[str, int, int, int], ...]
+    attempt: int
 
     def __init__(self, ranges: Sequence[tuple[str, int, int, int]], attempt: int) -> None:
         """`ranges`: topic, partition, first offset and end offset (exclusive) of each range of the task."""
@@ -277,6 +300,10 @@ class RangeReadTwice(CallerError):
 class MissingSpark(CallerError):
     """The call needs a part of Spark that is not installed. `way_out`: the command or setting that provides it."""
 
+    what: str
+    found: str
+    way_out: str
+
     def __init__(self, what: str, found: str, way_out: str) -> None:
         self.what, self.found, self.way_out = what, found, way_out
         super().__init__(f"Spark needs {what}, {found}: {way_out}")
@@ -284,6 +311,9 @@ class MissingSpark(CallerError):
 
 class GroupMissing(CallerError):
     """An admin named a group, or something in it, that the log does not know."""
+
+    group: str
+    what: str
 
     def __init__(self, group: str, what: str) -> None:
         self.group, self.what = group, what
@@ -314,6 +344,9 @@ class MessageNotFound(CallerError):
     `tombstone`: the key's last message deletes it.
     """
 
+    topic: str
+    request: str
+    tombstone: bool
     status: ClassVar[int] = 404
 
     def __init__(self, topic: str, request: str, tombstone: bool = False) -> None:
@@ -325,6 +358,8 @@ class MessageNotFound(CallerError):
 class TooManyKeys(CallerError):
     """A multi_last request names or matches too many keys. `status`: ADR-31's 413."""
 
+    keys: int
+    most: int
     status: ClassVar[int] = 413
 
     def __init__(self, keys: int, most: int) -> None:
@@ -337,6 +372,9 @@ class TooManyKeys(CallerError):
 
 class IndexUnusable(CallerError):
     """The file of a key index cannot be used. It is left as it is."""
+
+    path: str
+    reason: str
 
     def __init__(self, path: str, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -354,6 +392,9 @@ class TopicExists(CallerError):
 class NotCompacted(CallerError):
     """A key was to be deleted in a topic that is not compacted. Nothing was written."""
 
+    topic: str
+    policy: str
+
     def __init__(self, topic: str, policy: str) -> None:
         self.topic, self.policy = topic, policy
         super().__init__(
@@ -365,6 +406,12 @@ class NotCompacted(CallerError):
 class PositionOutOfRange(CallerError):
     """The requested position is outside the partition. Nothing was moved."""
 
+    topic: str
+    partition: int
+    position: int
+    first: int
+    end: int
+
     def __init__(self, topic: str, partition: int, position: int, first: int, end: int) -> None:
         self.topic, self.partition, self.position, self.first, self.end = topic, partition, position, first, end
         super().__init__(f"{topic}:{partition} has no position {position}: valid are {first} to {end}")
@@ -372,6 +419,12 @@ class PositionOutOfRange(CallerError):
 
 class DumpDamaged(CallerError):
     """A dump file was changed or cut off. `log`, `offset`: the nearest record; `line` counts from 1."""
+
+    path: str
+    line: int
+    log: int
+    offset: int
+    reason: str
 
     def __init__(self, path: str, line: int, log: int, offset: int, reason: str) -> None:
         self.path, self.line, self.log, self.offset, self.reason = path, line, log, offset, reason
@@ -384,6 +437,9 @@ class DumpDamaged(CallerError):
 class DumpUnusable(CallerError):
     """A dump is undamaged but does not hold what the command needs."""
 
+    path: str
+    reason: str
+
     def __init__(self, path: str, reason: str) -> None:
         self.path, self.reason = path, reason
         super().__init__(f"nothing can be run from the dump {path!r}: {reason}")
@@ -391,6 +447,9 @@ class DumpUnusable(CallerError):
 
 class LoadRefused(CallerError):
     """A dump cannot be loaded into this topic. Nothing was written, unless the reason says so."""
+
+    topic: str
+    reason: str
 
     def __init__(self, topic: str, reason: str) -> None:
         self.topic, self.reason = topic, reason
@@ -402,6 +461,11 @@ class LoadRefused(CallerError):
 
 class SessionCloned(PeerError):
     """Another process writes with this consumer's session: a fork or a cloned machine (PROTOCOL.md T18)."""
+
+    group: str
+    client_id: str
+    session: int
+    offset: int
 
     def __init__(self, group: str, client_id: str, session: int, offset: int) -> None:
         self.group, self.client_id, self.session, self.offset = group, client_id, session, offset
@@ -415,6 +479,11 @@ class SessionCloned(PeerError):
 class DuplicateClientId(PeerError):
     """Another process of the same client id reclaimed this session (PROTOCOL.md T18)."""
 
+    group: str
+    client_id: str
+    session: int
+    by_session: int
+
     def __init__(self, group: str, client_id: str, session: int, by_session: int) -> None:
         self.group, self.client_id, self.session, self.by_session = group, client_id, session, by_session
         super().__init__(
@@ -425,6 +494,10 @@ class DuplicateClientId(PeerError):
 
 class ModeMismatch(PeerError):
     """The group's mode and the consumer's `delivery` differ (PROTOCOL.md F1.2)."""
+
+    group: str
+    group_mode: str
+    wanted: str
 
     def __init__(self, group: str, group_mode: str, wanted: str) -> None:
         self.group, self.group_mode, self.wanted = group, group_mode, wanted
@@ -445,6 +518,9 @@ class GroupDeleted(PeerError):
 class GroupOpaque(PeerError):
     """The group's log holds a record that only a newer library can read (PROTOCOL.md E5)."""
 
+    group: str
+    offset: int
+
     def __init__(self, group: str, offset: int) -> None:
         self.group, self.offset = group, offset
         super().__init__(
@@ -455,6 +531,9 @@ class GroupOpaque(PeerError):
 
 class KafkaGroupIsLive(PeerError):
     """Ordinary Kafka consumers of the same group id are alive; both would read every message (PROTOCOL.md D7)."""
+
+    group: str
+    members: int
 
     def __init__(self, group: str, members: int) -> None:
         self.group, self.members = group, members
@@ -471,6 +550,12 @@ class AdminBusy(PeerError):
     that run expects the pause to last; -1 if unknown.
     """
 
+    group: str
+    by: str
+    reason: str
+    left_s: float
+    token: int
+    own: bool
     retriable: ClassVar[bool] = True
 
     def __init__(self, group: str, by: str, reason: str, left_s: float, token: int, *, own: bool = False) -> None:
@@ -493,6 +578,9 @@ class PauseOver(PeerError):
     `ended_by`: the run that ended the newest pause; "" if there was none.
     """
 
+    group: str
+    ended_by: str
+
     def __init__(self, group: str, ended_by: str) -> None:
         self.group, self.ended_by = group, ended_by
         how = f"the last pause was ended by {ended_by}" if ended_by else "nobody has paused it"
@@ -505,6 +593,9 @@ class PauseOver(PeerError):
 class PauseNotDrained(PeerError):
     """Live owners did not release their partitions in time, so the pause was ended (PROTOCOL.md M9)."""
 
+    group: str
+    holders: tuple[str, ...]
+    waited_s: float
     retriable: ClassVar[bool] = True
 
     def __init__(self, group: str, holders: tuple[str, ...], waited_s: float) -> None:
@@ -518,6 +609,9 @@ class PauseNotDrained(PeerError):
 class PositionNotMoved(PeerError):
     """No position moved, and none will (PROTOCOL.md M7)."""
 
+    group: str
+    reason: str
+
     def __init__(self, group: str, reason: str) -> None:
         self.group, self.reason = group, reason
         super().__init__(f"no position of group {group!r} moved: {reason}")
@@ -525,6 +619,10 @@ class PositionNotMoved(PeerError):
 
 class PositionUnknown(PeerError):
     """The record was sent and its outcome is unknown: all positions moved, or none did (PROTOCOL.md M8)."""
+
+    group: str
+    reason: str
+    command: str
 
     def __init__(self, group: str, reason: str, command: str) -> None:
         self.group, self.reason, self.command = group, reason, command
@@ -536,6 +634,9 @@ class PositionUnknown(PeerError):
 class SettingsChanged(PeerError):
     """Another admin changed the group first; this change was not made (PROTOCOL.md F9.1, F9.4)."""
 
+    group: str
+    what: str
+    by: str
     retriable: ClassVar[bool] = True
 
     def __init__(self, group: str, what: str, by: str) -> None:
@@ -549,6 +650,10 @@ class SettingsChanged(PeerError):
 class MembersAlive(PeerError):
     """Consumers are alive where there must be none."""
 
+    group: str
+    what: str
+    members: tuple[str, ...]
+
     def __init__(self, group: str, what: str, members: tuple[str, ...]) -> None:
         self.group, self.what, self.members = group, what, members
         super().__init__(f"group {group!r}: {what}: {', '.join(members)} gave signs of life")
@@ -556,6 +661,11 @@ class MembersAlive(PeerError):
 
 class WriteFenced(PeerError):
     """A later owner of a partition has already written to the same table (PROTOCOL.md K1). Nothing was written."""
+
+    path: str
+    partition: str
+    token: str
+    newest: str
 
     def __init__(self, path: str, partition: str, token: str, newest: str) -> None:
         self.path, self.partition, self.token, self.newest = path, partition, token, newest
@@ -584,6 +694,9 @@ class ClaimLost(PeerError):
     Reasons are a pause, a hand-over, an eviction.
     """
 
+    group: str
+    lost: tuple[str, ...]
+
     def __init__(self, group: str, lost: tuple[str, ...]) -> None:
         self.group, self.lost = group, lost
         super().__init__(
@@ -599,6 +712,10 @@ class AckNotConfirmed(PeerError):
     Calling again waits again. If the consumer dies before, the messages are delivered again.
     """
 
+    group: str
+    places: tuple[str, ...]
+    waited_s: float
+    reason: str
     retriable: ClassVar[bool] = True
 
     def __init__(self, group: str, places: tuple[str, ...], waited_s: float, reason: str) -> None:
@@ -612,6 +729,8 @@ class AckNotConfirmed(PeerError):
 class BatchUnclaimed(PeerError):
     """A batch that was planned before a restart cannot continue, because nobody claims a partition of it."""
 
+    group: str
+    waits: str
     retriable: ClassVar[bool] = True
 
     def __init__(self, group: str, waits: str) -> None:
@@ -627,6 +746,8 @@ class BatchUnclaimed(PeerError):
 class IndexBusy(PeerError):
     """Another process was writing the same key index for too long."""
 
+    path: str
+    waited_s: float
     retriable: ClassVar[bool] = True
 
     def __init__(self, path: str, waited_s: float) -> None:
@@ -637,6 +758,10 @@ class IndexBusy(PeerError):
 class AdminGaveUp(PeerError):
     """An operation did not complete in time. Its record may still take effect; repeating it is safe."""
 
+    group: str
+    what: str
+    waited_s: float
+    pending: bool
     retriable: ClassVar[bool] = True
 
     def __init__(self, group: str, what: str, waited_s: float, *, pending: bool = False) -> None:
@@ -650,6 +775,10 @@ class AdminGaveUp(PeerError):
 class SnapshotNotConfirmed(PeerError):
     """A snapshot was written, and no live consumer of the log confirmed it (PROTOCOL.md N5, N6)."""
 
+    log: int
+    at: int
+    waited_s: float
+    sessions: tuple[str, ...]
     retriable: ClassVar[bool] = True
 
     def __init__(self, log: int, at: int, waited_s: float, sessions: tuple[str, ...]) -> None:
@@ -668,6 +797,9 @@ class SnapshotNotConfirmed(PeerError):
 class ClusterUnreachable(ClusterError):
     """No broker answered in time."""
 
+    servers: str
+    waiting_for: str
+    reason: str
     retriable: ClassVar[bool] = True
 
     def __init__(self, servers: str, waiting_for: str, reason: str) -> None:
@@ -677,6 +809,10 @@ class ClusterUnreachable(ClusterError):
 
 class AuthenticationFailed(ClusterError):
     """The brokers keep refusing this client's credentials or their mechanism. Waiting does not help."""
+
+    servers: str
+    principal: str
+    reason: str
 
     def __init__(self, servers: str, principal: str, reason: str) -> None:
         self.servers, self.principal, self.reason = servers, principal, reason
@@ -689,6 +825,10 @@ class AuthenticationFailed(ClusterError):
 class TlsMismatch(ClusterError):
     """Client and brokers disagree on TLS: only one of them uses it, or a certificate is not trusted."""
 
+    servers: str
+    protocol: str
+    reason: str
+
     def __init__(self, servers: str, protocol: str, reason: str) -> None:
         """`protocol`: the client's security.protocol."""
         self.servers, self.protocol, self.reason = servers, protocol, reason
@@ -700,6 +840,11 @@ class TlsMismatch(ClusterError):
 
 class AccessDenied(ClusterError):
     """Kafka's authorizer denies this client an operation. `kind`: topic, group or cluster."""
+
+    principal: str
+    operation: str
+    kind: str
+    name: str
 
     def __init__(self, principal: str, operation: str, kind: str, name: str) -> None:
         self.principal, self.operation, self.kind, self.name = principal, operation, kind, name
@@ -724,6 +869,10 @@ class TopicMissing(ClusterError):
 class PartitionError(ClusterError):
     """Kafka refuses to serve a partition."""
 
+    topic: str
+    partition: int
+    reason: str
+
     def __init__(self, topic: str, partition: int, reason: str) -> None:
         self.topic, self.partition, self.reason = topic, partition, reason
         super().__init__(f"{topic}:{partition} cannot be read: {reason}")
@@ -734,6 +883,12 @@ class DeserializationFailed(ClusterError):
 
     `field`: "key" or "value". `__cause__` is the deserializer's error.
     """
+
+    topic: str
+    partition: int
+    offset: int
+    field: str
+    reason: str
 
     def __init__(self, topic: str, partition: int, offset: int, field: str, reason: str) -> None:
         self.topic, self.partition, self.offset, self.field, self.reason = topic, partition, offset, field, reason
@@ -748,6 +903,11 @@ class PartitionParked(ClusterError):
 
     `reason`: the name of the error that parked it, as in the log.
     """
+
+    group: str
+    topic: str
+    partition: int
+    reason: str
 
     def __init__(self, group: str, topic: str, partition: int, reason: str, sentence: str = "") -> None:
         """`sentence`: the text of a subclass, which knows more about the reason."""
@@ -765,6 +925,9 @@ class DataTopicRecreated(PartitionParked):
 
     `known`: the topic's id in the group's log; `found`: its id in the cluster; "" if unknown.
     """
+
+    known: str
+    found: str
 
     def __init__(self, group: str, topic: str, partition: int, known: str = "", found: str = "") -> None:
         self.known, self.found = known, found
@@ -849,6 +1012,11 @@ def _in_brackets(detail: str) -> str:
 class RangeLost(ClusterError):
     """Kafka deleted the beginning of a range after it was planned. The next plan reports it and starts after it."""
 
+    topic: str
+    partition: int
+    start: int
+    to: int
+    reason: str
     retriable: ClassVar[bool] = True
 
     def __init__(self, topic: str, partition: int, start: int, to: int, reason: str) -> None:
@@ -863,6 +1031,9 @@ class RangeLost(ClusterError):
 class TopicRefused(ClusterError):
     """Kafka refuses to create, change or delete a topic as it was asked to. Nothing was changed."""
 
+    topic: str
+    reason: str
+
     def __init__(self, topic: str, reason: str) -> None:
         self.topic, self.reason = topic, reason
         super().__init__(f"Kafka refuses this for topic {topic!r}: {reason}")
@@ -870,6 +1041,10 @@ class TopicRefused(ClusterError):
 
 class PurgeRefused(ClusterError):
     """Kafka refuses to delete records of a partition. Partitions that come before it are purged."""
+
+    topic: str
+    partition: int
+    reason: str
 
     def __init__(self, topic: str, partition: int, reason: str) -> None:
         self.topic, self.partition, self.reason = topic, partition, reason
@@ -881,6 +1056,11 @@ class PurgeRefused(ClusterError):
 
 class EmbeddedLogFull(ClusterError):
     """A write would exceed the few MB that the embedded broker keeps per partition before it drops old records."""
+
+    topic: str
+    partition: int
+    size_bytes: int
+    limit_bytes: int
 
     def __init__(self, topic: str, partition: int, size_bytes: int, limit_bytes: int) -> None:
         self.topic, self.partition, self.size_bytes, self.limit_bytes = topic, partition, size_bytes, limit_bytes
@@ -897,6 +1077,10 @@ class CoordinationError(ClusterError):
 class CoordinationTopicMissing(CoordinationError):
     """The coordination topic is missing and may not be created by this client."""
 
+    topic: str
+    reason: str
+    command: str
+
     def __init__(self, topic: str, reason: str, command: str) -> None:
         self.topic, self.reason, self.command = topic, reason, command
         super().__init__(
@@ -907,6 +1091,12 @@ class CoordinationTopicMissing(CoordinationError):
 class WrongTopicSetting(CoordinationError):
     """A setting of the coordination topic would lose history (PROTOCOL.md L1)."""
 
+    topic: str
+    setting: str
+    value: str
+    wanted: str
+    command: str
+
     def __init__(self, topic: str, setting: str, value: str, wanted: str, command: str) -> None:
         self.topic, self.setting, self.value, self.wanted, self.command = topic, setting, value, wanted, command
         super().__init__(f"coordination topic {topic!r} has {setting}={value}, it must be {wanted}: {command}")
@@ -914,6 +1104,10 @@ class WrongTopicSetting(CoordinationError):
 
 class TopicRecreated(CoordinationError):
     """The log is another incarnation than the known one, or ends before what was read (PROTOCOL.md L6, L8)."""
+
+    log: int
+    known: str
+    found: str
 
     def __init__(self, log: int, known: str, found: str) -> None:
         self.log, self.known, self.found = log, known, found
@@ -926,6 +1120,10 @@ class TopicRecreated(CoordinationError):
 class LogGap(CoordinationError):
     """Offsets are missing in a coordination partition (PROTOCOL.md L8)."""
 
+    log: int
+    expected_offset: int
+    found_offset: int
+
     def __init__(self, log: int, expected_offset: int, found_offset: int) -> None:
         self.log, self.expected_offset, self.found_offset = log, expected_offset, found_offset
         super().__init__(
@@ -936,6 +1134,9 @@ class LogGap(CoordinationError):
 
 class HistoryTruncated(CoordinationError):
     """The beginning of the log was deleted, and no confirmed snapshot replaces it (PROTOCOL.md N10)."""
+
+    log: int
+    first_offset: int
 
     def __init__(self, log: int, first_offset: int) -> None:
         self.log, self.first_offset = log, first_offset
@@ -949,6 +1150,10 @@ class HistoryTruncated(CoordinationError):
 class HistoryRestarted(CoordinationError):
     """An operator restarted the log's history at a checkpoint after the one this reader began at (PROTOCOL.md N13)."""
 
+    log: int
+    offset: int
+    at: int
+
     def __init__(self, log: int, offset: int, at: int) -> None:
         self.log, self.offset, self.at = log, offset, at
         super().__init__(
@@ -959,6 +1164,10 @@ class HistoryRestarted(CoordinationError):
 
 class SnapshotRefused(CoordinationError):
     """The confirmed snapshot that this process began with differs from what the log folds to (PROTOCOL.md N9)."""
+
+    log: int
+    at: int
+    older: int
 
     def __init__(self, log: int, at: int, older: int) -> None:
         self.log, self.at, self.older = log, at, older
@@ -976,6 +1185,15 @@ class Diverged(CoordinationError):
     process's state digest there; `again`: the digest after folding again, or that of two other clients. `evidence`: the
     file with the saved state, "" if there is none.
     """
+
+    group: str
+    log: int
+    offset: int
+    held: int
+    again: int
+    reason: str
+    evidence: str
+    args: tuple[Any, ...]
 
     def __init__(self, group: str, log: int, offset: int, held: int, again: int, reason: str) -> None:
         self.group, self.log, self.offset = group, log, offset
@@ -995,6 +1213,10 @@ class Diverged(CoordinationError):
 class EnvelopeUnknown(CoordinationError):
     """A record of this incarnation has an unknown envelope version (PROTOCOL.md E3)."""
 
+    log: int
+    offset: int
+    version: int
+
     def __init__(self, log: int, offset: int, version: int) -> None:
         self.log, self.offset, self.version = log, offset, version
         super().__init__(
@@ -1004,6 +1226,10 @@ class EnvelopeUnknown(CoordinationError):
 
 class ProtocolOutdated(CoordinationError):
     """The log was created by an older version of this library, whose records this one cannot read (PROTOCOL.md L6)."""
+
+    log: int
+    protocol: int
+    known: int
 
     def __init__(self, log: int, protocol: int, known: int) -> None:
         self.log, self.protocol, self.known = log, protocol, known
@@ -1016,6 +1242,10 @@ class ProtocolOutdated(CoordinationError):
 
 class ProtocolUnknown(CoordinationError):
     """The root names a hash or a protocol version that this library does not know (PROTOCOL.md L6)."""
+
+    log: int
+    what: str
+    value: object
 
     def __init__(self, log: int, what: str, value: object) -> None:
         self.log, self.what, self.value = log, what, value

@@ -59,11 +59,11 @@ class ChangePlan(Operation):
         `duration_ms`, `token`, `adopt` and `take_over` mean what they mean in pause_lock.PauseLock.
         """
         super().__init__(context, patience_ms, reason)
-        self.by = context.author.signed(reason)
+        self.by: str = context.author.signed(reason)
         self.in_pause = in_pause
-        self.pause_lock = PauseLock(self, reason or self.what, duration_ms, token, adopt, take_over)
-        self.drain = Drain(self, tps)
-        self.changed_at = NONE
+        self.pause_lock: PauseLock = PauseLock(self, reason or self.what, duration_ms, token, adopt, take_over)
+        self.drain: Drain = Drain(self, tps)
+        self.changed_at: int = NONE
 
     def record(self, group: Group, token: int) -> GroupConfig | Topology:
         raise NotImplementedError
@@ -161,10 +161,10 @@ class ConfigPlan(ChangePlan):
         group = context.group
         self.creates = create
         check_group(context, create)
-        self.wanted = check_settings(wanted)
-        self.base = base_of(group)
-        self.looked_at = NONE if group is None else group.config_offset
-        self.changes_mode = changes_mode(group, self.wanted)
+        self.wanted: dict[str, str] = check_settings(wanted)
+        self.base: GroupConfig = base_of(group)
+        self.looked_at: int = NONE if group is None else group.config_offset
+        self.changes_mode: bool = changes_mode(group, self.wanted)
         super().__init__(
             context,
             self.changes_mode,
@@ -197,6 +197,9 @@ class ShrinkPlan(ChangePlan):
     (recreated_topics.py).
     """
 
+    topic: str
+    partitions: int
+
     def __init__(
         self,
         context: GroupContext,
@@ -217,8 +220,8 @@ class ShrinkPlan(ChangePlan):
         """
         known = check_shrink(context, topic, partitions)
         self.topic, self.partitions = topic, partitions
-        self.what = f"the partitions of {topic}"
-        self.looked_at = known[1]
+        self.what: str = f"the partitions of {topic}"
+        self.looked_at: int = known[1]
         cut = {TopicPartition(topic, number) for number in range(partitions, known[0])}
         super().__init__(
             context,

@@ -74,12 +74,16 @@ class Begun(NamedTuple):
 class LogConnection:
     """Connects to one log, and folds it to its end."""
 
+    log: CoordinationLog
+    number: int
+    root: Genesis | None
+
     def __init__(self, log: CoordinationLog, number: int, root: Genesis | None, timeout_s: float) -> None:
         self.log, self.number, self.root, self._timeout_s = log, number, root, timeout_s
-        self.bounds = log.bounds(number, timeout_s)
-        self.world = replay_start.open_world(log, number, root, self.bounds)
-        self.snapshotter = Snapshotter(self.world, SNAPSHOT_EVERY_RECORDS, secrets.token_bytes)
-        self.wanted = self.bounds.end - self.bounds.end % CHECKPOINT_OFFSETS  # newest checkpoint: `write` saves it
+        self.bounds: Bounds = log.bounds(number, timeout_s)
+        self.world: World = replay_start.open_world(log, number, root, self.bounds)
+        self.snapshotter: Snapshotter = Snapshotter(self.world, SNAPSHOT_EVERY_RECORDS, secrets.token_bytes)
+        self.wanted: int = self.bounds.end - self.bounds.end % CHECKPOINT_OFFSETS  # newest checkpoint: `write` saves it
         self.pieces: list[Snapshot] | None = None
         if self.world.next_offset == self.wanted:
             self.pieces = self.snapshotter.write()
@@ -178,6 +182,9 @@ class LogConnection:
 
 class Logs:
     """Connects to all logs of a coordination topic. A context manager."""
+
+    topic: str
+    timeout_s: float
 
     def __init__(self, transport: Transport, topic: str, timeout_s: float = TIMEOUT_S) -> None:
         """Connects to the coordination topic. Raises CoordinationTopicMissing, ClusterUnreachable."""

@@ -82,13 +82,13 @@ class Operation:
             raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: the records contain it")
         self.context = context
         self.reason = reason
-        self.liveness = Liveness(INTERVAL_MS, context.draw)
-        self.detector = FailureDetector(INTERVAL_MS)
-        self.step = Step()
-        self.ended = False
+        self.liveness: Liveness = Liveness(INTERVAL_MS, context.draw)
+        self.detector: FailureDetector = FailureDetector(INTERVAL_MS)
+        self.step: Step = Step()
+        self.ended: bool = False
         self.error: MarshalError | None = None
-        self.deadline_ms = 0
-        self.patience_ms = patience_ms if patience_ms is not None else patience_of(context.group)
+        self.deadline_ms: int = 0
+        self.patience_ms: int = patience_ms if patience_ms is not None else patience_of(context.group)
         self.giving_up: MarshalError | None = None
         self.began: Instant | None = None
         self._given_up_ms: int | None = None

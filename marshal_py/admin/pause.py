@@ -73,6 +73,8 @@ class PausePlan(Operation):
     the caller stops it.
     """
 
+    began: Instant | None
+
     def __init__(
         self,
         context: GroupContext,
@@ -86,11 +88,11 @@ class PausePlan(Operation):
         patience_ms: int | None = None,
     ) -> None:
         super().__init__(context, patience_ms, reason)
-        self.pause_lock = PauseLock(self, reason, duration_ms, token, adopt, take_over, renews=True)
-        self.drain = Drain(self)
+        self.pause_lock: PauseLock = PauseLock(self, reason, duration_ms, token, adopt, take_over, renews=True)
+        self.drain: Drain = Drain(self)
         self.keep = keep
-        self.drained = False
-        self.token = NONE  # of the pause, once every partition is free
+        self.drained: bool = False
+        self.token: int = NONE  # of the pause, once every partition is free
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         self.drain.read(verdict)
@@ -128,6 +130,9 @@ class ResumePlan(Operation):
     With `take_over` it ends anybody's pause.
     """
 
+    token: int | None
+    take_over: bool
+
     def __init__(
         self,
         context: GroupContext,
@@ -139,7 +144,7 @@ class ResumePlan(Operation):
     ) -> None:
         super().__init__(context, patience_ms, reason)
         self.token, self.take_over = token, take_over
-        self.was_paused = False
+        self.was_paused: bool = False
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         record = verdict.record

@@ -33,9 +33,9 @@ class PauseHistory:
     def __init__(self, name: str) -> None:
         self.name = name
         self.pause: Pause | None = None  # the newest, running or not
-        self.waited_ms = 0  # the greatest wait on it that a member's heartbeat named (T5)
-        self.ended_by = ""  # who ended it; "" while it runs
-        self.waited_out = False  # members ended it after its time, nobody ended it on purpose
+        self.waited_ms: int = 0  # the greatest wait on it that a member's heartbeat named (T5)
+        self.ended_by: str = ""  # who ended it; "" while it runs
+        self.waited_out: bool = False  # members ended it after its time, nobody ended it on purpose
 
     def read(self, verdict: Verdict) -> None:
         """Notes what a record that was just folded says about the group's pauses."""

@@ -22,6 +22,10 @@ RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
 class PauseLock:
     """Makes the pause in which one operation works, or adopts a pause that is running."""
 
+    adopt: bool
+    take_over: bool
+    renews: bool
+
     def __init__(
         self,
         operation: Operation,
@@ -44,14 +48,14 @@ class PauseLock:
             raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
         self.operation = operation
         self.reason = reason
-        self.duration_ms = duration_ms if duration_ms is not None else default_ms(operation.context.group)
+        self.duration_ms: int = duration_ms if duration_ms is not None else default_ms(operation.context.group)
         self.given_token = token
         self.adopt, self.take_over, self.renews = adopt, take_over, renews
         self.adopted: str | None = None  # `by` of the pause that it works in, if that is not its own
         self.asked: set[int] = (
             set()
         )  # what our ReleaseGroups observed: a late copy may pause a group whose pause_change is still that
-        self.token = NONE  # of the pause that it works in, as last read
+        self.token: int = NONE  # of the pause that it works in, as last read
         self._read_ms = 0
 
     def is_ours(self, group: Group) -> bool:

@@ -62,21 +62,21 @@ class PositionPlan(Operation):
         Raises InvalidRecord if the record would be too large, GroupMissing for a partition unknown to the group.
         """
         super().__init__(context, patience_ms, reason)
-        self.tps = sorted(set(tps))
+        self.tps: list[TopicPartition] = sorted(set(tps))
         self.recreated = recreated
         self.accepted: set[str] = set()  # new topics that a record of this run made the group's
         self._stay_paused = stay_paused
         check_topology(context.group, context.name, self.tps, recreated)
         check_size(context, self.tps)
-        self.pause_lock = PauseLock(self, reason or "set-position", duration_ms, token, adopt, take_over)
-        self.by = context.author.signed(reason)
+        self.pause_lock: PauseLock = PauseLock(self, reason or "set-position", duration_ms, token, adopt, take_over)
+        self.by: str = context.author.signed(reason)
         group = context.group
         assert group is not None  # check_topology raises an error if it is
-        self.drain = Drain(self, set(self.tps) | partitions_of(group, recreated.values()))
+        self.drain: Drain = Drain(self, set(self.tps) | partitions_of(group, recreated.values()))
         self.moved: SetPosition | None = None  # our record, once it was read as accepted
-        self.moved_at = NONE
+        self.moved_at: int = NONE
         self.before: dict[TopicPartition, int] = {}  # positions as they were when the move was sent
-        self.token = NONE  # of the pause that remains, if one does
+        self.token: int = NONE  # of the pause that remains, if one does
         self._resolved: Mapping[TopicPartition, int] | None = None
         self._resolved_for: tuple[tuple[int, int], ...] = ()
         self._reported_moving = False

@@ -34,7 +34,7 @@ class PositionResolver:
         group = self._group()
         self._infos = {name: self._look(name) for name in sorted(names) if name in group.topics}
         self.recreated: dict[str, RecreatedTopic] = find_recreated(group, self._infos)
-        self.tps = self._partitions(given)
+        self.tps: list[TopicPartition] = self._partitions(given)
         check_topology(group, runner.context.name, self.tps, self.recreated)
         for topic, info in self._infos.items():
             if any(tp.topic == topic and tp.partition >= info.partitions for tp in self.tps):

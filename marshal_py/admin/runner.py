@@ -57,6 +57,9 @@ def author_here() -> Author:
 class OperationRunner:
     """Holds a connection to one group's log, and runs operations over it. A context manager."""
 
+    topic: str
+    timeout_s: float
+
     def __init__(
         self, transport: Transport, topic: str, group: str, timeout_s: float, author: Author | None = None
     ) -> None:
@@ -92,7 +95,7 @@ class OperationRunner:
         except BaseException:
             self.close()
             raise
-        self.context = GroupContext(
+        self.context: GroupContext = GroupContext(
             self._world, group, self._pause_history, author or author_here(), secrets.token_bytes
         )
 

@@ -24,7 +24,7 @@ class StepDownPlan(Operation):
         super().__init__(context, patience_ms, reason)
         find_session(context, session)
         self.session = session
-        self.mark = NONE
+        self.mark: int = NONE
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         record = verdict.record
@@ -64,7 +64,7 @@ class EvictPlan(Operation):
         super().__init__(context, patience_ms, reason)
         for session in sessions:
             find_session(context, session)
-        self.left = set(sessions)
+        self.left: set[int] = set(sessions)
         self.ended_by: dict[int, str] = {}
         self._extended: dict[int, int] = {}
 
@@ -119,7 +119,7 @@ class RemovePlan(EvictPlan):
         if context.group is None:
             raise GroupMissing(context.name, "has never been used")
         super().__init__(context, set(context.group.sessions), reason, patience_ms)
-        self.deleted_at = NONE
+        self.deleted_at: int = NONE
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         super().read(verdict, now)

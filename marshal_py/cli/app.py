@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -32,7 +32,7 @@ from marshal_py.cli import (
 )
 from marshal_py.client.marshal import VERSION
 
-app = typer.Typer(
+app: Final = typer.Typer(
     name="marshal",
     help="Kafka consumers that coordinate through Kafka alone.",
     no_args_is_help=True,

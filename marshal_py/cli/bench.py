@@ -12,7 +12,7 @@ from marshal_py.cli.options import Json, command
 from marshal_py.cli.simulate.seeds import seed_range
 from marshal_py.simulator import races, sweep
 
-app = typer.Typer(no_args_is_help=True, help="Measure the protocol code on this machine.", rich_markup_mode=None)
+app: Final = typer.Typer(no_args_is_help=True, help="Measure the protocol code on this machine.", rich_markup_mode=None)
 EXAMPLE: Final = output.example("marshal bench races --seconds 2 --json")
 SECONDS: Final = 20.0
 BAR: Final = 30  # characters

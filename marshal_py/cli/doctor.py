@@ -75,13 +75,19 @@ def doctor(
 class Examination:
     """The checks of one cluster."""
 
+    options: ReadOptions
+    topic: str
+    group: str | None
+    roles: list[str]
+    strict: bool
+
     def __init__(
         self, options: ReadOptions, group: str | None, topics: list[str], roles: list[str], strict: bool
     ) -> None:
         self.options, self.topic, self.group = options, options.coordination_topic, group
         self.roles, self.strict = roles, strict
         self.asked = topics
-        self.topics = set(topics)
+        self.topics: set[str] = set(topics)
 
     def checks(self) -> Iterator[Check]:
         settings = self.options.settings()

@@ -43,7 +43,7 @@ RecreatedOption = Annotated[
     ),
 ]
 
-app = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)
+app: Final = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("ls", epilog=LS_EXAMPLE)

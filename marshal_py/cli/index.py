@@ -20,7 +20,7 @@ STATUS_EXAMPLE: Final = output.example("marshal index status users users.idx")
 FOLLOW_EXAMPLE: Final = output.example("marshal index follow users users.idx")
 FOLLOW_S: Final = 1.0  # between two updates
 
-app = typer.Typer(no_args_is_help=True, help="Key indexes: where the messages of each key are.")
+app: Final = typer.Typer(no_args_is_help=True, help="Key indexes: where the messages of each key are.")
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite file.")]
 

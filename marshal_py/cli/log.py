@@ -25,7 +25,7 @@ LOAD_EXAMPLE: Final = output.example("marshal log load billing.dump --coordinati
 
 Group = Annotated[str | None, typer.Argument(help="One group; all if left out.")]
 
-app = typer.Typer(help="Look into the coordination topic.", no_args_is_help=True, rich_markup_mode=None)
+app: Final = typer.Typer(help="Look into the coordination topic.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("tail", epilog=TAIL_EXAMPLE)

@@ -16,7 +16,7 @@ LS_EXAMPLE: Final = output.example("marshal members ls billing")
 STEP_DOWN_EXAMPLE: Final = output.example("marshal members step-down billing worker-1 --reason 'slow disk'")
 EVICT_EXAMPLE: Final = output.example("marshal evict billing 4711 --yes")
 
-app = typer.Typer(help="Administer the consumers of a group.", no_args_is_help=True, rich_markup_mode=None)
+app: Final = typer.Typer(help="Administer the consumers of a group.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("ls", epilog=LS_EXAMPLE)

@@ -34,7 +34,7 @@ Master = Annotated[
     str, typer.Option("--master", metavar="URL", help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.")
 ]
 
-app = typer.Typer(help="The coordination topic as data, on Spark.", no_args_is_help=True, rich_markup_mode=None)
+app: Final = typer.Typer(help="The coordination topic as data, on Spark.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("archive", epilog=ARCHIVE_EXAMPLE)

@@ -26,7 +26,7 @@ UPDATE_EXAMPLE: Final = output.example("marshal topics update orders --partition
 RM_EXAMPLE: Final = output.example("marshal topics rm orders --dry-run")
 PURGE_EXAMPLE: Final = output.example("marshal topics purge orders --keep 1000 --dry-run")
 
-app = typer.Typer(no_args_is_help=True, help="Topics: create, show, change, delete.")
+app: Final = typer.Typer(no_args_is_help=True, help="Topics: create, show, change, delete.")
 Config = Annotated[
     list[str] | None, typer.Option("--config", metavar="NAME=VALUE", help="A setting of the topic; repeatable.")
 ]

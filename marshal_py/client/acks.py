@@ -49,6 +49,14 @@ class DeliveryContext:
         "value_deserializer",
     )
 
+    clock_now: Callable[[], Instant]
+    incarnation: bytes
+    key_deserializer: Deserializer | None
+    lock: AbstractContextManager[object]
+    make: Callable[..., Any]
+    member: Member
+    value_deserializer: Deserializer | None
+
     def __init__(
         self,
         member: Member,
@@ -61,7 +69,7 @@ class DeliveryContext:
     ) -> None:
         self.member, self.lock, self.clock_now, self.incarnation = member, lock, clock_now, incarnation
         self.make, self.key_deserializer, self.value_deserializer = make, key_deserializer, value_deserializer
-        self.delivered = 0
+        self.delivered: int = 0
         # Waits until the log has accepted acks; set by the consumer (confirmations.py).
         self.confirm: Callable[[Sequence[Acked], float], None]
 
@@ -75,13 +83,17 @@ class Delivered:
 
     __slots__ = ("claim", "context", "key_deserializer", "make", "run", "token", "value_deserializer")
 
+    claim: Claim
+    context: DeliveryContext
+    run: OffsetRun | None
+
     def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None) -> None:
         """Stands for a delivery under `claim`. `run` tracks which messages are acked; None in at-most-once mode."""
         self.context, self.claim, self.run = context, claim, run
-        self.key_deserializer = context.key_deserializer
-        self.value_deserializer = context.value_deserializer
-        self.make = context.make
-        self.token = Token(context.incarnation, claim.epoch)
+        self.key_deserializer: Deserializer | None = context.key_deserializer
+        self.value_deserializer: Deserializer | None = context.value_deserializer
+        self.make: Callable[..., Any] = context.make
+        self.token: Token = Token(context.incarnation, claim.epoch)
 
     def finish_late(self) -> bool:
         """Counts an ack that has no effect, because it came after its claim was released or lost. Returns False.

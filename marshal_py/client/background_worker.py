@@ -9,10 +9,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from marshal_py.errors import MarshalError
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 
 class Worker:

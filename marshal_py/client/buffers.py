@@ -7,11 +7,10 @@ partition is fetched ahead when the member will probably claim it soon.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from marshal_py.client.acks import Delivered
 from marshal_py.client.message import Message
@@ -29,20 +28,6 @@ SAMPLED_EACH: Final = (
 SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
 
 
-class Allowance(NamedTuple):
-    """Says how much may be delivered before the next step: messages and bytes (None: any number).
-
-    `one_fits`: the first message may come even if it is larger.
-    """
-
-    messages: int = sys.maxsize
-    size_bytes: int | None = None
-    one_fits: bool = True
-
-
-ENDLESS: Final = Allowance()
-
-
 class Fetched:
     """Holds a chunk: messages of one partition that were fetched together.
 
@@ -53,10 +38,10 @@ class Fetched:
     __slots__ = ("_payload_bytes", "at", "last_offset", "messages", "run", "size_bytes")
 
     def __init__(self, messages: Sequence[RawMessage]) -> None:
-        self.messages = messages
-        self.last_offset = messages[-1].offset() or 0
-        self.at = 0
-        self.size_bytes = -1  # of the whole chunk, by `message_bytes`; -1 until it is measured
+        self.messages: Sequence[RawMessage] = messages
+        self.last_offset: int = messages[-1].offset() or 0
+        self.at: int = 0
+        self.size_bytes: int = -1  # of the whole chunk, by `message_bytes`; -1 until it is measured
         self._payload_bytes = -1  # of the whole chunk, keys and values only; -1 until it is measured
         self.run: OffsetRun | None = None
 
@@ -96,19 +81,13 @@ class Reserved:
     the gate. It also checks the boot clock, because `Member.open_ms` has said only for how long the gate stays open.
     """
 
-    __slots__ = ("_buffer", "_count", "_delivered", "_first", "_head", "_mono_ms", "_until_ns", "taken")
+    __slots__ = ("_buffer", "_count", "_delivered", "_head", "_mono_ms", "_until_ns")
 
     def __init__(
         self, buffer: Buffer, head: Fetched, delivered: Delivered, count: int, until_ms: int, mono_ms: int
     ) -> None:
         self._buffer, self._head, self._delivered = buffer, head, delivered
         self._count, self._until_ns, self._mono_ms = count, until_ms * 1_000_000, mono_ms
-        self._first = head.at
-        self.taken = 0  # how many messages were delivered; known once `messages` has ended
-
-    def raw(self) -> Sequence[RawMessage]:
-        """Returns the messages that were delivered, once `messages` has ended."""
-        return self._head.messages[self._first : self._first + self.taken]
 
     def messages(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
         """Yields the messages until the gate shuts or none is left. `boot_ns` reads the boot clock."""
@@ -150,7 +129,6 @@ class Reserved:
             raise
         finally:
             delivered.context.delivered += done - first
-            self.taken = done - first
 
     def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
         """Yields the messages, taking the lock for each, because another thread may drop the grant that covers it."""
@@ -160,7 +138,7 @@ class Reserved:
         assert isinstance(tracker, AtMostOnce)
         for _ in range(self._count):
             with delivered.context.lock:
-                if not fetched or fetched[0] is not head or head.at == len(head.messages) or buffer.paused_by_user:
+                if not fetched or fetched[0] is not head or buffer.paused_by_user:
                     return
                 raw = head.messages[head.at]
                 offset = raw.offset() or 0
@@ -168,7 +146,6 @@ class Reserved:
                     return
                 tracker.deliver(offset, self._mono_ms)
                 delivered.context.delivered += 1
-                self.taken += 1
                 head.at += 1
                 if head.at == len(head.messages):
                     fetched.popleft()
@@ -181,12 +158,12 @@ class Buffer:
     __slots__ = ("claim", "fetched", "held_back", "next_offset", "paused_by_user", "tp")
 
     def __init__(self, tp: TopicPartition, position: int) -> None:
-        self.tp = tp
+        self.tp: TopicPartition = tp
         self.claim: Claim | None = None  # None while the partition is fetched ahead
         self.fetched: deque[Fetched] = deque()
-        self.next_offset = position  # where fetching continues
-        self.held_back = False  # the source does not fetch it: it is full, or paused by the user
-        self.paused_by_user = False
+        self.next_offset: int = position  # where fetching continues
+        self.held_back: bool = False  # the source does not fetch it: it is full, or paused by the user
+        self.paused_by_user: bool = False
 
     @property
     def size(self) -> int:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 # Several times the partitions of the largest consumer; a callback that hangs must not use up all memory.
 CALLS_WAITING_MAX: Final = 100_000
@@ -22,7 +22,7 @@ class Callbacks:
     """Runs calls on a thread. While `waiting_max` calls are waiting, new ones are dropped, counted and logged."""
 
     def __init__(self, waiting_max: int = CALLS_WAITING_MAX) -> None:
-        self.dropped = 0
+        self.dropped: int = 0
         self._waiting_max = waiting_max
         self._full = False  # whether an overflow was logged: one line for all calls that it drops
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()

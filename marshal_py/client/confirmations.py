@@ -14,6 +14,7 @@ from typing import Final
 from marshal_py.client.acks import Acked
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
+from marshal_py.client.waits import Steps
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ClusterUnreachable
 from marshal_py.protocol import progress
 from marshal_py.protocol.claim import Claim, ClaimPhase
@@ -29,6 +30,10 @@ class Confirmations:
         self._context, self._driver, self._member = context, driver, driver.member
 
     def wait(self, acked: Sequence[Acked], timeout_s: float) -> None:
+        """Waits in the calling thread, as `accepted` says."""
+        self._context.complete(self.accepted(acked, timeout_s))
+
+    def accepted(self, acked: Sequence[Acked], timeout_s: float) -> Steps[None]:
         """Returns when the log has accepted these acks. Any thread may call it, but not the background thread.
 
         In at-most-once mode only lost claims matter, because the grants have moved the positions. Raises ClaimLost,
@@ -51,7 +56,7 @@ class Confirmations:
             return not waiting
 
         try:
-            self._context.wait_for(done, "acks to be accepted", time.monotonic() + timeout_s, self._driver.log)
+            yield from self._context.until(done, "acks to be accepted", time.monotonic() + timeout_s, self._driver.log)
         except ClusterUnreachable as error:
             with self._context.lock:
                 reason = self._context.waiting_for() or (NO_ROOM if self._heard() else error.reason)

@@ -46,7 +46,7 @@ from marshal_py.protocol.ready import Ready, Wanted
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import DataSource, OutOfRange
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
 PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
@@ -54,6 +54,13 @@ PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-ove
 
 class ConsumerDriver:
     """Drives one consumer. Only `claims` depends on whether it fetches messages or plans ranges for other readers."""
+
+    context: Context
+    log: int
+    member: Member
+    options: ConsumerOptions
+    incarnation: bytes
+    new_topics: frozenset[str]
 
     def __init__(
         self,
@@ -77,14 +84,14 @@ class ConsumerDriver:
         self.context, self.log, self.member, self.options = context, log, member, options
         self.incarnation, self.new_topics = incarnation, new_topics
         self._refold = refold
-        self.group_key = member.name.encode()
-        self.worker = Worker(f"marshal-worker-{member.name}")
+        self.group_key: bytes = member.name.encode()
+        self.worker: Worker = Worker(f"marshal-worker-{member.name}")
         kind = PlannedClaims if plans else FetchedClaims
         self.claims: FetchedClaims | PlannedClaims = kind(context, member, source, options, incarnation, self.submit)
         self.error: MarshalError | None = None  # why the consumer ended: raised to the user once, then kept
         self.pending_errors: deque[ClusterError] = deque()  # raised one by one; the consumer continues
-        self.ended = False
-        self.away = False  # while the log's history is read again (N11)
+        self.ended: bool = False
+        self.away: bool = False  # while the log's history is read again (N11)
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self._event_log = EventLog()
         self.prefetching: set[TopicPartition] = set()  # fetched ahead, and no message has come yet
@@ -95,8 +102,8 @@ class ConsumerDriver:
         self._to_resolve: list[Wanted] = []
         self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
-        self.mirror_refused = ""
-        self.counters = Counters()
+        self.mirror_refused: str = ""
+        self.counters: Counters = Counters()
 
     @property
     def queue(self) -> DeliveryQueue | Ranges:
@@ -272,12 +279,12 @@ class ConsumerDriver:
     def _notify(self, ready: Ready) -> None:
         self.publish(*ready.advisories)
         call = self.context.callbacks.submit
-        if self.options.on_lost is not None:
+        if (lost := self.options.on_lost) is not None:
             for claim, reason in ready.lost:
-                call(self._call_lost(claim, reason))
-        if self.options.on_claim is not None:
+                call(partial(lost, self.claim_info(claim), reason))
+        if (claimed := self.options.on_claim) is not None:
             for claim in ready.claimed:
-                call(self._call_claim(claim))
+                call(partial(claimed, self.claim_info(claim)))
         if (revoking := self.options.on_revoking) is not None:
             for claim in ready.revoking:
                 call(partial(revoking, self.claim_info(claim)))
@@ -288,16 +295,6 @@ class ConsumerDriver:
         timed = [structs.replace(advisory, time_ms=now_ms) for advisory in advisories]
         self.events += timed
         self._event_log.add(timed)
-
-    def _call_claim(self, claim: Claim) -> Callable[[], None]:
-        call, info = self.options.on_claim, self.claim_info(claim)
-        assert call is not None
-        return lambda: call(info)
-
-    def _call_lost(self, claim: Claim, reason: str) -> Callable[[], None]:
-        call, info = self.options.on_lost, self.claim_info(claim)
-        assert call is not None
-        return lambda: call(info, reason)
 
     # --- on the worker thread, without the lock
 

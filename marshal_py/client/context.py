@@ -19,6 +19,7 @@ from marshal_py.client.forks import ForkedLock, watch_forks
 from marshal_py.client.outbox import Changes, Outbox
 from marshal_py.client.retention import RetentionPolicy
 from marshal_py.client.stalls import Stalls
+from marshal_py.client.waits import Change, Steps, T, Wait, complete
 from marshal_py.errors import BackgroundThreadEnded, ClusterUnreachable, CoordinationError, ReentrantCall, UsedAfterFork
 from marshal_py.transport.clock import mono_ms
 from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
@@ -28,6 +29,15 @@ POLL_S_MAX: Final = 0.1  # a waiting thread wakes up at least that often, as oth
 
 class Context:
     """Holds what the loop, the consumers and the log maintenance of one Marshal share."""
+
+    coordination: CoordinationLog
+    admin: ClusterAdmin
+    clock: Clock
+    servers: str
+    topic: str
+    draw: Callable[[int], bytes]
+    retention: RetentionPolicy
+    callbacks: Callbacks
 
     def __init__(
         self,
@@ -50,15 +60,17 @@ class Context:
         lock = threading.RLock()
         self.lock: AbstractContextManager[object] = lock
         self._held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as threading.Condition asks it
-        self.outbox = Outbox(coordination, self._held)
-        self.changed: threading.Condition = Changes(lock, self.outbox)
-        self.stalls = Stalls()
-        self.worker = Worker("marshal-worker")
-        self.history_worker = Worker("marshal-history")  # reads take seconds, and no consumer's start may wait for them
+        self.outbox: Outbox = Outbox(coordination, self._held)
+        self._changes = Changes(lock, self.outbox)
+        self.changed: threading.Condition = self._changes
+        self.stalls: Stalls = Stalls()
+        self.worker: Worker = Worker("marshal-worker")
+        # Reads take seconds, and no consumer's start may wait for them.
+        self.history_worker: Worker = Worker("marshal-history")
         self.broken: dict[int, CoordinationError] = {}  # logs that cannot be trusted any more, with the reason
         self.ended: BackgroundThreadEnded | None = None  # what every method raises once the thread is gone
         self.thread: threading.Thread | None = None  # the background thread
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         watch_forks(self)
 
     def forked(self) -> None:
@@ -85,16 +97,46 @@ class Context:
         if self.ended is not None:
             raise self.ended
 
+    @property
+    def changes(self) -> int:
+        """Returns how many changes of what the lock guards there were. A Change waits for the next one (waits.py)."""
+        return self._changes.count
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Has `listener` called at each change, with the lock held: it may neither wait nor take a lock."""
+        with self.lock:
+            self._changes.listeners = (*self._changes.listeners, listener)
+
+    def await_change(self, change: Change) -> None:
+        """Waits in the calling thread, and sends what was decided before."""
+        with self.outbox, self.lock:
+            if self.changes == change.seen:
+                self.changed.wait(change.timeout_s)
+
     def wait_for(self, condition: Callable[[], bool], what: str, deadline: float, log: int) -> None:
+        """Waits in the calling thread until `condition` returns true, as `until` says."""
+        self.complete(self.until(condition, what, deadline, log))
+
+    def complete(self, steps: Steps[T]) -> T:
+        """Completes a call that waits for changes alone, in the calling thread. Returns its result."""
+        return complete(steps, self.carry_out)
+
+    def carry_out(self, wait: Wait) -> None:
+        assert isinstance(wait, Change)
+        self.await_change(wait)
+
+    def until(self, condition: Callable[[], bool], what: str, deadline: float, log: int) -> Steps[None]:
         """Waits until `condition`, which is called under the lock, returns true.
 
         `what` says in errors what was waited for. `deadline`: of the monotonic clock, in seconds; after it,
         ClusterUnreachable is raised. Also raises the error that broke coordination partition `log`, the error with
         which the cluster refuses this client, and BackgroundThreadEnded.
         """
-        with self.outbox, self.lock:
-            self.check_alive()  # a caller that reads to the end must not get what was read before the thread ended
-            while not condition():
+        self.check_alive()  # a caller that reads to the end must not get what was read before the thread ended
+        while True:
+            with self.outbox, self.lock:
+                if condition():
+                    return
                 self.check_alive()
                 if log in self.broken:
                     raise self.broken[log]
@@ -103,7 +145,8 @@ class Context:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise ClusterUnreachable(self.servers, what, self.coordination.waiting_for() or "no answer in time")
-                self.changed.wait(min(left_s, POLL_S_MAX))
+                seen = self.changes
+            yield Change(min(left_s, POLL_S_MAX), seen)
 
     def stalled_ms(self) -> int:
         """Returns for how many ms the background thread has not run lately. A test's clock does not change it."""

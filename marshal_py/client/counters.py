@@ -15,6 +15,12 @@ class Counters:
     claims ended.
     """
 
+    heartbeats: int
+    records: int
+    claims: int
+    claims_ended: int
+    abandoned: int
+
     def __init__(self) -> None:
         self.heartbeats = self.records = self.claims = self.claims_ended = self.abandoned = 0
 

@@ -20,7 +20,7 @@ from marshal_py.errors import Diverged, InvalidOption
 from marshal_py.history.states import left_out, plain_state
 from marshal_py.protocol.member import Member
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 VERSION: Final = 1
 KEPT: Final = "a file that a consumer kept when it ended with Diverged"

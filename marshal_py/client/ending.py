@@ -13,6 +13,7 @@ from typing import Final
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.forks import watch_forks
+from marshal_py.client.waits import Change, Steps
 from marshal_py.errors import ConsumerClosed
 
 LEAVE_TIMEOUT_S: Final = 10.0
@@ -30,12 +31,13 @@ class Ending:
         self._context = context
         self._driver = driver
         self._closed = closed
-        self.reason = ""  # why the consumer is closed; "" while it is not
-        self.done = False  # it has left, and its source is closed
-        self.draining = False
-        self.drain_until = 0.0  # monotonic
+        self.reason: str = ""  # why the consumer is closed; "" while it is not
+        self.done: bool = False  # it has left, and its source is closed
+        self.draining: bool = False
+        self.drain_until: float = 0.0  # monotonic
         self._stop_at: float | None = None  # monotonic; a signal handler sets it, so without the lock
         self._forked = False
+        self.dispose: Callable[[Ending], object] = Ending.close  # how a consumer that has ended by itself is closed
         watch_forks(self)
 
     def forked(self) -> None:
@@ -47,25 +49,26 @@ class Ending:
         """Tells whether the consumer has ended, by an error, by the user or by a fork."""
         return bool(self.reason) or self._driver.ended or self._forked
 
-    def stop(self, timeout_s: float) -> None:
-        """Stops the consumer; waits at most `timeout_s` seconds until it has left its group.
+    def stop(self, timeout_s: float) -> Steps[None]:
+        """Stops the consumer; waits at most `timeout_s` seconds until it has left its group. `close` must follow.
 
         A second call does nothing, unless the first one was interrupted: then it completes the stop.
         """
         self.reason = self.reason or "it was stopped"
-        self._leave("stopped", 0.0, timeout_s)
+        yield from self._leave("stopped", 0.0, timeout_s)
 
     def drain(self, wait_s: float) -> None:
         """Notes that the consumer drains, for at most `wait_s` seconds; `finish_drain` releases its claims later."""
         self.drain_until = time.monotonic() + wait_s
         self.draining = True
 
-    def finish_drain(self) -> None:
+    def finish_drain(self) -> Steps[None]:
+        """Waits for the handlers, then releases the claims and leaves the group. `close` must follow."""
         wait_s = max(0.0, self.drain_until - time.monotonic())
         self.reason = self.reason or "it was drained"
-        self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
+        yield from self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
 
-    def _leave(self, reason: str, wait_s: float, timeout_s: float) -> None:
+    def _leave(self, reason: str, wait_s: float, timeout_s: float) -> Steps[None]:
         """Has the member leave: it stops delivery, waits up to `wait_s` seconds for handlers, and releases its claims.
 
         Returns when the member has read back that it left, after `timeout_s` seconds at most (T16, T17).
@@ -78,18 +81,22 @@ class Ending:
             if not driver.ended:
                 driver.member.leave(context.clock.now(), reason, round(wait_s * 1000))
                 driver.kick()
-            while not driver.ended and time.monotonic() < deadline and driver.log not in context.broken:
-                context.changed.wait(min(LEAVE_SLICE_S, max(0.0, deadline - time.monotonic())))
-                if not driver.ended:
-                    driver.kick()
-            if not driver.ended:
-                driver.ended = True
-        self._close_source()
+        while True:
+            with context.outbox, context.lock:
+                left_s = deadline - time.monotonic()
+                if driver.ended or left_s <= 0 or driver.log in context.broken:
+                    driver.ended = True
+                    return
+                seen = context.changes
+            yield Change(min(LEAVE_SLICE_S, left_s), seen)
+            driver.kick()
 
-    def _close_source(self) -> None:
-        self._driver.close()
-        self._closed()
-        self.done = True
+    def close(self) -> None:
+        """Closes the data source, once the consumer has left. Waits for librdkafka."""
+        if not self.done:
+            self._driver.close()
+            self._closed()
+            self.done = True
 
     def request_stop(self, hand_over_s: float) -> None:
         """Asks for a stop in at most `hand_over_s` seconds, so that other members can take over partitions before (A6).
@@ -127,7 +134,7 @@ class Ending:
         if self._driver.ended:
             error = self._driver.error
             self.reason = str(error) if error is not None else "it was stopped"
-            self._close_source()
+            self.dispose(self)
             if error is not None:
                 raise error
             raise ConsumerClosed("Consumer", self.reason)

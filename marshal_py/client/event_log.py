@@ -15,7 +15,7 @@ from marshal_py.history.advisories import TOGETHER, to_lines
 from marshal_py.protocol.advisory import ALARMING, Advisory
 from marshal_py.protocol.identity import NONE
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 HELD_MS: Final = 1_000  # the records of one decision are read within a few round trips; a second does not bother people
 

@@ -117,7 +117,7 @@ class Exporter:
                 f"{address}:{port}",
                 f"it cannot be used ({error}): name another port, 0 for a free one, or another address of this machine",
             ) from error
-        self.port = int(self._server.server_port)
+        self.port: int = int(self._server.server_port)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -36,7 +36,7 @@ class FetchedClaims:
         """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread."""
         self._context, self._member, self._submit = context, member, submit
         self.source = source
-        self.queue = DeliveryQueue(member, source, options, context.lock, incarnation, context.clock.now)
+        self.queue: DeliveryQueue = DeliveryQueue(member, source, options, context.lock, incarnation, context.clock.now)
         self._unsure: dict[TopicPartition, Claim] = {}  # claims whose partition's end the cluster was asked for
 
     def open(self, claims: Sequence[Claim]) -> None:

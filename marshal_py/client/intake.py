@@ -1,13 +1,13 @@
-"""Brings messages from a consumer's source into its buffers, on the user's thread, while a call waits for some.
+"""Brings messages from a consumer's source into its buffers, while a call of the user waits for some.
 
-This file decides when to ask the source for how many messages. In at-most-once mode it also asks for grants: a grant
-is the log's permission to deliver a range of offsets (D2). delivery_queue.py sorts the messages into buffers, and
-prefetch.py bounds these. The gate is the member's check of whether a claim may deliver now (`Member.open_ms`, D8).
+This file decides when to ask the source for how many messages. It does not wait itself: it yields what to wait for
+(waits.py). In at-most-once mode it also asks for grants: a grant is the log's permission to deliver a range of offsets
+(D2). delivery_queue.py sorts the messages into buffers, and prefetch.py bounds these. The gate is the member's check of
+whether a claim may deliver now (`Member.open_ms`, D8).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,6 +15,7 @@ from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.prefetch import LOOK_PIECES_MAX
+from marshal_py.client.waits import Change, Poll, PollAhead, Steps
 from marshal_py.transport.ports import Chunk
 
 GRANT_SLICE_S: Final = 0.005  # how long to wait for a grant before checking again
@@ -31,55 +32,55 @@ class Intake:
     def __init__(self, context: Context, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
         self._context, self._driver, self._queue = context, driver, queue
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
-        self.ahead = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
+        self.ahead: int = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
 
-    def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES, most: int = sys.maxsize) -> Sequence[Chunk]:
+    def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> Steps[bool]:
         """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.
 
-        `wanted`: how many messages to take at most in at-least-once mode; PIECE_MESSAGES if that is more. `most`: an
-        upper bound in every mode; with 0 it waits without taking any. Returns what came.
+        `wanted`: how many messages to take at most in at-least-once mode; PIECE_MESSAGES if that is more. Returns True
+        if messages came.
         """
         queue, context = self._queue, self._context
-        if queue.at_most_once and self.asks_grants():
-            with context.outbox, context.lock:
-                context.changed.wait(min(timeout_s, GRANT_SLICE_S))
-            timeout_s = 0.0
+        if queue.at_most_once:
+            seen = context.changes
+            if self.asks_grants():
+                yield Change(min(timeout_s, GRANT_SLICE_S), seen)
+                timeout_s = 0.0
         # In at-most-once mode a larger piece allows a larger grant.
-        most = min(most, queue.options.prefetch_messages)
-        if not queue.at_most_once:
-            most = min(most, max(wanted, PIECE_MESSAGES))
-        if most <= 0:
-            with context.outbox, context.lock:
-                context.changed.wait(min(timeout_s, GRANT_SLICE_S))
-            return ()
-        chunks = queue.pull(timeout_s, most)
-        if not chunks:
-            return ()
-        with context.outbox, context.lock:
-            queue.add(chunks)
-            if queue.at_most_once:
-                self._driver.ask_grants(context.clock.now())
-        return chunks
+        most = queue.options.prefetch_messages
+        count = most if queue.at_most_once else min(most, max(wanted, PIECE_MESSAGES))
+        chunks: list[Chunk] = yield Poll(timeout_s, count)
+        if chunks:
+            self.add(chunks)
+        return bool(chunks)
 
-    def look(self) -> None:
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        """Sorts messages that have come into the buffers. In at-most-once mode it also asks for their grants."""
+        with self._context.outbox, self._context.lock:
+            self._queue.add(chunks)
+            if self._queue.at_most_once:
+                self._driver.ask_grants(self._context.clock.now())
+
+    def look(self) -> Steps[None]:
         """Reads the source's queue to its end, so that no partition waits behind thousands of messages of another."""
         queue, context = self._queue, self._context
         for _ in range(LOOK_PIECES_MAX):
-            chunks = queue.pull(0.0, queue.piece())
+            chunks: list[Chunk] = yield Poll(0.0, queue.piece())
             if not chunks:
                 return
             with context.lock:
                 queue.add(chunks)
 
-    def wait_for_gate(self, timeout_s: float) -> None:
+    def wait_for_gate(self, timeout_s: float) -> Steps[None]:
         """Waits up to `timeout_s` seconds for a change. Called when messages are buffered and the gate is shut.
 
         It is shut while the member is fenced, while the group is paused, and for claims that are being released.
         """
         with self._context.outbox, self._context.lock:
             self._queue.wait_for_gate()
-            self._context.changed.wait(timeout_s)
-        self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
+            seen = self._context.changes
+        yield Change(timeout_s, seen)
+        yield from self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
 
     def asks_grants(self) -> bool:
         """Asks for grants, in at-most-once mode. Returns True while fetched messages wait for a grant."""
@@ -87,7 +88,7 @@ class Intake:
             self._driver.ask_grants(self._context.clock.now())
             return any(claim.offer is not None for claim in self._driver.member.claims.values())
 
-    def look_ahead(self) -> None:
+    def look_ahead(self) -> Steps[None]:
         """Fetches the next messages and asks for their grants, so that they come while the user handles a batch (D2).
 
         It fetches only when at most half of `ahead` messages are buffered, since asking the source costs time.
@@ -95,9 +96,4 @@ class Intake:
         queue, context = self._queue, self._context
         with context.lock:
             room = self.ahead - queue.buffered()
-        chunks: list[Chunk] = []
-        if room >= self.ahead // 2:
-            chunks = queue.pull(0.0, room)
-        with context.outbox, context.lock:
-            queue.add(chunks)
-            self._driver.ask_grants(context.clock.now())
+        self.add((yield PollAhead(room)) if room >= self.ahead // 2 else ())

@@ -26,7 +26,7 @@ from marshal_py.protocol.snapshotter import Snapshotter
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 CHECK_AFTER_MS: Final = 5_000  # after a log was opened, since opening it is work enough
 TRUNCATE_EVERY_MS: Final = 300_000  # between two look-ups by time, per log, in the client that truncates it

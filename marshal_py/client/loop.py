@@ -35,7 +35,7 @@ from marshal_py.protocol.world import World
 from marshal_py.transport.clock import mono_ms
 from marshal_py.transport.ports import LogRecord
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 IDLE_POLL_S: Final = 0.25  # while there is no consumer and no log to follow
 REOPEN_S: Final = 60.0  # the longest that one attempt to read a truncated log's state again may take
@@ -56,9 +56,9 @@ class Loop:
         self.worlds: dict[int, World] = {}
         self._drivers: list[ConsumerDriver] = []
         self._workers: list[Worker] = []  # one per consumer
-        self.maintenance = LogMaintenance(context, self)
+        self.maintenance: LogMaintenance = LogMaintenance(context, self)
         self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # per log: each is opened once
-        self.folded = 0  # records
+        self.folded: int = 0  # records
         self._topic_id = ""
         self._metadata_due = 0.0
         self._closing = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,6 +17,7 @@ from marshal_py.client.context import Context
 from marshal_py.client.counters import in_flight
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.waits import Steps
 from marshal_py.errors import ConcurrentUse, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -35,7 +36,7 @@ class Call:
     __slots__ = ("verb",)
 
     def __init__(self, verb: str) -> None:
-        self.verb = verb
+        self.verb: str = verb
 
 
 class Membership:
@@ -47,8 +48,9 @@ class Membership:
         self._driver = driver
         self._member = driver.member
         self._ending = ending
-        self._user: int | None = None  # the thread that is inside a Call, or in the body of an iteration
-        self._inside: Call | None = None  # that thread's Call; None while it is in the body
+        self.identify: Callable[[], int] = threading.get_ident  # of the caller: its thread, or its asyncio task
+        self._user: int | None = None  # the caller that is inside a Call, or in the body of an iteration
+        self._inside: Call | None = None  # its Call; None while it is in the body
         self._entry = threading.RLock()  # guards the two: of threads that arrive together only one may pass
         self._iterating: Call | None = None
 
@@ -97,7 +99,8 @@ class Membership:
         first was interrupted (ctrl-C), it does what is left. Raises ReentrantCall.
         """
         self._context.check_call("Consumer", "stop", waits=True)
-        self._ending.stop(timeout_s)
+        self._context.complete(self._ending.stop(timeout_s))
+        self._ending.close()
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Stops delivery, waits until the handlers have acked what was delivered, and leaves the group.
@@ -106,7 +109,11 @@ class Membership:
         """
         self._context.check_call("Consumer", "drain", waits=True)
         self._begin_drain(timeout_s)
-        self._ending.finish_drain()
+        self._finish_drain()
+
+    def _finish_drain(self) -> None:
+        self._context.complete(self._ending.finish_drain())
+        self._ending.close()
 
     def _begin_drain(self, timeout_s: float | None) -> None:
         self._ending.drain(self._driver.options.handler_timeout_s if timeout_s is None else timeout_s)
@@ -126,7 +133,7 @@ class Membership:
         Raises ConcurrentUse, ReentrantCall.
         """
         self._context.check_call("Consumer", call.verb, waits=True)
-        me = threading.get_ident()
+        me = self.identify()
         with self._entry:
             if self._user is not None and self._user != me:
                 raise ConcurrentUse(call.verb)
@@ -135,6 +142,16 @@ class Membership:
             self._ending.raise_if_ended()
             self._user, self._inside = me, call
 
+    def _pass(self, verb: str) -> None:
+        """Checks that `_enter` allows the call, which does not stay inside. Raises what it raises."""
+        call = Call(verb)
+        try:
+            self._enter(call)
+        finally:  # as in Consumer.fetch
+            if self._inside is call:
+                self._inside = None
+                self._user = self._user if self._iterating else None
+
     # --- positions
 
     def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
@@ -142,13 +159,10 @@ class Membership:
 
         Raises ClusterUnreachable, ConcurrentUse, ReentrantCall, ConsumerClosed.
         """
-        call = Call("flush")
-        try:
-            self._enter(call)
-        finally:  # as in Consumer.fetch
-            if self._inside is call:
-                self._inside = None
-                self._user = self._user if self._iterating else None
+        self._pass("flush")
+        self._context.complete(self._flush(timeout_s))
+
+    def _flush(self, timeout_s: float) -> Steps[None]:
         context, member = self._context, self._member
         with context.outbox, context.lock:
             wanted = {
@@ -168,7 +182,8 @@ class Membership:
                 )
             )
 
-        context.wait_for(done, "the positions to be accepted", time.monotonic() + timeout_s, self._driver.log)
+        deadline = time.monotonic() + timeout_s
+        yield from context.until(done, "the positions to be accepted", deadline, self._driver.log)
         self._ending.raise_if_ended()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
@@ -214,12 +229,7 @@ class Membership:
                 self._member.grants_dropped,
                 self._member.late_acks,
                 self._context.waiting_for() or self._driver.waiting_for(),
-                *self._pending(),
             )
-
-    def _pending(self) -> tuple[int, int]:
-        """Returns how many messages and bytes a running `consume` has asked for and not delivered."""
-        return 0, 0
 
     def _lag(self, claims: Collection[ClaimInfo]) -> int:
         """Returns how many messages the claims are behind the ends of their partitions; -1 if that is not known.
@@ -236,15 +246,21 @@ class Membership:
 
         Raises ClusterUnreachable, ReentrantCall.
         """
+        end = self._log_end(timeout_s)
+        self._context.complete(self._read_to(end, timeout_s))
+        return self.cached_info()
+
+    def _log_end(self, timeout_s: float) -> int:
         self._context.check_call("Consumer", "info", waits=True)
-        end = self._context.coordination.bounds(self._driver.log, timeout_s).end
-        self._context.wait_for(
+        return self._context.coordination.bounds(self._driver.log, timeout_s).end
+
+    def _read_to(self, end: int, timeout_s: float) -> Steps[None]:
+        return self._context.until(
             lambda: self._member.world.next_offset >= end,
             "the end of the coordination log",
             time.monotonic() + timeout_s,
             self._driver.log,
         )
-        return self.cached_info()
 
     def events(self) -> Iterator[Advisory]:
         """Yields the advisories that came since the last call: claimed, revoking, lost, fenced, evicted, ...

@@ -92,6 +92,9 @@ def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
 class MicroBatches:
     """Holds the batches of one member, in either delivery mode. Every method is called with the Marshal's lock held."""
 
+    member: Member
+    ranges: Ranges
+
     def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
         """Begins with the batches that `before` has delivered, or without batches.
 
@@ -102,7 +105,7 @@ class MicroBatches:
             before = None
         self.member, self.ranges = member, ranges
         self.incarnation: bytes = incarnation
-        self.at_most_once = member.options.mode == AT_MOST_ONCE
+        self.at_most_once: bool = member.options.mode == AT_MOST_ONCE
         self.delivered: dict[str, DeliveredBatch] = (
             before.delivered if before is not None else {}
         )  # by end, until committed

@@ -67,7 +67,7 @@ class Observer:
         self._next: dict[int, int] = {}  # where the next read of a log continues
         self._passed: dict[int, int] = {}  # up to where the connection has read a log that it follows
         try:
-            self.root = self._find_root()
+            self.root: Genesis | None = self._find_root()
             if self.root is not None and self.root.partitions > count:
                 raise TopicRecreated(0, f"{self.root.partitions} partitions", str(count))
         except BaseException:

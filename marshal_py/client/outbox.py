@@ -129,6 +129,14 @@ class Changes(threading.Condition):
     def __init__(self, lock: threading.RLock, outbox: Outbox) -> None:
         super().__init__(lock)
         self._outbox = outbox
+        self.count = 0  # changes so far
+        self.listeners: tuple[Callable[[], object], ...] = ()  # called at each change, with the lock held
+
+    def notify(self, n: int = 1) -> None:
+        self.count += 1
+        super().notify(n)
+        for listener in self.listeners:
+            listener()
 
     def __enter__(self) -> NoReturn:
         raise AssertionError("enter the outbox and the lock: with context.outbox, context.lock")

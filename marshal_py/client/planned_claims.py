@@ -72,8 +72,8 @@ class PlannedClaims:
         if options.hand_over_timeout_s is None:  # a range is long work, and its reader elsewhere cannot be stopped
             whole_ms = member.options.handler_timeout_ms
             member.options = structs.replace(member.options, hand_over_timeout_ms=whole_ms)
-        self.source = UnfetchedSource(source)
-        self.queue = Ranges(member, incarnation)
+        self.source: UnfetchedSource = UnfetchedSource(source)
+        self.queue: Ranges = Ranges(member, incarnation)
         self._called_ms: int | None = None  # None until the group has this member: a join may take long
 
     def adopt(self, fetched: FetchedClaims) -> None:

@@ -31,7 +31,7 @@ from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 # Heartbeat intervals: two until a dead owner's lease has ended; the rest for claims and a slow broker.
 SETTLE_INTERVALS: Final = 4.0
@@ -48,8 +48,8 @@ class ClaimedBatch:
 
     def __init__(self, planner: Planner, taken: Sequence[Taken]) -> None:
         self._planner = planner
-        self.taken = tuple(taken)
-        self.open = True
+        self.taken: tuple[Taken, ...] = tuple(taken)
+        self.open: bool = True
 
     @property
     def ranges(self) -> tuple[ClaimedRange, ...]:

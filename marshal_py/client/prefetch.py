@@ -53,8 +53,8 @@ class Prefetch:
     __slots__ = ("_looked_ms", "_mean_bytes", "_piece_messages", "bytes_max", "wanted")
 
     def __init__(self, bytes_max: int, piece_messages: int) -> None:
-        self.bytes_max = bytes_max
-        self.wanted = 0  # messages of the batch that the user asks for: they must fit
+        self.bytes_max: int = bytes_max
+        self.wanted: int = 0  # messages of the batch that the user asks for: they must fit
         self._piece_messages = piece_messages
         self._mean_bytes = 1  # of a message, as of the last look at the buffers
         self._looked_ms = 0

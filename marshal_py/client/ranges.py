@@ -76,8 +76,8 @@ class PlannedClaim:
     __slots__ = ("claim", "next_offset", "requested", "taken")
 
     def __init__(self, claim: Claim, next_offset: int) -> None:
-        self.claim = claim
-        self.next_offset = next_offset  # where planning continues
+        self.claim: Claim = claim
+        self.next_offset: int = next_offset  # where planning continues
         self.taken: Taken | None = None
         self.requested: tuple[int, int] | None = None  # in at-most-once mode: the range to ask a grant for
 
@@ -85,13 +85,16 @@ class PlannedClaim:
 class Ranges:
     """Holds the claims of one consumer that plans ranges, and their ranges in flight."""
 
+    member: Member
+    incarnation: bytes
+
     def __init__(self, member: Member, incarnation: bytes) -> None:
         self.member, self.incarnation = member, incarnation
         self.claims: dict[TopicPartition, PlannedClaim] = {}
         self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, oldest first, ended ones too
         self.prefetching: set[TopicPartition] = set()
         self.user_paused: set[TopicPartition] = set()
-        self.at_most_once = False  # known from the first claim on: a group has one mode
+        self.at_most_once: bool = False  # known from the first claim on: a group has one mode
 
     # --- called by the driver, as on a DeliveryQueue
 

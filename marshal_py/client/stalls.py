@@ -16,8 +16,8 @@ class Stalls:
     """Counts the stalls of one thread; any thread may read the counts. Times are of this machine's monotonic clock."""
 
     def __init__(self) -> None:
-        self.total_ms = 0
-        self.longest_ms = 0
+        self.total_ms: int = 0
+        self.longest_ms: int = 0
         self._due_ms: int | None = None  # until when it waits; None while it runs
         self._last_ms = 0
         self._ended_ms = -RECENT_MS

@@ -63,7 +63,7 @@ class TimelineRows:
             if name not in TABLES:
                 raise InvalidOption("tables", name, f"one of {', '.join(TABLES)}")
         self.world = world
-        self.open = open_state_of(world) if known is None else known
+        self.open: OpenState = open_state_of(world) if known is None else known
         self._wanted = frozenset(wanted)
         self._wants_records = "records" in self._wanted  # kept because it is needed for every record
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name in self._wanted}

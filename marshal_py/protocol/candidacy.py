@@ -26,17 +26,17 @@ class Candidacy:
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
-        self.revision = 0  # grows with each refresh that computed something
+        self.revision: int = 0  # grows with each refresh that computed something
         self.waited_out: frozenset[int] = frozenset()  # as of the last refresh
         self.order: list[int] = []
         self.place: dict[int, int] = {}  # session -> its index in the order
         self.target: Target = {}
-        self.policy = ""
+        self.policy: str = ""
         self.mine: list[TopicPartition] = []  # what the target gives to this member
         self.taking: list[TopicPartition] = []  # of these, the ones that live sessions own
-        self.giving = False  # whether the target gives a partition of this member to another one
+        self.giving: bool = False  # whether the target gives a partition of this member to another one
         self.stopping: set[int] = set()  # live sessions that are about to leave (A6)
-        self.outdated = False  # whether the world has changed since order and target were computed
+        self.outdated: bool = False  # whether the world has changed since order and target were computed
         self._refreshed: tuple[int, frozenset[int], int] = (-1, frozenset(), NONE)
         self._refreshed_ms = 0  # when order and target were computed, on the wait clock
         self._before: list[int] = []  # sessions before this one in the order, sorted by id

@@ -48,25 +48,27 @@ class Claim:
     def __init__(
         self, tp: TopicPartition, epoch: int, generation: int, tracker: AtLeastOnce | AtMostOnce, topic_id: str = ""
     ) -> None:
-        self.tp = tp
-        self.topic_id = topic_id  # in the log; it cannot change while a partition of the topic is claimed (F9.10)
-        self.epoch = epoch
-        self.generation = generation
-        self.tracker = tracker
-        self.phase = ClaimPhase.OPEN
-        self.sealed = False  # RELEASING or GONE: acks come too late
-        self.reason = ""
-        self.successor = NONE
+        self.tp: TopicPartition = tp
+        self.topic_id: str = topic_id  # in the log; it cannot change while a partition of the topic is claimed (F9.10)
+        self.epoch: int = epoch
+        self.generation: int = generation
+        self.tracker: AtLeastOnce | AtMostOnce = tracker
+        self.phase: ClaimPhase = ClaimPhase.OPEN
+        self.sealed: bool = False  # RELEASING or GONE: acks come too late
+        self.reason: str = ""
+        self.successor: int = NONE
         self.drain_until_ms: int | None = None  # monotonic; None: until the handlers are done
         self.release_sent_ms: int | None = None
-        self.released_position = NONE
-        self.released = False  # its Release was accepted, so the log has the position and the progress of the Release
-        self.sealed_ms = 0  # monotonic, once sealed
-        self.parking = ""  # why its Release parks the partition (F6.4)
-        self.revoking_reported = False  # whether the user knows that it will be released
-        self.one_by_one = False  # its messages are handed over singly for a while (poison_guard.py)
+        self.released_position: int = NONE
+        self.released: bool = (
+            False  # its Release was accepted, so the log has the position and the progress of the Release
+        )
+        self.sealed_ms: int = 0  # monotonic, once sealed
+        self.parking: str = ""  # why its Release parks the partition (F6.4)
+        self.revoking_reported: bool = False  # whether the user knows that it will be released
+        self.one_by_one: bool = False  # its messages are handed over singly for a while (poison_guard.py)
         self.offer: tuple[int, int] | None = None  # fetched and not yet granted, in at-most-once mode: [start, to)
-        self.end_offset = NONE  # end of the partition as last seen, for lag
+        self.end_offset: int = NONE  # end of the partition as last seen, for lag
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
         """Ends delivery; handlers may finish until `drain_until_ms`, or as long as they need if it is None.

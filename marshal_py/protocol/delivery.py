@@ -339,12 +339,15 @@ class AtMostOnce:
 
     __slots__ = ("asked", "delivered_to", "dropped", "grants", "handed_to", "in_flight", "in_flight_since_ms")
 
+    delivered_to: int
+    handed_to: int
+
     def __init__(self, position: int) -> None:
         self.grants: deque[Grant] = deque()
         self.asked: tuple[int, int, int] | None = None  # the (from, start, to) of the range asked for, until it is read
         self.delivered_to = self.handed_to = position
-        self.dropped = 0
-        self.in_flight = 0  # messages that the handler has
+        self.dropped: int = 0
+        self.in_flight: int = 0  # messages that the handler has
         self.in_flight_since_ms: int | None = None
 
     def granted(self, start: int, to: int) -> None:

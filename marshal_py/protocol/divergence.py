@@ -39,7 +39,7 @@ class DivergenceCheck:
     def __init__(self, member: MemberState) -> None:
         self.member = member
         self.accusations: dict[int, Accusation] = {}  # session -> its newest accusation
-        self.confirmed = False  # folding again gave the same state
+        self.confirmed: bool = False  # folding again gave the same state
         self._since_ms = 0
         self._first: Checkpoint | None = None  # the digest of the first accusation
         self._agrees: dict[str, bool] = {}  # client id -> whether its last digest agreed, since the first accusation

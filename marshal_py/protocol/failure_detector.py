@@ -16,7 +16,7 @@ class FailureDetector:
     """Counts the waits of one client in one group. Of each wait it keeps the clock's value when the wait began."""
 
     def __init__(self, interval_ms: int) -> None:
-        self.clock = WaitClock(interval_ms)
+        self.clock: WaitClock = WaitClock(interval_ms)
         self._sessions: dict[int, tuple[int, int]] = {}  # session -> (its `extended`, when the wait began)
         # (pause_change, when the wait began, ms that another client waited before)
         self._pause: tuple[int, int, int] = (NONE, 0, 0)

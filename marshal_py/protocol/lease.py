@@ -19,7 +19,7 @@ class Lease:
     __slots__ = ("interval_ms", "started")
 
     def __init__(self, interval_ms: int) -> None:
-        self.interval_ms = interval_ms
+        self.interval_ms: int = interval_ms
         self.started: Instant | None = None
 
     def renew(self, sent: Instant) -> None:
@@ -67,9 +67,9 @@ class WaitClock:
     __slots__ = ("counted_ms", "floor_ms", "last_mono_ms", "step_ms_max")
 
     def __init__(self, interval_ms: int) -> None:
-        self.step_ms_max = interval_ms // STEPS_PER_INTERVAL
-        self.counted_ms = 0
-        self.floor_ms = 0
+        self.step_ms_max: int = interval_ms // STEPS_PER_INTERVAL
+        self.counted_ms: int = 0
+        self.floor_ms: int = 0
         self.last_mono_ms: int | None = None
 
     def advance(self, now: Instant, proven: bool) -> None:

@@ -47,9 +47,9 @@ class Liveness:
     def __init__(self, interval_ms: int, draw: Callable[[int], bytes]) -> None:
         """Begins without a session. `draw(n)` returns n random bytes; the core makes none itself."""
         self.interval_ms = interval_ms
-        self.lease = Lease(interval_ms)
+        self.lease: Lease = Lease(interval_ms)
         self.instances: dict[bytes, Instant] = {}  # the newest Joins of this client, by instance id
-        self.newest_instance = b""
+        self.newest_instance: bytes = b""
         self.last_accepted: Instant | None = None  # send time of the newest own sign of life that was accepted (T9)
         self.last_proof: Instant | None = None  # send time of the newest own record that was read back (T2)
         self.last_sent: Instant | None = None

@@ -55,16 +55,32 @@ HEARTBEAT_BYTES = 800_000  # T11: of all entries together; codec.VALUE_BYTES_MAX
 class Member(MemberState):
     """Is one client in one group, as a state machine without clock and without I/O."""
 
+    candidacy: Candidacy
+    divergence: DivergenceCheck
+    rebalancer: Rebalancer
+    releases: Releases
+    quiescence: Quiescence
+    record_handler: RecordHandler
+    urgent: bool
+    session: int
+    out: Ready
+    detector: FailureDetector
+    leaving: str
+    join_unread: bytes
+    fenced: bool
+    orphaned_sessions: dict[int, int]
+    leave_sent_ms: int | None
+
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
         """Begins without a session. `world` is the group's log, folded to its end (L7).
 
         `draw(n)` returns n random bytes.
         """
         super().__init__(world, group, options, draw)
-        self.deadline_ms = 0  # monotonic: when to call `tick` at the latest
+        self.deadline_ms: int = 0  # monotonic: when to call `tick` at the latest
         self.stalled_ms = 0  # how long the driver's thread did not run lately, as far as it knows
-        self.topics = Topics(self)
-        self.refusals = Refusals(self)
+        self.topics: Topics = Topics(self)
+        self.refusals: Refusals = Refusals(self)
         self._compose()
         self._fence_reported = False  # whether the user knows of a fence that has not ended
         self._step_down_sent_ms: int | None = None

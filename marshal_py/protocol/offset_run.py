@@ -25,9 +25,9 @@ class OffsetRun:
     __slots__ = ("delivered", "finished", "low", "marks", "offsets", "touched")
 
     def __init__(self, offsets: Sequence[int]) -> None:
-        self.offsets = offsets
-        self.delivered = 0
-        self.low = 0
+        self.offsets: Sequence[int] = offsets
+        self.delivered: int = 0
+        self.low: int = 0
         self.finished: set[int] = set()
         self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, at most one per MARK_MS
         self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last reported to be at work

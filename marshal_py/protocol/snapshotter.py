@@ -44,9 +44,9 @@ class Snapshotter:
     def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
         self.world = world
         self.every_records = every_records
-        self.instance = draw(INSTANCE_BYTES)  # a cloned machine shares it, and so cannot vouch for itself
-        self.store = SnapshotStore()
-        self.orphans = Orphans(world)
+        self.instance: bytes = draw(INSTANCE_BYTES)  # a cloned machine shares it, and so cannot vouch for itself
+        self.store: SnapshotStore = SnapshotStore()
+        self.orphans: Orphans = Orphans(world)
         self.reported: dict[int, int] = {}  # session -> the newest checkpoint whose digest its heartbeats have named
         self._digests: dict[int, tuple[int, int]] = {}  # checkpoint -> digests of state and chain, as folded here
         self._parts = {name: snapshot.part_of(group) for name, group in world.groups.items()}

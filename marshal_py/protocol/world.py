@@ -170,26 +170,26 @@ class Group:
     )
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.name_hash = hash64(name.encode())
+        self.name: str = name
+        self.name_hash: int = hash64(name.encode())
         self.config: GroupConfig | None = None
-        self.config_body = b""  # its bytes as they are in the log
-        self.config_hash = 0
-        self.config_offset = NONE
-        self.deleted_at = NONE  # offset of the last deletion (F9.5)
-        self.mode = 0
-        self.pause_change = NONE
-        self.pause_duration_ms = 0
-        self.opaque_at = NONE
+        self.config_body: bytes = b""  # its bytes as they are in the log
+        self.config_hash: int = 0
+        self.config_offset: int = NONE
+        self.deleted_at: int = NONE  # offset of the last deletion (F9.5)
+        self.mode: int = 0
+        self.pause_change: int = NONE
+        self.pause_duration_ms: int = 0
+        self.opaque_at: int = NONE
         self.topics: dict[str, Topic] = {}
         self.sessions: dict[int, Session] = {}
         self.partitions: dict[TopicPartition, Partition] = {}
         self.claims: dict[int, Partition] = {}  # by epoch, live ones only (W1)
-        self.shape = 0  # grows with every change except of positions, counts and extensions: policies cache on it
+        self.shape: int = 0  # grows with every change except of positions, counts and extensions: policies cache on it
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)  # the changes of the shape, oldest first
         self.dirty: set[Topic | Session | Partition | Group] = {self}  # entries changed since the last digest
-        self.digest_sum = 0
-        self.part = 0
+        self.digest_sum: int = 0
+        self.part: int = 0
 
     @property
     def paused(self) -> bool:
@@ -330,22 +330,22 @@ class World:
         `root`: the Genesis of log 0, needed if `log` > 0 (L4). `expected`: the incarnation that the reader already
         knows, None if it knows none (L6).
         """
-        self.log = log
-        self.root = root
-        self.expected = expected
+        self.log: int = log
+        self.root: Genesis | None = root
+        self.expected: bytes | None = expected
         self.genesis: Genesis | None = None
-        self.crc_seed = -1
+        self.crc_seed: int = -1
         self.groups: dict[str, Group] = {}
-        self.began_at = 0  # the checkpoint of the snapshot that this world was loaded from (N9), else 0
-        self.next_offset = 0
-        self.chain = 0
-        self.chain_at = 0
+        self.began_at: int = 0  # the checkpoint of the snapshot that this world was loaded from (N9), else 0
+        self.next_offset: int = 0
+        self.chain: int = 0
+        self.chain_at: int = 0
         self.pending: list[bytes | None] = []  # values since the last checkpoint
         self.counters: dict[str, int] = {}
         self.watched: set[str] = set()  # groups whose digest is computed at every checkpoint
         self.checkpoints: dict[str, Checkpoint] = {}  # the newest of each watched group (G4)
         # chain digests of the newest checkpoints, by number modulo the length
-        self.chains = array("Q", bytes(8 * CHECKPOINTS_KEPT))
+        self.chains: array[int] = array("Q", bytes(8 * CHECKPOINTS_KEPT))
         self.states: dict[str, array[int]] = {}  # the same for the state digest of each watched group; 0: none
 
     def writes_version(self, group: str, own: int = RECORD_VERSION) -> int:

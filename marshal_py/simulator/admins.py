@@ -39,6 +39,7 @@ class CrashPoint(NamedTuple):
 class AdminProcess(Process):
     """Simulates a process that carries out one operation of the admin tool."""
 
+    dead: bool
     environment: AdminEnvironment
 
     def __init__(
@@ -53,8 +54,8 @@ class AdminProcess(Process):
         crash_point: CrashPoint,
     ) -> None:
         super().__init__(environment, number, name, group, clock)
-        self.author = Author(name, name)
-        self.pause_history = PauseHistory(group)
+        self.author: Author = Author(name, name)
+        self.pause_history: PauseHistory = PauseHistory(group)
         self.operation: Operation | None = None
         self._make_operation = operation
         self._moves = moves

@@ -90,6 +90,19 @@ class Delivery:
         "topic",
     )
 
+    ack_ms: float
+    begin_ms: float
+    client: Client
+    end_ms: float
+    epoch: int
+    gate_ms: float
+    group: str
+    instance: bytes | str
+    offset: int
+    partition: int
+    read_to: int
+    topic: str
+
     def __init__(
         self,
         group: str,
@@ -108,8 +121,8 @@ class Delivery:
         self.group, self.client, self.instance, self.epoch = group, client, instance, epoch
         self.topic, self.partition, self.offset, self.read_to = topic, partition, offset, read_to
         self.gate_ms, self.begin_ms, self.end_ms, self.ack_ms = gate_ms, begin_ms, end_ms, end_ms
-        self.token = token
-        self.inherited = False
+        self.token: str = token
+        self.inherited: bool = False
 
     @property
     def key(self) -> Key:

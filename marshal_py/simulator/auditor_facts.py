@@ -34,6 +34,16 @@ class ClaimSpan:
         "session",
     )
 
+    client_id: str
+    epoch: int
+    generation: int
+    key: Key
+    mode: int
+    ms: float
+    position: int
+    sent_ms: float
+    session: int
+
     def __init__(
         self,
         key: Key,
@@ -49,13 +59,17 @@ class ClaimSpan:
         self.key, self.epoch, self.session, self.client_id = key, epoch, session, client_id
         self.ms, self.sent_ms = ms, sent_ms  # when it was read, and when it was first sent
         self.position, self.generation, self.mode = position, generation, mode
-        self.end = FOREVER
-        self.ended_by = ""
+        self.end: int = FOREVER
+        self.ended_by: str = ""
         self.released_by: tuple[Client, float] = (NOBODY, -1)  # the first sender of the record that ended it, and when
         self.released: dict[Client, float] = {}  # by sender of a Release of it, accepted or not: when first
         self.finished: list[tuple[int, int]] = []  # at-least-once: what was reported to its owner as finished (D1)
-        self.in_order = True  # the heartbeats of its one owner came in the order in which they were sent, each once
-        self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
+        self.in_order: bool = (
+            True  # the heartbeats of its one owner came in the order in which they were sent, each once
+        )
+        self.handed_over: bool = (
+            False  # by a Release for the sake of another live member, after its handlers had finished
+        )
         self.given_back: int | None = None  # at-most-once: its Release lowered the position to this
 
 
@@ -66,6 +80,10 @@ class Extension(NamedTuple):
 
 class SessionFacts:
     """Holds the facts of one session."""
+
+    instance: bytes
+    client_id: str
+    interval_ms: int
 
     def __init__(self, instance: bytes, client_id: str, interval_ms: int) -> None:
         self.instance, self.client_id, self.interval_ms = instance, client_id, interval_ms

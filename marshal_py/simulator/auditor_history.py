@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from marshal_py.simulator.auditor_checkpoints import Checkpoints
-from marshal_py.simulator.auditor_evidence import SIMULATED, Client, Evidence, Key, Slack, Violation
+from marshal_py.simulator.auditor_evidence import SIMULATED, Client, Delivery, Evidence, Key, Slack, Violation
 from marshal_py.simulator.auditor_facts import (
     FOREVER,
     NOBODY,
@@ -68,12 +68,17 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
 class History:
     """Holds the facts of one log, which it folds once by the oracle."""
 
+    evidence: Evidence
+    slack: Slack
+
     def __init__(self, evidence: Evidence, slack: Slack = SIMULATED) -> None:
         self.evidence, self.slack = evidence, slack
         # In the order in which they began, without those that a clone inherited.
-        self.deliveries = sorted((d for d in evidence.deliveries if not d.inherited), key=lambda d: d.begin_ms)
+        self.deliveries: list[Delivery] = sorted(
+            (d for d in evidence.deliveries if not d.inherited), key=lambda d: d.begin_ms
+        )
         oracle = oracle_of(evidence)
-        self.oracle = oracle or Oracle(evidence.number, evidence.root or None)
+        self.oracle: Oracle = oracle or Oracle(evidence.number, evidence.root or None)
         self.stopped: OracleStop | None = None  # where no reader may continue (S14)
         self.claims: dict[tuple[str, int], ClaimSpan] = {}
         self.by_key: dict[Key, list[ClaimSpan]] = {}
@@ -92,7 +97,13 @@ class History:
         self.divergent: list[tuple[int, str, int, Client]] = []  # offset, group, session, sender of a foreign digest
         self.verdicts: dict[str, int] = {}
         self.final_positions: dict[Key, FinalPosition] = {}
-        self.counted = {"S3": 0, "S4": 0, "S5": 0, "X12": 0, "V6": 0}  # cases that are counted and are no violations
+        self.counted: dict[str, int] = {
+            "S3": 0,
+            "S4": 0,
+            "S5": 0,
+            "X12": 0,
+            "V6": 0,
+        }  # cases that are counted and are no violations
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, ClaimSpan]] = {}
         self._models: dict[str, GroupModel] = {}
@@ -103,7 +114,9 @@ class History:
             self._report("S14", evidence.first, "no sound and confirmed snapshot replaces what was deleted before")
         elif evidence.first:
             self._begin()
-        self.checkpoints = Checkpoints(self.oracle.next_offset, self.oracle.chain_digest()[1], self._states())
+        self.checkpoints: Checkpoints = Checkpoints(
+            self.oracle.next_offset, self.oracle.chain_digest()[1], self._states()
+        )
         if oracle is not None:
             self._fold()
         if not self.final_positions:

@@ -36,8 +36,11 @@ Finding = tuple[str, str]  # the invariant that is broken, and how
 class GroupModel:
     """Models one group by following the log record by record."""
 
+    pause_change: int
+    pause_ms: int
+
     def __init__(self) -> None:
-        self.mode = 0
+        self.mode: int = 0
         self.pause_change, self.pause_ms = NONE, 0
         self.extended: dict[int, int] = {}  # live session -> its newest extension
         self.held: dict[Place, tuple[int, int]] = {}  # place -> session, epoch

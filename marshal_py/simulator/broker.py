@@ -22,10 +22,13 @@ MILLION = 1_000_000
 class CoordinationLog:
     """Holds one coordination log, which is one partition of the coordination topic."""
 
+    began: int
+    inherited: int
+
     def __init__(self) -> None:
         self.values: MutableSequence[bytes | None] = []  # the values that readers get now
         self.recorded: MutableSequence[bytes | None] = []  # the values as they came
-        self.first = 0  # offsets below were deleted
+        self.first: int = 0  # offsets below were deleted
         self.began, self.inherited = 0, 0  # offsets from the one on and below the other came from a dump
         self.appended_ms: MutableSequence[int] = []  # when each value came, in true time
         self.stamps_ms: MutableSequence[int] = []  # what the leader of that time wrote beside it: no shipped code
@@ -65,9 +68,9 @@ class Broker:
     """
 
     def __init__(self, logs: int) -> None:
-        self.logs = [CoordinationLog() for _ in range(logs)]
-        self.topic_id = 0  # the id of the coordination topic
-        self.clocks = [LeaderClock() for _ in range(LEADERS)]
+        self.logs: list[CoordinationLog] = [CoordinationLog() for _ in range(logs)]
+        self.topic_id: int = 0  # the id of the coordination topic
+        self.clocks: list[LeaderClock] = [LeaderClock() for _ in range(LEADERS)]
         self.leader = 0
         self.topics: dict[Place, list[int]] = {}  # offsets that exist, ascending: gaps stay gaps
         self.ends: dict[Place, int] = {}

@@ -51,6 +51,7 @@ class ClientEnvironment(Environment, Protocol):
 class Client(Process):
     """Simulates a consumer process, with one Member in one group."""
 
+    dead: bool
     environment: ClientEnvironment
 
     def __init__(
@@ -65,13 +66,13 @@ class Client(Process):
         super().__init__(environment, number, options.client_id, group, clock)
         self.options = options
         # In at-most-once mode a call for more means that the last one is finished (AtMostOnce.returned): one at a time.
-        self.concurrency = concurrency if options.mode == AT_LEAST_ONCE else 1
+        self.concurrency: int = concurrency if options.mode == AT_LEAST_ONCE else 1
         self.member: Member | None = None
         self.feeds: dict[int, Feed] = {}
-        self.data = DataClient(environment, self, self)
+        self.data: DataClient = DataClient(environment, self, self)
         self.counts: dict[str, int] = dict(environment.broker.counts)
         self.maintenance: SnapshotMaintenance | None = None  # in a run that has snapshots
-        self.detached = False  # while the log's history is read again (N11)
+        self.detached: bool = False  # while the log's history is read again (N11)
         self.clone_of = NONE
         self._ended_at = NONE  # the record at which its member ended
         self._calls = 0

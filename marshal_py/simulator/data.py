@@ -23,9 +23,12 @@ class Fetch:
 
     __slots__ = ("position", "refused", "tp")
 
+    position: int
+    tp: TopicPartition
+
     def __init__(self, tp: TopicPartition, position: int) -> None:
         self.tp, self.position = tp, position
-        self.refused = False  # it was refused, and this was reported
+        self.refused: bool = False  # it was refused, and this was reported
 
 
 class FetchReceiver(Protocol):
@@ -40,9 +43,13 @@ class FetchReceiver(Protocol):
 class DataClient:
     """Makes the fetches of one consumer process. They make no progress while the process is stopped."""
 
+    environment: Environment
+    process: Process
+    receiver: FetchReceiver
+
     def __init__(self, environment: Environment, process: Process, receiver: FetchReceiver) -> None:
         self.environment, self.process, self.receiver = environment, process, receiver
-        self.assignments = Assignments()
+        self.assignments: Assignments = Assignments()
         self._fetches: dict[TopicPartition, Fetch] = {}
 
     def copy(self, clone: Process, receiver: FetchReceiver, memo: dict[int, Any]) -> DataClient:

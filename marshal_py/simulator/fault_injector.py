@@ -6,6 +6,7 @@ notices faults only through clocks, bytes and silence.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Final
 
@@ -47,13 +48,13 @@ class FaultInjector:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.rng = cluster.rng
-        self.interval_ms = cluster.scenario.interval_ms
-        self.kinds = [kind for kind in STRIKE_KINDS if kind in cluster.scenario.kinds]
+        self.rng: random.Random = cluster.rng
+        self.interval_ms: int = cluster.scenario.interval_ms
+        self.kinds: list[str] = [kind for kind in STRIKE_KINDS if kind in cluster.scenario.kinds]
         self.strikes: dict[str, int] = {}
-        self.names = 0
+        self.names: int = 0
         self._struck = 0  # the number of faults, including skipped ones
-        self.healed = False
+        self.healed: bool = False
         self._actions: dict[str, Callable[[], object]] = {
             "stop": lambda: self._freeze(False),
             "suspend": lambda: self._freeze(True),

@@ -102,23 +102,23 @@ class NetworkFaults:
 
     def __init__(self, rng: Random, kinds: frozenset[str], interval_ms: int) -> None:
         self._rng = rng
-        self.late_ms_max = min(LATE_MS_MAX, 12 * interval_ms)
-        self.stop_ms_max = min(STOP_MS_MAX, 8 * interval_ms)
-        self.delay = self._chance(rng, kinds, "delay", 0.3)
-        self.reorder = self._chance(rng, kinds, "reorder", 0.3)
-        self.duplicate = self._chance(rng, kinds, "duplicate", 0.3)
-        self.drop = self._chance(rng, kinds, "drop", 0.2)
-        self.retry = self._chance(rng, kinds, "retry", 0.2)
-        self.partial = 0.5 if "partial_read" in kinds else 0.0
-        self.stop_step = self._chance(rng, kinds, "step_stop", 0.02)
-        self.stop_gate = self._chance(rng, kinds, "gate_stop", 0.05)
-        self.late_refusal = self._chance(rng, kinds, "late_refusal", 0.2)
-        self.refusal_ms_max = 4 * interval_ms
+        self.late_ms_max: int = min(LATE_MS_MAX, 12 * interval_ms)
+        self.stop_ms_max: int = min(STOP_MS_MAX, 8 * interval_ms)
+        self.delay: float = self._chance(rng, kinds, "delay", 0.3)
+        self.reorder: float = self._chance(rng, kinds, "reorder", 0.3)
+        self.duplicate: float = self._chance(rng, kinds, "duplicate", 0.3)
+        self.drop: float = self._chance(rng, kinds, "drop", 0.2)
+        self.retry: float = self._chance(rng, kinds, "retry", 0.2)
+        self.partial: float = 0.5 if "partial_read" in kinds else 0.0
+        self.stop_step: float = self._chance(rng, kinds, "step_stop", 0.02)
+        self.stop_gate: float = self._chance(rng, kinds, "gate_stop", 0.05)
+        self.late_refusal: float = self._chance(rng, kinds, "late_refusal", 0.2)
+        self.refusal_ms_max: int = 4 * interval_ms
         self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
-        self.stormy = bool(self.delay or self.reorder or self.duplicate or self.drop or self.retry)
-        self.faults = 0
+        self.stormy: bool = bool(self.delay or self.reorder or self.duplicate or self.drop or self.retry)
+        self.faults: int = 0
         self.in_flight: list[Callable[[], None]] = []  # each lands a record that is still on its way
-        self.survival = 0.5  # share of records that survive a broker outage; drawn for each
+        self.survival: float = 0.5  # share of records that survive a broker outage; drawn for each
 
     @staticmethod
     def _chance(rng: Random, kinds: frozenset[str], kind: str, most: float) -> float:

@@ -90,8 +90,8 @@ class Oracle:
 
     def __init__(self, log: int = 0, root: bytes | None = None, expect_incarnation: bytes | None = None) -> None:
         self.log = log
-        self.next_offset = 0
-        self.began_at = 0
+        self.next_offset: int = 0
+        self.began_at: int = 0
         self.incarnation: bytes | None = None
         self.partitions: int | None = None
         self.groups: dict[str, Group] = {}

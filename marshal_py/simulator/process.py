@@ -52,6 +52,10 @@ class InFlightRecord:
 
     __slots__ = ("landed", "log", "value")
 
+    landed: bool
+    log: int
+    value: bytes
+
     def __init__(self, log: int, value: bytes) -> None:
         self.log, self.value, self.landed = log, value, False
 
@@ -65,11 +69,11 @@ class Process:
         self.name = name
         self.group = group
         self.clock = clock
-        self.topic_id = -1  # the id of the topic whose root it has read
-        self.log = 0  # number of the log that it reads: 0 until the root says which (L2, L3)
-        self.world = World()
+        self.topic_id: int = -1  # the id of the topic whose root it has read
+        self.log: int = 0  # number of the log that it reads: 0 until the root says which (L2, L3)
+        self.world: World = World()
         self.dead = False
-        self.frozen = False
+        self.frozen: bool = False
         self.lagging = False  # its reader is cut off from the broker, its producer is not
         self.forked = False  # it has read what an unclean election undid; its next fetch says so (KIP-320)
         self.uplink_ms = 0  # by how much later this process's records arrive

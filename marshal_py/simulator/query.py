@@ -90,8 +90,8 @@ class Query(Client):
         """
         super().__init__(environment, number, group, options, clock, 1)
         self.checkpoint = checkpoint
-        self.killed = False  # Spark is gone too
-        self.overdue = False
+        self.killed: bool = False  # Spark is gone too
+        self.overdue: bool = False
         self.before = before
         self._ranges: Ranges | None = None
         self._batches: MicroBatches | None = None

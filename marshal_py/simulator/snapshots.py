@@ -49,6 +49,9 @@ def fold_again(process: Process, at: int, group: str = "") -> World | None:
 class SnapshotMaintenance:
     """Does what one process does to maintain the snapshots of its log."""
 
+    process: Process
+    advise: Callable[[str], None]
+
     def __init__(self, process: Process, advise: Callable[[str], None]) -> None:
         """Prepares a snapshotter with a random distance between snapshots. `advise` is called with the kind of each
         advisory.
@@ -56,7 +59,7 @@ class SnapshotMaintenance:
         self.process, self.advise = process, advise
         rng = process.environment.rng
         every = EVERY_RECORDS_LEAST + int(rng.random() * (EVERY_RECORDS_MOST - EVERY_RECORDS_LEAST))
-        self.snapshotter = Snapshotter(process.world, every, rng.randbytes)
+        self.snapshotter: Snapshotter = Snapshotter(process.world, every, rng.randbytes)
         self._truncate_due_ms = 0
 
     def folded(self, verdict: Verdict, now_ms: int) -> None:

@@ -71,12 +71,19 @@ class Facts:
         "sent_ms",
     )
 
+    by: str
+    kind: str
+    opaque: bool
+    outcome: str
+    paused: bool
+    reason: str
+
     def __init__(self) -> None:
         """Makes the facts of the empty log."""
-        self.frozen = pickle.dumps(Oracle(), 5)  # the oracle, which has folded this prefix
+        self.frozen: bytes = pickle.dumps(Oracle(), 5)  # the oracle, which has folded this prefix
         self.outcome, self.reason, self.kind, self.by = "", "", "", ""  # of the newest record
-        self.digest = 0
-        self.mode = 0
+        self.digest: int = 0
+        self.mode: int = 0
         self.paused = self.opaque = False
         self.sent_ms: tuple[int, ...] = ()  # by offset
         self.claims: dict[int, AcceptedClaim] = {}  # by epoch
@@ -85,7 +92,7 @@ class Facts:
         self.extensions: dict[int, Extension] = {}  # by session
         self.positions: dict[Key, int] = {}
         self.advances: tuple[PositionAdvance, ...] = ()  # by the newest record
-        self.broken = ""  # what the newest record violates by itself
+        self.broken: str = ""  # what the newest record violates by itself
 
     def then(self, group: str, value: bytes | None, sent_ms: int) -> Facts:
         """Returns the facts of this prefix with one more record."""

@@ -60,6 +60,9 @@ class Comparison(Struct):
 class TwoFolds:
     """Folds one log by both folds and compares them."""
 
+    log: int
+    report: Comparison
+
     def __init__(
         self, log: int, root: Genesis | None, root_value: bytes | None, report: Comparison, each: bool = False
     ) -> None:
@@ -241,6 +244,9 @@ class Truncated:
 
     `finish` folds them from the oldest confirmed snapshot, because the first records alone do not show which that is.
     """
+
+    folds: TwoFolds
+    first: int
 
     def __init__(self, folds: TwoFolds, first: int) -> None:
         self.folds, self.first = folds, first

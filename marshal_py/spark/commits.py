@@ -22,7 +22,7 @@ from typing import Final
 from marshal_py.client.microbatches import digest_of
 from marshal_py.errors import MarshalError
 
-logger = logging.getLogger("marshal_py.spark")
+logger: Final = logging.getLogger("marshal_py.spark")
 
 DIGEST_BYTES: Final = 64
 
@@ -36,7 +36,7 @@ class CommitSocket:
     def __init__(self, on_commit: Callable[[str], None]) -> None:
         self._on_commit = on_commit
         self._folder = tempfile.mkdtemp(prefix="marshal_")  # for this user alone
-        self.address = os.path.join(self._folder, "commits")
+        self.address: str = os.path.join(self._folder, "commits")
         self._closing = False
         self._socket = self._waker = None
         try:

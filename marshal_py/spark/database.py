@@ -57,6 +57,9 @@ class DatabaseEntry(guards.Entry):
 class Database:
     """Writes the effects of messages to a database, whose guard table says how far each partition is written."""
 
+    connect: Callable[[], Any]
+    guard: str
+
     def __init__(self, connect: Callable[[], Any], guard: str = DEFAULT_TABLE) -> None:
         """Takes `connect`, which makes a DB-API connection that begins transactions by itself, as sqlite3's and
         psycopg's do.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
@@ -35,7 +35,7 @@ _TIME_BYTES: Final = 7  # of an incarnation (time, a random byte): all that fits
 class DeltaEntry(lakes.LakeEntry):
     """Writes a batch into a Delta table. Nothing of it counts before `commit`."""
 
-    CONFLICT = CommitFailedError
+    CONFLICT: ClassVar[type[Exception]] = CommitFailedError
 
     def __init__(self, output: DeltaOutput, spans: Mapping[TopicPartition, Span]) -> None:
         self._output = output
@@ -87,6 +87,8 @@ class DeltaEntry(lakes.LakeEntry):
 class DeltaOutput(lakes.LakeOutput):
     """Writes batches of Marshal streams to a Delta table. Other writers may write to it, too."""
 
+    uri: str
+
     def __init__(
         self,
         uri: str,
@@ -102,7 +104,7 @@ class DeltaOutput(lakes.LakeOutput):
         """
         self.name = self.uri = uri
         self.partition_by = partition_by
-        self.spark_uri = spark_uri or spark_uri_of(uri)
+        self.spark_uri: str = spark_uri or spark_uri_of(uri)
         self._options = dict(storage_options or {})
 
     def table(self) -> DeltaTable | None:

@@ -27,7 +27,7 @@ from marshal_py.errors import InvalidOption, LedgerMoved, PartitionError, WriteF
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.transport.kafka import KafkaTransport
 
-logger = logging.getLogger("marshal_py.spark")
+logger: Final = logging.getLogger("marshal_py.spark")
 
 TRIES_MAX: Final = 10  # a try fails only if another writer was faster with an overlapping batch, which is rare
 
@@ -69,14 +69,19 @@ class Entry(ABC):
     It is a context manager: leaving the `with` block without `commit` drops the batch.
     """
 
+    name: str
+    spans: Mapping[TopicPartition, Span]
+
     def __init__(
         self, name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
     ) -> None:
         """Begins an entry in the table `name`, whose `positions` say what is written already. Raises WriteFenced."""
         self.name, self.spans = name, spans
         check_fence(name, spans, positions)
-        self.seen = {tp: positions[tp] for tp in spans if tp in positions}
-        self.done = {tp: seen.to for tp, seen in self.seen.items() if seen.is_of(spans[tp].topic_id)}
+        self.seen: dict[TopicPartition, Position] = {tp: positions[tp] for tp in spans if tp in positions}
+        self.done: dict[TopicPartition, int] = {
+            tp: seen.to for tp, seen in self.seen.items() if seen.is_of(spans[tp].topic_id)
+        }
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ loop). Positions are table properties, one per partition, because snapshots expi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
@@ -29,7 +29,7 @@ PREFIX: Final = "marshal."  # the prefix of the table properties that hold posit
 class IcebergEntry(lakes.LakeEntry):
     """Writes a batch into an Iceberg table. Nothing of it counts before `commit`."""
 
-    CONFLICT = CommitFailedException
+    CONFLICT: ClassVar[type[Exception]] = CommitFailedException
 
     def __init__(self, output: IcebergOutput, spans: Mapping[TopicPartition, Span]) -> None:
         self._output = output
@@ -62,6 +62,10 @@ class IcebergEntry(lakes.LakeEntry):
 
 class IcebergOutput(lakes.LakeOutput):
     """Writes batches of Marshal streams to an Iceberg table. Other writers may write to it, too."""
+
+    catalog: Catalog
+    name: str
+    spark_uri: Callable[[str], str]
 
     def __init__(self, catalog: Catalog, name: str, *, spark_uri: Callable[[str], str] = spark_uri_of) -> None:
         """Takes the `name` of a table that exists. `spark_uri` turns an address of the table into the one that Spark

@@ -83,7 +83,7 @@ class Ledger:
                 "a folder of a mounted file system, because entries are made by hard links; on object stores use "
                 "DeltaOutput or IcebergOutput",
             )
-        self.path = Path(path).absolute()
+        self.path: Path = Path(path).absolute()
         self._entries = self.path / ENTRIES
         self._entries.mkdir(parents=True, exist_ok=True)
         self._state = LedgerState()

@@ -26,7 +26,7 @@ class LedgerState:
     """Holds the result of folding the entries 0 to `next` - 1."""
 
     def __init__(self) -> None:
-        self.next = 0
+        self.next: int = 0
         self.positions: dict[TopicPartition, Position] = {}
         self.folders: dict[str, dict[str, int]] = {}  # table -> folder -> number of the entry that added it
         self.rewinds: tuple[Rewind, ...] = ()

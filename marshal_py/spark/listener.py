@@ -12,7 +12,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
@@ -25,7 +25,7 @@ from pyspark.sql.streaming.listener import (
 from marshal_py.errors import UnsupportedPlatform
 from marshal_py.spark import commits
 
-logger = logging.getLogger("marshal_py.spark")
+logger: Final = logging.getLogger("marshal_py.spark")
 
 
 class Progress(NamedTuple):

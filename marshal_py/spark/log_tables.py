@@ -42,8 +42,11 @@ _STATE: Final = _SOURCE | {"group", "since", "until", "table"}
 class RowFilter:
     """Selects rows by the options `group`, `since` and `until`. Making it raises InvalidOption, InvalidName."""
 
+    since: Target | None
+    until: Target | None
+
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.group = options.get("group")
+        self.group: str | None = options.get("group")
         if self.group is not None:
             check_id("group", self.group)
         self.since, self.until = (_bound(name, options.get(name)) for name in ("since", "until"))

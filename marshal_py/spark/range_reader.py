@@ -71,6 +71,11 @@ class RangePartition(InputPartition):
     tasks.
     """
 
+    kafka: dict[str, Any]
+    timeout_s: float
+    once: bool
+    columns: tuple[str, ...]
+
     def __init__(
         self,
         pieces: Sequence[Piece],

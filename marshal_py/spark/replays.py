@@ -133,8 +133,8 @@ class LogReader:
     """Folds the records of one log, which must come sorted. A record may come twice."""
 
     def __init__(self, beginning: Beginning, tables: Sequence[str]) -> None:
-        self.log = beginning.log
-        self.timeline = Timeline(beginning.world(), tables)
+        self.log: int = beginning.log
+        self.timeline: Timeline = Timeline(beginning.world(), tables)
         self._first = self.timeline.world.next_offset
         self._last: bytes | None = None
 

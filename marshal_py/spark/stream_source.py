@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from marshal_py.client.marshal import connect
+from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.microbatches import FIRST, MicroBatches, key_of
+from marshal_py.client.planner import Planner
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.identity import TopicPartition
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from marshal_py.client.ranges import Taken
 
-logger = logging.getLogger("marshal_py.spark")
+logger: Final = logging.getLogger("marshal_py.spark")
 
 TOPICS_CHECK_S: Final = 30.0  # between two searches for topics that match a pattern; a lookup each
 RELEASE_S: Final = 2.0  # for stop(); Spark kills the process some time after it asked it to end
@@ -55,9 +56,12 @@ RELEASE_S: Final = 2.0  # for stop(); Spark kills the process some time after it
 class QueryMember:
     """Holds a query's membership in its group. It joins when it is made, and leaves when it is closed or overdue."""
 
+    settled: bool
+    warned: bool
+
     def __init__(self, options: StreamOptions, earlier: MicroBatches | None = None) -> None:
         """Joins the group. `earlier` has the batches that an earlier member of this process has handed over."""
-        self.marshal = connect(
+        self.marshal: Marshal = connect(
             options.kafka,
             client_id=options.client_id,
             timeout_s=options.connect_timeout_s,
@@ -66,14 +70,16 @@ class QueryMember:
         )
         try:
             self._pattern, self._checked_s = options.topics_pattern, time.monotonic()
-            self.topics = options.topics if self._pattern is None else self.marshal.topics(self._pattern)
+            self.topics: tuple[str, ...] = (
+                options.topics if self._pattern is None else self.marshal.topics(self._pattern)
+            )
             if not self.topics:
                 raise InvalidOption("topics_pattern", self._pattern, "the cluster has no topic of such a name")
-            self.planner = self.marshal.planner(options.group, self.topics, **options.consumer)
+            self.planner: Planner = self.marshal.planner(options.group, self.topics, **options.consumer)
         except BaseException:
             self.marshal.close(RELEASE_S)
             raise
-        self.batches = self.planner.micro_batches(earlier)
+        self.batches: MicroBatches = self.planner.micro_batches(earlier)
         self._commits = self._open_commit_socket()
         self.planned: dict[str, list[ClaimedRange]] = {}  # at-most-once: the newest plan, by its end offset
         self.settled = self.warned = False

@@ -54,6 +54,9 @@ class Status(NamedTuple):
 class KeyIndex:
     """Is the index of one topic in a file. `Topic.key_index` makes it. One thread at a time; a context manager."""
 
+    path: Path
+    topic: str
+
     def __init__(self, path: str | Path, topic: str, topic_id: str, isolation: str) -> None:
         """Opens or creates the file. `topic_id` is "" where the cluster has no topic ids.
 

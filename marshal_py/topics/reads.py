@@ -46,6 +46,8 @@ class Page(NamedTuple):
 class Reads:
     """Finds the messages that a GetRequest asks for in one topic. One thread at a time."""
 
+    topic: str
+
     def __init__(
         self,
         topic: str,
@@ -58,7 +60,7 @@ class Reads:
         self.topic, self._admin, self._reader = topic, admin, reader
         self._choose = PARTITIONERS[partitioner]
         self._committed, self._timeout_s = committed, timeout_s
-        self.topic_id = ""  # as of the newest question
+        self.topic_id: str = ""  # as of the newest question
 
     # --- one message
 

@@ -59,6 +59,8 @@ class StoredBatch(Sequence[StoredMessage]):
     For multi_last they are in the order of partition and offset, otherwise by time, and in each partition by offset.
     """
 
+    end: EndOfBatch
+
     def __init__(self, messages: Sequence[StoredMessage], end: EndOfBatch, following: GetRequest | None) -> None:
         self._messages, self.end, self._following = tuple(messages), end, following
 

@@ -35,14 +35,14 @@ class Assignment:
     __slots__ = ("failures", "has_received", "paused", "paused_in_client", "reached", "round", "state", "tried_ms")
 
     def __init__(self, round_: int, position: int) -> None:
-        self.round = round_
-        self.reached = position
-        self.state = State.FETCHING
-        self.paused = False  # wanted by the caller
-        self.paused_in_client = False
-        self.has_received = False  # at least one message
-        self.failures = 0  # in a row
-        self.tried_ms = 0  # time of the retry: while WAITING the next one, afterwards the last one
+        self.round: int = round_
+        self.reached: int = position
+        self.state: State = State.FETCHING
+        self.paused: bool = False  # wanted by the caller
+        self.paused_in_client: bool = False
+        self.has_received: bool = False  # at least one message
+        self.failures: int = 0  # in a row
+        self.tried_ms: int = 0  # time of the retry: while WAITING the next one, afterwards the last one
 
 
 class Changes:

@@ -23,7 +23,7 @@ from marshal_py.errors import ClusterUnreachable, TlsMismatch
 from marshal_py.transport import settings
 from marshal_py.transport.connection_errors import ConnectionErrors
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 # Ctrl-C may have to wait for one slice. An answer that comes after its slice is lost, so a slow cluster needs longer
 # slices: a quarter of the time waited so far, within these bounds.

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from marshal_py.errors import AuthenticationFailed, MarshalError, TlsMismatch
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 # How long refusals must repeat on a connection that has worked: longer than a broker restarts and credentials spread.
 REFUSED_S: Final = 10.0

@@ -99,7 +99,7 @@ class Writer:
     """Writes one dump into an open file. Call `finish` last: a dump without an end mark counts as cut off."""
 
     def __init__(self, out: BinaryIO, header: Header) -> None:
-        self.records = 0
+        self.records: int = 0
         self._out, self._sum = out, _RunningSum()
         # `dump` and `version` come first, for people and for tools that look at the first bytes.
         fields = {"dump": header.dump, "version": header.version}
@@ -142,7 +142,7 @@ class Reader:
         except OSError as error:
             raise DumpDamaged(str(path), 0, 0, 0, f"it cannot be read: {error.strerror}") from error
         try:
-            self.header = self._read_header()
+            self.header: Header = self._read_header()
         except BaseException:
             self._file.close()
             raise

@@ -144,6 +144,10 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
 class EmbeddedCallFailed(Exception):
     """Is raised when the mock cluster refuses a call: a topic exists already, or a broker does not exist."""
 
+    call: str
+    code: int
+    reason: str
+
     def __init__(self, call: str, code: int, reason: str) -> None:
         self.call, self.code, self.reason = call, code, reason
         super().__init__(f"the embedded broker refused {call}: {reason} ({code})")
@@ -154,6 +158,11 @@ class EmbeddedLogDropped(Exception):
 
     What was read from that partition cannot be trusted.
     """
+
+    topic: str
+    partition: int
+    first_offset: int
+    kept_bytes: int
 
     def __init__(self, topic: str, partition: int, first_offset: int, kept_bytes: int) -> None:
         self.topic, self.partition, self.first_offset, self.kept_bytes = topic, partition, first_offset, kept_bytes
@@ -262,6 +271,10 @@ class Broker:
     3. `_truncated` holds, per partition, the first offset that `truncate` left. Records below it do not count as
     dropped.
     """
+
+    brokers: int
+    partitions: int
+    guard: LogGuard
 
     def __init__(
         self, brokers: int = 1, partitions: int = AUTO_CREATED_PARTITIONS, topics: Mapping[str, int] | None = None

@@ -74,7 +74,7 @@ class KafkaLog:
         self.topic = topic
         self._given = given
         self._servers = str(given["bootstrap.servers"])
-        self.produce_errors = 0
+        self.produce_errors: int = 0
         self._errors = ConnectionErrors(given)
         self._too_large_bytes = 0  # size of the smallest record that the cluster refused as too large; 0 if none
         self._followed: dict[int, int] = {}  # log -> next offset
@@ -355,11 +355,11 @@ class KafkaTransport:
         `call` is given every call of the user's own `error_cb`, `stats_cb` and `logger` as a function, and runs it.
         Raises ClusterUnreachable after `connect_timeout_s`, AuthenticationFailed, TlsMismatch, InvalidOption.
         """
-        self.given = settings.from_user(servers)
+        self.given: settings.Settings = settings.from_user(servers)
         self._call = call
         self._settings = redirect_callbacks(self.given, call)
-        self.client_id = str(self.given.get("client.id", settings.default_client_id()))
-        self.embedded = is_embedded(cluster_id(self._settings, self.client_id, connect_timeout_s))
+        self.client_id: str = str(self.given.get("client.id", settings.default_client_id()))
+        self.embedded: bool = is_embedded(cluster_id(self._settings, self.client_id, connect_timeout_s))
         self.name = "embedded" if self.embedded else "kafka"
         self.timeout_s = connect_timeout_s
         self._statistics_settings: settings.Settings = {}

@@ -91,7 +91,7 @@ class KafkaAdmin:
     def __init__(self, given: settings.Settings, client_id: str, is_embedded: bool, timeout_s: float) -> None:
         self._given, self._client_id, self._timeout_s = given, client_id, timeout_s
         self._embedded = is_embedded
-        self.capabilities = embedded.CAPABILITIES if is_embedded else ALL_CAPABILITIES
+        self.capabilities: frozenset[str] = embedded.CAPABILITIES if is_embedded else ALL_CAPABILITIES
         self._client = make_requester(given, client_id)
         self._replaced: list[tuple[float, Requester]] = []  # at most one per COORDINATOR_TIMEOUT_S, for `timeout_s`
         self._servers = str(given["bootstrap.servers"])

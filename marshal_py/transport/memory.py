@@ -43,10 +43,13 @@ READ_MAX: Final = 10_000  # records taken at once, like DRAIN_MAX of the Kafka t
 class MemoryLog:
     """Implements CoordinationLog over a MemoryBroker."""
 
+    broker: MemoryBroker
+    topic: str
+
     def __init__(self, connection: MemoryConnection, topic: str) -> None:
         self._connection, self.broker, self.topic = connection, connection.broker, topic
         self._at: dict[int, int] = {}
-        self.produce_errors = 0
+        self.produce_errors: int = 0
 
     def follow(self, log: int, offset: int) -> None:
         with self.broker.lock:
@@ -130,6 +133,8 @@ class MemoryLog:
 class MemorySource:
     """Implements DataSource over a MemoryBroker."""
 
+    broker: MemoryBroker
+
     def __init__(self, connection: MemoryConnection) -> None:
         self._connection, self.broker = connection, connection.broker
         self._assignments = Assignments()
@@ -208,6 +213,8 @@ class MemorySource:
 class MemoryReader:
     """Implements MessageReader over a MemoryBroker."""
 
+    broker: MemoryBroker
+
     def __init__(self, connection: MemoryConnection) -> None:
         self._connection, self.broker = connection, connection.broker
 
@@ -236,6 +243,8 @@ class MemoryReader:
 
 class MemoryWriter:
     """Implements MessageWriter over a MemoryBroker. Keys choose their partition as librdkafka's do by default."""
+
+    broker: MemoryBroker
 
     def __init__(self, connection: MemoryConnection, on_written: OnWritten | None) -> None:
         self._connection, self.broker, self._on_written = connection, connection.broker, on_written
@@ -269,6 +278,9 @@ class MemoryWriter:
 
 class MemoryTransport:
     """Gives access to a MemoryBroker, over a connection of its own."""
+
+    broker: MemoryBroker
+    connection: MemoryConnection
 
     name = "memory"
 

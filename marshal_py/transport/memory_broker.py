@@ -7,6 +7,7 @@ MemoryConnection of its own, so that a test can cut off one client and not the o
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Final
 from weakref import WeakValueDictionary
@@ -70,10 +71,11 @@ class MemoryBroker:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock
-        self.bootstrap_servers = f"{SCHEME}{next(_names)}"
+        self.bootstrap_servers: str = f"{SCHEME}{next(_names)}"
         _open[self.bootstrap_servers] = self
-        self.lock = threading.RLock()  # acquired inside C, so an exception in a signal handler cannot leave it locked
-        self.changed = threading.Condition(self.lock)
+        lock = threading.RLock()  # acquired inside C, so an exception in a signal handler cannot leave it locked
+        self.lock: AbstractContextManager[object] = lock
+        self.changed: threading.Condition = threading.Condition(lock)
         self.topics: dict[str, list[list[MemoryMessage]]] = {}
         self.first: dict[TopicPartition, int] = {}  # lower offsets were deleted
         self.base: dict[TopicPartition, int] = {}  # offset of element 0 of the list
@@ -169,6 +171,9 @@ class MemoryConnection:
     """Connects one transport to a MemoryBroker. While it is cut, nothing can be read and what is written is lost."""
 
     __slots__ = ("broker", "cut")
+
+    broker: MemoryBroker
+    cut: bool
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker, self.cut = broker, False

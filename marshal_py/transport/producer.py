@@ -56,7 +56,7 @@ class KafkaProducer:
     """
 
     def __init__(self, transport: ProducingTransport, on_written: OnWritten | None = None) -> None:
-        self.written = 0  # acknowledged by the cluster
+        self.written: int = 0  # acknowledged by the cluster
         self._servers = str(transport.given["bootstrap.servers"])
         self._admin = transport.admin()
         self._guard = LogGuard() if transport.embedded else None

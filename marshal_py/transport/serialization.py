@@ -36,6 +36,10 @@ class SerializationContext:
 
     __slots__ = ("field", "headers", "topic")
 
+    field: str
+    headers: Any
+    topic: str
+
     def __init__(self, topic: str, field: str, headers: Any) -> None:
         self.topic, self.field, self.headers = topic, field, headers
 

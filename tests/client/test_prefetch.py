@@ -14,6 +14,7 @@ from marshal_py.client.delivery_queue import AHEAD_MESSAGES_MAX
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.options import PREFETCH_BYTES
 from marshal_py.client.prefetch import BUFFERED_MESSAGES_MAX, LOOK_MS, SLOW_PER_S, Prefetch
+from marshal_py.client.waits import complete
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.transport import settings
@@ -145,7 +146,7 @@ def test_a_batch_holds_an_even_share_of_each_partition(cluster: OneQueueTestClus
         cluster.fill(topic, partition, count)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         until(owns(consumer, 0, 1, 2), "all partitions are its")
-        consumer._intake.pull(1.0)
+        complete(consumer._intake.pull(1.0), consumer._carry_out)
         shares: dict[int, int] = {}
         for message in consumer.fetch(30):
             shares[message.partition] = shares.get(message.partition, 0) + 1

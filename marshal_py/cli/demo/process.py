@@ -69,6 +69,9 @@ def _end_with_parent() -> None:
 class Child:
     """Used in the parent: a process that runs `module` on a task."""
 
+    name: str
+    journal: Path
+
     def __init__(self, module: str, task: Task, stderr: Path) -> None:
         self.name, self.journal = task.name, Path(task.journal)
         self._stderr = stderr

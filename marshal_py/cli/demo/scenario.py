@@ -61,10 +61,15 @@ class Plan(Struct, frozen=True, kw_only=True):
 class DemoScenario:
     """One run of the demo."""
 
+    plan: Plan
+    admin: ClusterAdmin
+    view: View
+    folder: Path
+
     def __init__(self, plan: Plan, admin: ClusterAdmin, view: View, folder: Path) -> None:
         self.plan, self.admin, self.view, self.folder = plan, admin, view, folder
-        self.totals = Totals(PARTITIONS)
-        self.milestones = Milestones()
+        self.totals: Totals = Totals(PARTITIONS)
+        self.milestones: Milestones = Milestones()
         self._consumers: list[Child] = []
         self._producer: Child | None = None
         self._readers: list[tuple[str, JournalReader]] = []

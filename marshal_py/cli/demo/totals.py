@@ -36,7 +36,7 @@ class Totals:
         self.owners: dict[int, Ownership] = {}
         self.next_offset: dict[int, int] = defaultdict(int)  # one after the highest offset that was handled
         self.end: dict[int, int] = defaultdict(int)  # one after the highest offset that was acknowledged
-        self.unsound = 0
+        self.unsound: int = 0
 
     def add(self, worker: str, entry: Entry) -> None:
         match entry:

@@ -46,7 +46,7 @@ class SimulateGroup(TyperGroup):
         return parsed
 
 
-app = typer.Typer(
+app: Final = typer.Typer(
     cls=SimulateGroup,
     help="Run the protocol in simulated clusters with faults, and judge each run by the promises. Without a "
     "subcommand, `run`.",

@@ -34,13 +34,13 @@ class Candidate:
 
     def __init__(self, group: Group, session_id: int, order: int) -> None:
         join = group.sessions[session_id].join
-        self.id = session_id
-        self.order = order
-        self.standby = False  # stepped down: gets only what no other candidate can take (F9.9)
-        self.topics = frozenset(join.topics)
-        self.weight = join.capacity
-        self.claims_max = join.claims_max or UNLIMITED
-        self.count = 0
+        self.id: int = session_id
+        self.order: int = order
+        self.standby: bool = False  # stepped down: gets only what no other candidate can take (F9.9)
+        self.topics: frozenset[str] = frozenset(join.topics)
+        self.weight: int = join.capacity
+        self.claims_max: int = join.claims_max or UNLIMITED
+        self.count: int = 0
 
 
 class Pool:
@@ -50,11 +50,11 @@ class Pool:
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         in_order = sorted(candidates, key=lambda candidate: candidate.order)
-        self.candidates = [candidate for candidate in in_order if not candidate.standby]
-        self.standby = [candidate for candidate in in_order if candidate.standby]
+        self.candidates: list[Candidate] = [candidate for candidate in in_order if not candidate.standby]
+        self.standby: list[Candidate] = [candidate for candidate in in_order if candidate.standby]
         self.tps: list[TopicPartition] = []  # by place in their topic, so that each candidate has a share of each
         self.held: dict[int, list[TopicPartition]] = {candidate.id: [] for candidate in self.candidates}
-        self.counts = [0] * len(self.candidates)  # how many each has, then how many a policy gives it
+        self.counts: list[int] = [0] * len(self.candidates)  # how many each has, then how many a policy gives it
 
 
 def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candidate]:

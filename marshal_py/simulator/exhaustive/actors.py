@@ -58,10 +58,12 @@ class FetchedMessages:
     __slots__ = ("claim", "first", "handed_to", "low", "run")
 
     def __init__(self, claim: Claim, messages: int) -> None:
-        self.claim = claim
-        self.first = True
-        self.low = -1  # at least once: every offset below it that was handed over is finished
-        self.handed_to = -1  # at most once: the offset after the highest that was handed over, else the claim's first
+        self.claim: Claim = claim
+        self.first: bool = True
+        self.low: int = -1  # at least once: every offset below it that was handed over is finished
+        self.handed_to: int = (
+            -1
+        )  # at most once: the offset after the highest that was handed over, else the claim's first
         self.run: OffsetRun | None = None
         tracker = claim.tracker
         if isinstance(tracker, AtLeastOnce):
@@ -97,10 +99,10 @@ class Actor:
     """Stands for a process that reads the log and writes to it."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
-        self.random_bytes = DeterministicBytes(number)
+        self.number: int = number
+        self.random_bytes: DeterministicBytes = DeterministicBytes(number)
         self.read_ms: dict[int, int] = {}  # offset of an extension of a live session -> when it was read (S15)
-        self.woken = True  # something happened since the last tick
+        self.woken: bool = True  # something happened since the last tick
         self.over = False
         self.loaded = 0  # the checkpoint at which it began from a snapshot; 0: at the log's beginning
         self.said = ""  # at its end: what an admin reports of its move, or the name of a consumer's error
@@ -177,11 +179,13 @@ class Actor:
 class Consumer(Actor):
     """Stands for a consumer: one Member, and handlers that take one message per claim at a time."""
 
+    said: str
+
     def __init__(
         self, number: int, options: MemberOptions, world: World, counts: dict[str, int], messages: int
     ) -> None:
         super().__init__(number)
-        self.member = Member(world, GROUP, options, self.random_bytes)
+        self.member: Member = Member(world, GROUP, options, self.random_bytes)
         for topic, count in counts.items():
             self.member.learn_topic(topic, count)
         self.messages = messages
@@ -308,6 +312,8 @@ class Consumer(Actor):
 class AdminActor(Actor):
     """Stands for an admin's tool, which carries out one operation."""
 
+    said: str
+
     def __init__(
         self, number: int, name: str, world: World, plan: type[Operation], position: int, history: Iterable[Verdict]
     ) -> None:
@@ -316,7 +322,7 @@ class AdminActor(Actor):
         """
         super().__init__(number)
         author = Author.of(name, "host", "marshal", self.random_bytes(4))
-        self.pause_history = PauseHistory(GROUP)
+        self.pause_history: PauseHistory = PauseHistory(GROUP)
         for verdict in history:
             self.pause_history.read(verdict)
         self.position = position

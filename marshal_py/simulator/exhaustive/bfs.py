@@ -63,6 +63,9 @@ class Share:
     decides to which share the state belongs. `first` is the state where the search begins.
     """
 
+    number: int
+    of: int
+
     def __init__(self, search: Search, first: int, number: int = 0, of: int = 1) -> None:
         self.search = search
         self.number, self.of = number, of
@@ -70,10 +73,10 @@ class Share:
         self.frontier: list[int] = []
         self.upcoming: list[int] = []  # the part of the next level that belongs to this share
         self.for_others: list[set[int]] = [set() for _ in range(of)]  # the parts that belong to other shares
-        self.transitions = 0
-        self.expanded = 0  # states of this level that are expanded
+        self.transitions: int = 0
+        self.expanded: int = 0  # states of this level that are expanded
         self.found: dict[str, Broken] = {}
-        self.complete = True
+        self.complete: bool = True
         self._first = first
         self._base = 0  # number of the first state of this level
         self._parents, self._ordinals = array("L", [0]), array("H", [0])

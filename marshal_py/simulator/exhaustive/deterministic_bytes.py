@@ -11,8 +11,8 @@ class DeterministicBytes:
     __slots__ = ("count", "number")
 
     def __init__(self, number: int) -> None:
-        self.number = number
-        self.count = 0
+        self.number: int = number
+        self.count: int = 0
 
     def __call__(self, size: int) -> bytes:
         self.count += 1

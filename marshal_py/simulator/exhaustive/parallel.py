@@ -73,9 +73,9 @@ class WorkerPool:
         self.inboxes: list[Queue[StateTransfer]] = [context.Queue() for _ in range(of)]
         self.processes: list[BaseProcess] = []
         self.connections: list[Connection[bool, Any]] = []  # permission to continue is sent, counts come back
-        self.counts = [Counts(0, 0, 0, 0, 0, True, False, False)] * of
-        self.depth = 0
-        self.interrupted = False
+        self.counts: list[Counts] = [Counts(0, 0, 0, 0, 0, True, False, False)] * of
+        self.depth: int = 0
+        self.interrupted: bool = False
         for number in range(of):
             ours, theirs = context.Pipe()
             task = (prepare, number, self.inboxes, theirs, self.halt)

@@ -39,13 +39,16 @@ def invariant_of(text: str) -> str:
 class Search:
     """Computes the steps of one configuration."""
 
+    clipped: int
+    deliveries: int
+
     def __init__(self, configuration: Configuration, tolerated: frozenset[str] = frozenset()) -> None:
         """Prepares a search. A violation of an invariant in `tolerated` is noted once and does not end the search."""
         self.configuration = configuration
         self.tolerated = tolerated
-        self.store = StateStore(len(configuration.roles))
+        self.store: StateStore = StateStore(len(configuration.roles))
         self._consumers = {slot for slot, role in enumerate(configuration.roles) if role.options is not None}
-        self.bounds = UNBOUNDED
+        self.bounds: Bounds = UNBOUNDED
         self._caps: tuple[int, ...] = ()
         self._quanta_max = self._records_max = 0
         self.clipped = self.deliveries = 0

@@ -24,7 +24,7 @@ class SetupScript:
     def __init__(self, search: Search) -> None:
         self.search = search
         self.broken: dict[str, Broken] = {}  # what a possible step of the script breaks
-        self.state = search.first()
+        self.state: int = search.first()
         search.bound(UNBOUNDED, 0, search.store.genesis)
 
     def begin(self) -> int:

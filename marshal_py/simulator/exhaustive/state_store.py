@@ -139,9 +139,9 @@ class StateStore:
         self._digests: list[bytes] = [b"", b""]
         self._local_ids: dict[tuple[int, bytes], int] = {}
         self.broken_logs: dict[int, str] = {}
-        self.events = 0  # times that the shipped code was asked
+        self.events: int = 0  # times that the shipped code was asked
         genesis = codec.encode(Genesis(INCARNATION, 1, HASH_NAME, rationalizer.PROTOCOL_VERSION), "", INCARNATION)
-        self.genesis = self.append(0, self.entry(genesis, 0, -1))
+        self.genesis: int = self.append(0, self.entry(genesis, 0, -1))
 
     # --- records, logs
 

@@ -1,0 +1,64 @@
+"""What a call of a consumer waits for, as values. The call itself neither waits nor polls.
+
+A call is written once, as a generator (Steps) that yields a wait and continues with its result. Each front carries the
+waits out in its own way: `Consumer` on the user's thread, `AsyncConsumer` without blocking the event loop. A generator
+never holds the Marshal's lock at a `yield`. An exception of a wait ends the call; it is not thrown into the generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Poll(NamedTuple):
+    """Waits up to `timeout_s` seconds for messages of the data source. Its result: chunks of `max_messages` at most."""
+
+    timeout_s: float
+    max_messages: int
+
+
+class PollAhead(NamedTuple):
+    """Asks the data source for `max_messages` messages and does not wait. Its result: chunks that are there now.
+
+    A front that cannot ask without waiting returns none, and passes the chunks to `Intake.add` when they have come.
+    """
+
+    max_messages: int
+
+
+class Change(NamedTuple):
+    """Waits up to `timeout_s` seconds for the next change of what the Marshal's lock guards. It has no result.
+
+    `seen`: how many changes there were (`Context.changes`) when the call last looked; one that came since ends the
+    wait.
+    """
+
+    timeout_s: float
+    seen: int
+
+
+Wait = Poll | PollAhead | Change
+Steps = Generator[Wait, Any, T]
+
+
+def complete(steps: Steps[T], carry_out: Callable[[Wait], Any]) -> T:
+    """Runs a call to its end and returns its result. `carry_out` waits in the calling thread."""
+    try:
+        wait = next(steps)
+        while True:
+            # Without a variable: what was polled must be freed before the next is (PIECE_MESSAGES in intake.py).
+            wait = steps.send(carry_out(wait))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def following(steps: Generator[T, Any, None], result: object) -> T | None:
+    """Continues `steps` with the result of its last wait. Returns what it yields next, or None at its end."""
+    try:
+        return steps.send(result)
+    except StopIteration:
+        return None
