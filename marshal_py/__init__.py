@@ -9,6 +9,7 @@ Packages; each may import from those above it (tests/test_architecture.py checks
   admin       operations on live groups, and what ties all together: connect, Marshal
   simulator   the same core under faults, and the oracle that judges it
   spark, cli  pipelines, and the command line
+  testing     for tests of code that uses this library
 """
 
 from marshal_py.admin.group import Group, group

@@ -20,7 +20,11 @@ PACKAGE = "marshal_py"
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # A file may import from its own package and from those further left.
-PACKAGES = ("errors", "protocol", "history", "transport", "topics", "client", "admin", "simulator", "spark", "cli")
+# `testing` is the last one, so that nothing that runs in production can depend on it.
+PACKAGES = (
+    *("errors", "protocol", "history", "transport", "topics", "client", "admin", "simulator", "spark", "cli"),
+    "testing",
+)
 
 # The public modules collect what users import, so they may import anything; nothing inside the package imports them.
 PUBLIC_MODULES = ("__init__", "aio", "embedded", "metrics", "sql")
@@ -40,6 +44,8 @@ MODULE_LINES_MAX = 500
 
 # errors.py has no limit: it is a list of errors, looked up and not read from start to end.
 LOOKED_UP = f"{PACKAGE}/errors.py"
+
+PYTEST_PLUGIN = f"{PACKAGE}/testing/plugin.py"
 
 ModuleName = tuple[str, ...]
 Graph = dict[ModuleName, set[ModuleName]]  # what each module imports
@@ -123,6 +129,8 @@ def broken_by(module: Module, target: ModuleName) -> Iterator[tuple[str, str]]:
             yield "core", f"imports {dotted}; the core gets it as an argument or does without"
         if target[0] == "confluent_kafka" and not may_touch_kafka(module):
             yield "kafka", f"imports {dotted}; only transport/ and spark/range_reader.py use the Kafka client"
+        if target[0] in ("pytest", "_pytest") and module.path != PYTEST_PLUGIN:
+            yield "pytest", f"imports {dotted}; users who do not test with pytest do not have it"
         return
 
     if is_judge(module):
@@ -293,6 +301,8 @@ PLANTED = [
     ("kafka", "cli/produce.py", "def run():\n    from confluent_kafka.admin import AdminClient"),
     ("kafka", "__init__.py", "import confluent_kafka as kafka"),
     ("kafka", "simulator/oracle.py", "import confluent_kafka"),
+    ("pytest", "testing/cluster.py", "import pytest"),
+    ("order", "cli/demo/__init__.py", "from marshal_py.testing import make_message"),
     # (d) names that say nothing
     *[("name", f"client/{name}.py", "") for name in sorted(EMPTY_NAMES)],
     ("name", "client/_helpers.py", ""),

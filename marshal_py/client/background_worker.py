@@ -22,6 +22,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[tuple[tuple[str, int], Callable[[], object]] | None] = queue.SimpleQueue()
         self._waiting: set[tuple[str, int]] = set()
+        self._running = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -39,6 +40,7 @@ class Worker:
         while (item := self._tasks.get()) is not None:
             key, task = item
             what = key[0]
+            self._running = True  # before it is no longer waiting: `busy` must not see neither
             self._waiting.discard(key)
             try:
                 task()
@@ -47,11 +49,17 @@ class Worker:
                 logger.warning("%s: %s", what, error, extra={"marshal_task": what})
             except BaseException:  # nothing may end this thread: others wait for its answers
                 logger.exception("%s failed", what, extra={"marshal_task": what})
+            self._running = False
             del item, task  # else the last task would keep its consumer in memory until the next comes
 
     def end(self) -> None:
         """Ends the thread after the tasks that are waiting now; does not wait for that. Later tasks would never run."""
         self._tasks.put(None)
+
+    @property
+    def busy(self) -> bool:
+        """Tells whether a task runs or waits."""
+        return bool(self._waiting) or self._running
 
     @property
     def alive(self) -> bool:

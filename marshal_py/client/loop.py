@@ -146,13 +146,24 @@ class Loop:
 
     def _timeout_s(self) -> float:
         with self._context.lock:
-            if not self.drivers:
+            due_ms = self.deadline_ms()
+            if due_ms is None:
                 return IDLE_POLL_S if not self.worlds else POLL_S_MAX
             if any(driver.prefetching for driver in self.drivers):
                 return PREFETCH_POLL_S
-            now_ms = self._context.clock.now().mono_ms
-            nearest_ms = min(driver.member.deadline_ms for driver in self.drivers) - now_ms
-            return min(max(nearest_ms / 1000, 0.0), POLL_S_MAX)
+            return min(max((due_ms - self._context.clock.now().mono_ms) / 1000, 0.0), POLL_S_MAX)
+
+    def deadline_ms(self) -> int | None:
+        """Returns the monotonic ms at which the next consumer must be stepped; None if there is no consumer."""
+        return min([driver.member.deadline_ms for driver in self.drivers], default=None)
+
+    def busy(self) -> bool:
+        """Tells whether something is to be done at this moment: a step, a record to send, a question to the cluster."""
+        workers = (self._context.worker, *self._workers)
+        with self._context.lock:
+            now = self._context.clock.now()
+            due = any(driver.due(now) for driver in self.drivers)
+            return due or bool(self._context.outbox) or any(worker.busy for worker in workers)
 
     def _turn(self, records: list[LogRecord]) -> None:
         """Folds these records, then steps each consumer that has something to do."""

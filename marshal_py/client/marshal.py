@@ -47,7 +47,7 @@ EXIT_TIMEOUT_S: Final = 3.0  # how long an interpreter that ends without close()
 
 # Strong references: a program that ends by sys.exit has dropped its names before `atexit` runs, and its claims must be
 # released all the same. A Marshal that is dropped without close() keeps its thread and its leases anyway.
-_open: set[Marshal] = set()
+open_marshals: set[Marshal] = set()
 
 
 class Marshal:
@@ -68,7 +68,11 @@ class Marshal:
         self.transport = transport
         self._timeout_s = timeout_s
         self._done = False
-        servers = str(transport.given["bootstrap.servers"]) if isinstance(transport, KafkaTransport) else "memory"
+        servers = (
+            transport.broker.bootstrap_servers
+            if isinstance(transport, MemoryTransport)
+            else str(transport.given["bootstrap.servers"])
+        )
         self._context = Context(
             transport.log(topic, client_id),
             transport.admin(),
@@ -87,7 +91,7 @@ class Marshal:
             self._loop.close(0.0)
             raise
         self._joining = Joining(transport, self._context, self._loop, self.root, client_id, VERSION, timeout_s)
-        _open.add(self)
+        open_marshals.add(self)
 
     def __repr__(self) -> str:
         consumers, state = len(self._joining.consumers), ", closed" if self._joining.closed else ""
@@ -322,7 +326,7 @@ class Marshal:
         if failed:
             raise failed[0]
         self._done = True
-        _open.discard(self)
+        open_marshals.discard(self)
 
 
 connect = Marshal.connect
@@ -333,7 +337,7 @@ def _close_all() -> None:
 
     In a forked child it does nothing, because the parent owns the claims.
     """
-    for marshal in list(_open):
+    for marshal in list(open_marshals):
         if marshal._context.pid == os.getpid():
             with contextlib.suppress(Exception):
                 marshal.close(EXIT_TIMEOUT_S)

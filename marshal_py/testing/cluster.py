@@ -1,0 +1,388 @@
+"""Clusters for tests: one in memory, whose time a test moves, and the embedded broker behind the same methods.
+
+Both run in this process, know nothing of each other and leave nothing behind, so tests may run in parallel.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from marshal_py.admin.group import Group, Paused
+from marshal_py.admin.marshal import Marshal, connect
+from marshal_py.client.membership import Membership
+from marshal_py.client.options import COORDINATION_TOPIC
+from marshal_py.errors import ConsumerClosed, InvalidOption, UnsupportedPlatform
+from marshal_py.protocol import codec
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import Evict
+from marshal_py.testing.clock import MovableClock, Timekeeper, marshals_of
+from marshal_py.transport.embedded import Broker
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.ports import MessageWriter, Transport
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
+
+TIMEOUT_S: Final = 10.0  # of real time, for what takes milliseconds
+PAUSE_S: Final = 3_600.0  # in the consumers' time: a test ends it, or moves the clock
+POLL_S: Final = 0.005
+FENCE_INTERVALS: Final = 1.25  # a lease lasts one, its end is noticed a tenth later; after two comes the eviction
+BY: Final = "marshal_py.testing"
+
+T = TypeVar("T")
+
+
+class LocalCluster(ABC):
+    """A cluster in this process. It is a context manager: leaving it closes every Marshal that is connected to it."""
+
+    def __init__(self) -> None:
+        self._writer: MessageWriter | None = None
+
+    @property
+    @abstractmethod
+    def bootstrap_servers(self) -> str:
+        """Returns what `connect` takes, here or in the service under test: a name as text."""
+
+    @abstractmethod
+    def _transport(self) -> Transport: ...
+
+    @abstractmethod
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Creates a topic."""
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int = 0,
+    ) -> None:
+        """Writes a message, and returns once it can be read.
+
+        Without `partition` the key chooses it, as librdkafka does by default. `timestamp_ms`: since 1970, 0 is now.
+        Raises TopicMissing, InvalidOption.
+        """
+        if self._writer is None:
+            self._writer = self._transport().writer()
+        self._writer.write(topic, value, key, headers, partition, timestamp_ms)
+        self._writer.flush(TIMEOUT_S)
+
+    def connect(self, client_id: str | None = None, **options: Any) -> Marshal:
+        """Does `marshal_py.connect`, with the same options. The Marshal is closed with the cluster at the latest."""
+        return connect(self.bootstrap_servers, client_id=client_id, **options)
+
+    def group(self, name: str, coordination_topic: str = COORDINATION_TOPIC) -> Group:
+        """Returns the operations on a group: its positions, its members, a move of its positions."""
+        return Group(self._transport(), name, coordination_topic, timeout_s=TIMEOUT_S)
+
+    # --- time
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Waits until every consumer has done what is due now. In memory alone."""
+
+    @abstractmethod
+    def advance(self, seconds: float) -> None:
+        """Lets so many seconds pass at once for the consumers: heartbeats, leases, take-overs, timeouts, pauses.
+
+        It takes about a millisecond per heartbeat. Calls that wait (`fetch`, `next`) measure real time all the same. In
+        memory alone.
+        """
+
+    @abstractmethod
+    def run_until(self, condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
+        """Lets time pass until `condition()` is true: in memory a hundred times as fast as in reality.
+
+        `timeout_s`: of real time; then it raises TimeoutError.
+        """
+
+    # --- switches
+
+    @abstractmethod
+    def outage(self) -> AbstractContextManager[None]:
+        """Loses the cluster for the length of a `with` block: nobody reaches it, and what is sent is not stored."""
+
+    @abstractmethod
+    def fence(self, consumer: Membership) -> AbstractContextManager[None]:
+        """Ends the consumer's lease for the length of a `with` block: it keeps its claims and delivers nothing.
+
+        Its connection is cut, and a little more than one heartbeat interval passes. At the end of the block it is
+        connected again, and its lease is renewed. If another interval passes inside the block, other members take its
+        partitions over. In memory alone.
+        """
+
+    @abstractmethod
+    def kill(self, marshal: Marshal) -> None:
+        """Stops a Marshal and its consumers as `kill -9` would: they write nothing more.
+
+        After two heartbeat intervals (`advance`) other members take over. In memory alone.
+        """
+
+    def evict(self, consumer: Membership) -> None:
+        """Ends the consumer's session, as other members do with one that is silent. It loses its claims and rejoins.
+
+        Returns when it has read that. Raises ConsumerClosed.
+        """
+        driver, member = consumer._driver, consumer._driver.member
+        session = member.session
+        if session == NONE or driver.ended:
+            raise ConsumerClosed("Consumer", "it has no session that could be evicted")
+        log = self._transport().log(driver.context.topic, BY)
+        try:
+            while member.session == session:
+                with driver.context.lock:
+                    state = None if member.group is None else member.group.sessions.get(session)
+                    extended = NONE if state is None else state.extended
+                    waited_ms = 0 if state is None else 2 * state.join.interval_ms
+                    version = member.writes_version
+                if state is None:  # its own member has not been told yet
+                    continue
+                record = Evict(session, extended, waited_ms, BY)
+                log.append(driver.log, driver.group_key, codec.encode(record, member.name, driver.incarnation, version))
+
+                def read(extended: int = extended) -> bool:
+                    known = None if member.group is None else member.group.sessions.get(session)
+                    return member.session != session or (known is not None and known.extended != extended)
+
+                _wait(read, "the consumer to read that it was evicted")  # or a heartbeat came first: evict once more
+        finally:
+            log.close(TIMEOUT_S)
+
+    def redeliver(self, consumer: Membership) -> None:
+        """Has every message delivered again that was delivered and not acked, as after a take-over: with a greater
+        token and a greater `delivery_count`.
+
+        First the positions of acked messages are written to the log, so these do not come again. Then the consumer is
+        evicted; it claims its partitions again, or another member does. Raises InvalidOption in at-most-once mode,
+        ConsumerClosed.
+        """
+        if consumer._driver.queue.at_most_once:
+            raise InvalidOption("consumer", consumer.group, "in at-least-once mode: otherwise nothing comes again")
+        lost = set(consumer.claims())
+        consumer._context.complete(consumer._flush(TIMEOUT_S))
+        self.evict(consumer)
+        member = consumer._driver.member
+
+        def owned() -> bool:
+            with consumer._context.lock:
+                group = member.group
+                return group is not None and all(group.partitions[tp].owner != NONE for tp in lost)
+
+        self.run_until(owned)
+
+    def pause(self, group: str, duration_s: float = PAUSE_S) -> Paused:
+        """Pauses a group, and returns when every partition is free. `resume` ends the pause.
+
+        Messages that were not acked keep their partition for up to 30 s (`hand_over_timeout_s`) first; in memory this
+        time passes at once. Raises GroupMissing.
+        """
+        return self._run(lambda: self.group(group).pause(duration_s, BY))
+
+    def resume(self, group: str) -> bool:
+        """Ends the pause of a group. Returns False if it was not paused."""
+        return self._run(lambda: self.group(group).resume(take_over=True))
+
+    def _run(self, operation: Callable[[], T]) -> T:
+        """Runs an operation of an admin while time passes. Returns its result, raises its error."""
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                results.append(operation())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work, name="marshal-testing", daemon=True)
+        thread.start()
+        self.run_until(lambda: not thread.is_alive(), timeout_s=6 * TIMEOUT_S)
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    # --- end
+
+    def close(self) -> None:
+        """Closes every Marshal that is connected to it, also those of the code under test; then forgets everything."""
+        errors: list[Exception] = []
+        for marshal in marshals_of(self.bootstrap_servers):
+            try:
+                marshal.close()
+            except Exception as error:  # the others have threads, too
+                errors.append(error)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if errors:
+            raise errors[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class MemoryCluster(LocalCluster):
+    """A cluster in memory. Joining, reading and acking take a few milliseconds, and a test moves its time.
+
+    `broker`: the transport's broker, with more switches for faults. Only marshal_py can connect to it; code that uses
+    another Kafka client needs the embedded broker.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        clock = MovableClock()
+        self.broker = MemoryBroker(clock)
+        self._time = Timekeeper(self.broker, clock)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.broker.bootstrap_servers
+
+    def _transport(self) -> MemoryTransport:
+        return MemoryTransport(self.broker)
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        self._transport().admin().topic_admin().create(name, partitions, None, {}, False)
+
+    def settle(self) -> None:
+        self._time.settle()
+
+    def advance(self, seconds: float) -> None:
+        if seconds < 0:
+            raise InvalidOption("seconds", seconds, "0 or more: time does not run backwards")
+        self._time.advance(seconds)
+
+    def run_until(self, condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
+        self._time.run_until(condition, timeout_s)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self.broker.down = True
+        self.broker.wake()
+        try:
+            yield
+        finally:
+            self.broker.down = False
+            self.broker.wake()
+
+    @contextmanager
+    def fence(self, consumer: Membership) -> Iterator[None]:
+        connection = self._connection_of(consumer)
+        driver, clock = consumer._driver, self.broker.clock
+        connection.cut = True
+        try:
+            self._time.advance(FENCE_INTERVALS * driver.options.heartbeat_interval_s)
+            yield
+        finally:
+            connection.cut = False
+            self.broker.wake()
+        self._time.run_until(lambda: driver.ended or driver.member.healthy(clock.now()), TIMEOUT_S)
+
+    def redeliver(self, consumer: Membership) -> None:
+        super().redeliver(consumer)
+        # A second time in a row it looks as if messages killed their owners: for one interval they come one by one.
+        self._time.advance(consumer._driver.options.heartbeat_interval_s)
+
+    def kill(self, marshal: Marshal) -> None:
+        assert isinstance(marshal.transport, MemoryTransport)
+        marshal.transport.connection.cut = True
+        self._time.stopped.append(marshal)
+
+    def _connection_of(self, consumer: Membership) -> Any:
+        for marshal in marshals_of(self.bootstrap_servers):
+            if marshal._context is consumer._context:
+                assert isinstance(marshal.transport, MemoryTransport)
+                return marshal.transport.connection
+        raise ConsumerClosed("Consumer", "its Marshal is not connected to this cluster")
+
+    def close(self) -> None:
+        for marshal in self._time.stopped:
+            marshal.close(0.0)
+        super().close()
+        self.broker.down = True
+
+
+class EmbeddedCluster(LocalCluster):
+    """The embedded broker: any Kafka client can connect to it. Time is real there, and no single client can be cut off.
+
+    `broker`: the Broker, with more switches for faults.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broker = Broker(topics={COORDINATION_TOPIC: COORDINATION_PARTITIONS}).start()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.broker.bootstrap_servers
+
+    def _transport(self) -> KafkaTransport:
+        return KafkaTransport(self.bootstrap_servers, TIMEOUT_S)
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        self.broker.create_topic(name, partitions)
+
+    def settle(self) -> None:
+        raise _in_memory_alone("settle")
+
+    def advance(self, seconds: float) -> None:
+        raise _in_memory_alone("advance")
+
+    def run_until(self, condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
+        _wait(condition, "the condition", timeout_s)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        for number in range(1, self.broker.brokers + 1):
+            self.broker.broker_down(number)
+        try:
+            yield
+        finally:
+            for number in range(1, self.broker.brokers + 1):
+                self.broker.broker_up(number)
+
+    def fence(self, consumer: Membership) -> AbstractContextManager[None]:
+        raise _in_memory_alone("fence")
+
+    def kill(self, marshal: Marshal) -> None:
+        raise _in_memory_alone("kill")
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self.broker.close()
+
+
+def local_cluster(kind: str = "memory") -> LocalCluster:
+    """Makes a cluster: "memory" or "embedded". Raises InvalidOption."""
+    if kind == "memory":
+        return MemoryCluster()
+    if kind == "embedded":
+        return EmbeddedCluster()
+    raise InvalidOption("marshal_broker_kind", kind, '"memory" or "embedded"')
+
+
+def _in_memory_alone(verb: str) -> UnsupportedPlatform:
+    return UnsupportedPlatform(verb, "the embedded broker", "use the cluster in memory (marshal_broker's default)")
+
+
+def _wait(condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"{what} did not come true within {timeout_s:g} s")
+        time.sleep(POLL_S)

@@ -1,0 +1,117 @@
+"""make_message: what a handler sees, what is recorded, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from marshal_py import CallerError, Message, TopicPartition
+from marshal_py.errors import ClaimLost, InvalidOption
+from marshal_py.testing import Answer, RecordedMessage, make_message
+
+
+def test_it_is_a_message_with_the_attributes_that_were_named() -> None:
+    message = make_message(
+        b"v", key=b"k", topic="orders", partition=3, offset=120, headers=[("a", b"b")], timestamp_ms=5, topic_id="id"
+    )
+    assert isinstance(message, Message)
+    assert (message.topic, message.partition, message.offset) == ("orders", 3, 120)
+    assert (message.key, message.value, message.headers) == (b"k", b"v", [("a", b"b")])
+    assert (message.timestamp, message.topic_id, message.delivery_count) == (5, "id", 1)
+    assert not message.revoking
+    assert repr(message).startswith("Message(orders:3@120, token=")
+
+
+def test_what_a_deserializer_would_have_made_is_given_as_it_is() -> None:
+    message = make_message({"id": 7}, key=("a", 1))
+    assert (message.value, message.key) == ({"id": 7}, ("a", 1))
+
+
+def test_a_greater_epoch_is_a_greater_token() -> None:
+    older, newer = make_message(epoch=9), make_message(epoch=10)
+    assert older.token < newer.token
+    assert str(older.token) < str(newer.token)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_the_delivery_count(count: int) -> None:
+    assert make_message(offset=40, delivery_count=count).delivery_count == count
+
+
+def test_answers_are_recorded_in_order() -> None:
+    message = make_message()
+    assert (message.answers, message.acked) == ([], False)
+    message.in_progress()
+    assert not message.acked
+    assert message.ack()
+    assert message.acked
+    assert message.answers == [Answer("in_progress"), Answer("ack")]
+    assert message.verbs == ["in_progress", "ack"]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_an_ack_that_waits_is_one_answer(delivery: str) -> None:
+    message = make_message(delivery=delivery)
+    assert message.ack(wait=True)
+    assert message.acked
+    assert message.verbs == ["double_ack"]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_an_ack_after_the_claim_was_lost_comes_too_late(delivery: str) -> None:
+    message = make_message(topic="orders", partition=2, delivery=delivery)
+    message.lose_claim()
+    assert message.revoking
+    assert not message.ack()
+    assert not message.acked
+    with pytest.raises(ClaimLost, match="orders:2"):
+        message.double_ack()
+    assert message.verbs == ["ack", "double_ack"]
+
+
+def test_a_partition_that_moves_can_still_be_acked() -> None:
+    message = make_message(revoking=True)
+    assert message.revoking
+    assert message.ack()
+
+
+def test_messages_do_not_share_anything() -> None:
+    one, two = make_message(), make_message()
+    one.ack()
+    one.lose_claim()
+    assert (two.acked, two.revoking, two.answers) == (False, False, [])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"partition": -1},
+        {"offset": -1},
+        {"delivery_count": 0},
+        {"epoch": -1},
+        {"epoch": 2**63},
+        {"delivery": "exactly_once"},
+        {"delivery": "at_most_once", "delivery_count": 2},
+    ],
+)
+def test_what_no_message_can_have_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=list(wrong)[-1]) as refused:
+        make_message(**wrong)
+    assert isinstance(refused.value, CallerError)
+
+
+def test_every_verb_of_a_message_is_recorded() -> None:
+    """A verb that Message gets later must be recorded too, with the signature that handlers call."""
+    verbs = {name for name, value in vars(Message).items() if inspect.isfunction(value) and not name.startswith("_")}
+    assert verbs >= {"ack", "double_ack", "in_progress"}
+    for verb in verbs:
+        assert verb in vars(RecordedMessage), f"{verb} is not recorded"
+        own, real = (inspect.signature(getattr(kind, verb)) for kind in (RecordedMessage, Message))
+        assert own == real
+
+
+def test_the_claim_is_that_of_one_partition() -> None:
+    message = make_message(topic="orders", partition=1)
+    assert message._delivered.claim.tp == TopicPartition("orders", 1)
