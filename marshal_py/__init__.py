@@ -15,6 +15,7 @@ Packages; each may import from those above it (tests/test_architecture.py checks
 from marshal_py.admin.group import Group, group
 from marshal_py.admin.groups import GroupConfig
 from marshal_py.admin.marshal import Marshal, MarshalInfo, Topic, connect
+from marshal_py.client.consume import ConsumeContext
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.message import Batch, Message, Part
@@ -25,6 +26,7 @@ from marshal_py.errors import (
     AckNotConfirmed,
     AdminBusy,
     AdminGaveUp,
+    AlreadyConsuming,
     AuthenticationFailed,
     BackgroundThreadEnded,
     BadRequest,
@@ -114,6 +116,7 @@ __all__ = [
     "AdminBusy",
     "AdminGaveUp",
     "Advisory",
+    "AlreadyConsuming",
     "AuthenticationFailed",
     "BackgroundThreadEnded",
     "BadRequest",
@@ -127,6 +130,7 @@ __all__ = [
     "ClusterError",
     "ClusterUnreachable",
     "ConcurrentUse",
+    "ConsumeContext",
     "Consumer",
     "ConsumerClosed",
     "ConsumerInfo",

@@ -8,6 +8,7 @@
     |   +-- MessageTooLarge       a record or message is larger than the cluster takes
     |   +-- ConcurrentUse         two threads in fetch / next / iteration of one Consumer
     |   +-- ReentrantCall         a method was called inside another call of the same thread and would wait for it
+    |   +-- AlreadyConsuming      a Consumer that runs a consume() was asked for messages in another way
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
     |   +-- BackgroundThreadEnded something ended the background thread; the Marshal cannot be used any more
@@ -200,6 +201,17 @@ class ReentrantCall(CallerError):
             f"{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or a "
             f"__del__) and would wait for it: call request_stop() there, or set a flag and call {verb}() after "
             f"{inside} has returned"
+        )
+
+
+class AlreadyConsuming(CallerError):
+    """A Consumer that runs a `consume` was asked for messages in another way, or for a second one."""
+
+    def __init__(self, verb: str) -> None:
+        self.verb = verb
+        super().__init__(
+            f"{verb}() was called while a consume() of the same Consumer runs: stop() or drain() what it returned, or "
+            f"make another Consumer"
         )
 
 

@@ -99,7 +99,7 @@ class Enough(Exception):
 
 def test_there_are_examples() -> None:
     """Pages without blocks would pass every other test here."""
-    assert (len(PYTHON.findall(README)), len(PYTHON.findall(CONSUMER_PAGE))) == (1, 1)
+    assert (len(PYTHON.findall(README)), len(PYTHON.findall(CONSUMER_PAGE))) == (1, 2)
 
 
 def test_the_readme_is_short() -> None:
@@ -134,6 +134,22 @@ def test_the_sql_is_that_of_the_tested_example() -> None:
     """tests/test_payments.py shows what it does."""
     [block] = re.findall(r"```sql\n(.*?)```", FENCING_PAGE, re.DOTALL)
     assert block.strip() == ADVANCE.strip()
+
+
+def test_consume_example_stores_every_order_once(broker: Broker) -> None:
+    """The example with a handler, whose error ends it."""
+    fill(broker, "orders", 50)
+    stored: list[bytes] = []
+
+    def store(value: bytes, fence: Any) -> None:
+        stored.append(value)
+        if len(stored) == 50:
+            raise Enough
+
+    code = from_the_start(PYTHON.findall(CONSUMER_PAGE)[1], broker)
+    with pytest.raises(Enough):
+        exec(compile(code, "consumer.md", "exec"), {"store": store})
+    assert sorted(stored) == sorted(f"message {number}".encode() for number in range(50))
 
 
 def test_batch_example_stores_every_order_once(broker: Broker) -> None:

@@ -7,10 +7,11 @@ partition is fetched ahead when the member will probably claim it soon.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from marshal_py.client.acks import Delivered
 from marshal_py.client.message import Message
@@ -26,6 +27,20 @@ SAMPLED_EACH: Final = (
     16  # one message in this many is measured in large chunks: measuring every message costs a tenth of all time
 )
 SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
+
+
+class Allowance(NamedTuple):
+    """Says how much may be delivered before the next step: messages and bytes (None: any number).
+
+    `one_fits`: the first message may come even if it is larger.
+    """
+
+    messages: int = sys.maxsize
+    size_bytes: int | None = None
+    one_fits: bool = True
+
+
+ENDLESS: Final = Allowance()
 
 
 class Fetched:
@@ -81,13 +96,19 @@ class Reserved:
     the gate. It also checks the boot clock, because `Member.open_ms` has said only for how long the gate stays open.
     """
 
-    __slots__ = ("_buffer", "_count", "_delivered", "_head", "_mono_ms", "_until_ns")
+    __slots__ = ("_buffer", "_count", "_delivered", "_first", "_head", "_mono_ms", "_until_ns", "taken")
 
     def __init__(
         self, buffer: Buffer, head: Fetched, delivered: Delivered, count: int, until_ms: int, mono_ms: int
     ) -> None:
         self._buffer, self._head, self._delivered = buffer, head, delivered
         self._count, self._until_ns, self._mono_ms = count, until_ms * 1_000_000, mono_ms
+        self._first = head.at
+        self.taken = 0  # how many messages were delivered; known once `messages` has ended
+
+    def raw(self) -> Sequence[RawMessage]:
+        """Returns the messages that were delivered, once `messages` has ended."""
+        return self._head.messages[self._first : self._first + self.taken]
 
     def messages(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
         """Yields the messages until the gate shuts or none is left. `boot_ns` reads the boot clock."""
@@ -129,6 +150,7 @@ class Reserved:
             raise
         finally:
             delivered.context.delivered += done - first
+            self.taken = done - first
 
     def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
         """Yields the messages, taking the lock for each, because another thread may drop the grant that covers it."""
@@ -138,7 +160,7 @@ class Reserved:
         assert isinstance(tracker, AtMostOnce)
         for _ in range(self._count):
             with delivered.context.lock:
-                if not fetched or fetched[0] is not head or buffer.paused_by_user:
+                if not fetched or fetched[0] is not head or head.at == len(head.messages) or buffer.paused_by_user:
                     return
                 raw = head.messages[head.at]
                 offset = raw.offset() or 0
@@ -146,6 +168,7 @@ class Reserved:
                     return
                 tracker.deliver(offset, self._mono_ms)
                 delivered.context.delivered += 1
+                self.taken += 1
                 head.at += 1
                 if head.at == len(head.messages):
                     fetched.popleft()

@@ -14,18 +14,20 @@ from typing import Any, Generic
 from marshal_py.client import requests
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.confirmations import Confirmations
+from marshal_py.client.consume import ConsumeContext, ConsumeDemand, Handler
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
-from marshal_py.client.ending import Ending
+from marshal_py.client.demand import Demand, LimitedDemand
+from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
-from marshal_py.client.requests import FETCH_EXPIRES_S, Request
+from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, Request
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
-from marshal_py.errors import ConcurrentUse, ConsumerClosed, MarshalError
+from marshal_py.errors import AlreadyConsuming, ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError
 from marshal_py.transport.serialization import K_co, V_co
 
 
@@ -48,14 +50,15 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._intake = Intake(context, driver, driver.queue)
         driver.queue.delivery.confirm = Confirmations(context, driver).wait
         self._planner: Planner | None = None
+        self._consuming: ConsumeContext[K_co, V_co] | None = None
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more, lets a running iteration deliver what is buffered, releases the claims and leaves the group.
 
         At most `prefetch_messages` more are delivered; the next owners begin after the last delivered message. While an
-        iteration runs, `drain` returns at once, and the iteration ends when these messages are delivered. Otherwise the
-        call waits for the acks of delivered messages, at most `timeout_s` seconds (default: the handler timeout).
-        Raises ReentrantCall.
+        iteration runs, `drain` returns at once, and the iteration ends when these messages are delivered. Otherwise,
+        and with a handler of `consume`, the call waits for the acks of delivered messages, at most `timeout_s` seconds
+        (default: the handler timeout). Raises ReentrantCall.
         """
         self._context.check_call("Consumer", "drain", waits=True)
         with self._context.lock:
@@ -63,10 +66,15 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._begin_drain(timeout_s)
         if not self._iterating:
             self._finish_drain()
+        elif self._consuming is not None:
+            self._consuming.join(max(0.0, self._ending.drain_until - time.monotonic()) + LEAVE_TIMEOUT_S)
 
     # --- fetching
 
     def _enter(self, call: Call) -> None:
+        consuming = self._consuming
+        if consuming is not None and not consuming.closed and call.verb not in (ConsumeDemand.verb, "flush"):
+            raise AlreadyConsuming(call.verb)
         super()._enter(call)
         if self._planner is not None and call.verb != "flush":
             raise ConsumerClosed("fetching side of the Consumer", "it plans ranges that others read")
@@ -154,7 +162,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 yield from self._intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
                 continue
             self._ending.raise_if_ended()
-            came = yield from self._intake.pull(min(left_s, WAIT_SLICE_S), max_messages)
+            came = bool((yield from self._intake.pull(min(left_s, WAIT_SLICE_S), max_messages)))
             if watch is not None:
                 watch.message() if came else watch.check()
 
@@ -177,17 +185,87 @@ class Consumer(Membership, Generic[K_co, V_co]):
         Leaving the user's loop does not stop the consumer. Raises the same as `fetch`.
         """
         # Chained in C: a generator that delegates to others would be entered once more per message.
-        return chain.from_iterable(self._runs())
+        return chain.from_iterable(self._runs(Demand(self._intake)))
 
-    def _runs(self) -> Iterator[Iterator[Message[K_co, V_co]]]:
-        """Yields one iterator after the other, each over the next messages of one partition."""
-        call = Call("iteration")
+    def fetch_each(
+        self,
+        max_messages: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        expires_s: float = FETCH_EXPIRES_S,
+        idle_heartbeat_s: float | None = None,
+    ) -> Iterator[Message[K_co, V_co]]:
+        """Delivers the messages of a `fetch` one by one, each as soon as it comes.
+
+        The iteration ends by count, by bytes or by expiry; messages that are there at the expiry are delivered first.
+        The lease is checked before each message, and leaving the loop early loses none. The arguments and errors are
+        those of `fetch`; time counts from this call.
+        """
+        request = requests.check_fetch(max_messages, max_bytes, expires_s, None, idle_heartbeat_s)
+        watch = self._watch(request.idle_heartbeat_s)
+        return chain.from_iterable(self._runs(LimitedDemand(self._intake, request, watch)))
+
+    def consume(
+        self,
+        handler: Handler[K_co, V_co] | None = None,
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        expires_s: float = CONSUME_EXPIRES_S,
+        idle_heartbeat_s: float | None = None,
+        threshold_messages: int | None = None,
+        threshold_bytes: int | None = None,
+    ) -> ConsumeContext[K_co, V_co]:
+        """Receives messages without an end, through a buffer that is refilled while they are handled.
+
+        With a `handler`, a thread calls `handler(message)` for each message, one after the other; the handler acks.
+        Without one, iterate over the returned context. The lease is checked before each message.
+
+        At most `max_messages` (default 1,000) or `max_bytes` are pending, that is, asked for and not delivered; not
+        both can be given. When they have fallen to `threshold_messages` or `threshold_bytes` (default: half of the
+        limit, rounded up), what is missing is asked for. What has not come after `expires_s` seconds (at least 1) is
+        asked for again. `idle_heartbeat_s` is that of `fetch`; the default is half of `expires_s`, at most 30. A
+        message that is larger than `max_bytes` comes alone.
+
+        If the handler raises, the event `handler_failed` comes and the consume ends with that error. A consumer has one
+        consume at a time, and no `fetch`, `next` or iteration beside it.
+
+        Raises AlreadyConsuming, ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption.
+        """
+        request = requests.check_consume(
+            max_messages, max_bytes, expires_s, idle_heartbeat_s, threshold_messages, threshold_bytes
+        )
+        if handler is not None and not callable(handler):
+            raise InvalidOption("handler", handler, "a function of one message, or None to iterate")
+        context, call = self._context, Call("consume")
         try:
             self._enter(call)
             if self._iterating is not None:
-                raise ConcurrentUse("iteration")
+                raise ConcurrentUse("consume")
+            watch = IdleHeartbeat(context, self._driver, request.idle_heartbeat_s)
+            demand = ConsumeDemand(context, self._intake, self._queue, request, watch)
+            self._consuming = ConsumeContext(
+                context, self._driver, self._ending, self._queue, demand, self._runs, self.flush, handler
+            )
+        finally:  # as in fetch
+            if self._inside is call:
+                self._inside = None
+                self._user = self._user if self._iterating else None
+        self._consuming.start()
+        return self._consuming
+
+    def _pending(self) -> tuple[int, int]:
+        return (0, 0) if self._consuming is None else self._consuming.pending()
+
+    def _runs(self, demand: Demand) -> Iterator[Iterator[Message[K_co, V_co]]]:
+        """Yields one iterator after the other, each over the next messages of one partition."""
+        call = Call(demand.verb)
+        try:
+            self._enter(call)
+            if self._iterating is not None:
+                raise ConcurrentUse(demand.verb)
             self._iterating = call
-            yield from self._reservations(call)
+            yield from self._reservations(call, demand)
         except BaseException as error:
             if self._inside is call and not isinstance(error, MarshalError):
                 with self._context.lock:
@@ -201,9 +279,9 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 if self._ending.draining:
                     self._finish_drain()
 
-    def _reservations(self, call: Call) -> Iterator[Iterator[Message]]:
+    def _reservations(self, call: Call, demand: Demand) -> Iterator[Iterator[Message[K_co, V_co]]]:
         boot_ns = self._context.clock.boot_ns
-        steps = self._reserve()
+        steps = self._reserve(demand)
         step = next(steps, None)
         while step is not None:
             if isinstance(step, Reserved):
@@ -214,25 +292,28 @@ class Consumer(Membership, Generic[K_co, V_co]):
             else:
                 step = following(steps, self._carry_out(step))
 
-    def _reserve(self) -> Generator[Wait | Reserved, Any, None]:
-        """Yields what to wait for, and messages to deliver, until a stop, a drain or a signal."""
+    def _reserve(self, demand: Demand) -> Generator[Wait | Reserved, Any, None]:
+        """Yields what to wait for, and messages to deliver, until a stop, a drain or a signal, or `demand` is over."""
         queue, context = self._queue, self._context
         now = context.clock.now
-        while not self._ending.reason and not self._ending.must_stop():
+        while not self._ending.reason and not self._ending.must_stop() and not demand.over():
             if self._driver.pending_errors:
                 self._ending.raise_if_ended()
             with context.lock:
                 queue.user_returned()
                 looks = queue.looks()
-            if looks and not self._ending.draining:
-                yield from self._intake.look()
+            if not self._ending.draining:
+                if looks and demand.looks:
+                    yield from self._intake.look()
+                yield from demand.refill()
             with context.outbox, context.lock:
-                reserved = queue.reserve(now())
+                reserved = queue.reserve(now(), demand.allows())
                 self._driver.report_finished()
                 if queue.at_most_once:
                     self._driver.ask_grants(now())
             if reserved is not None:
                 yield reserved
+                demand.delivered(reserved)
                 continue
             if self._ending.draining:
                 seen = context.changes
@@ -244,10 +325,12 @@ class Consumer(Membership, Generic[K_co, V_co]):
             self._ending.raise_if_ended()
             with context.lock:
                 shut = queue.deliverable() > 0
+            if demand.ends(shut):
+                return
             if shut:
                 yield from self._intake.wait_for_gate(WAIT_SLICE_S)
             else:
-                yield from self._intake.pull(WAIT_SLICE_S)
+                yield from demand.wait(WAIT_SLICE_S)
 
     # --- planning
 

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from marshal_py.client.acks import Delivered, DeliveryContext
-from marshal_py.client.buffers import Buffer, Reserved, fit, message_bytes
+from marshal_py.client.buffers import ENDLESS, Allowance, Buffer, Reserved, fit, message_bytes
 from marshal_py.client.forks import watch_forks
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.message import DecodedMessage, Message, Part
@@ -249,6 +249,21 @@ class DeliveryQueue:
                 total += buffer.size
         return total
 
+    def to_deliver(self, count_bytes: bool = False) -> tuple[int, int]:
+        """Returns how many messages are buffered of claims that deliver, granted or not, and of how many bytes.
+
+        Without `count_bytes` the bytes are 0.
+        """
+        messages = size_bytes = 0
+        for buffer in self.buffers.values():
+            claim = buffer.claim
+            if claim is not None and claim.phase is ClaimPhase.OPEN and not buffer.paused_by_user and buffer.fetched:
+                size = buffer.size
+                messages += size
+                if count_bytes:
+                    size_bytes += buffer.bytes_of(size, message_bytes)
+        return messages, size_bytes
+
     def buffered(self) -> int:
         """Returns how many messages, of all partitions together, were fetched and not delivered."""
         return sum([buffer.size for buffer in self.buffers.values() if buffer.fetched])
@@ -386,8 +401,11 @@ class DeliveryQueue:
         for tp in self.user_paused & again.keys():
             self._pause_fetching(self.buffers[tp])
 
-    def reserve(self, now: Instant) -> Reserved | None:
-        """Returns messages of one partition to deliver one by one while the gate stays open; None if there are none."""
+    def reserve(self, now: Instant, allowance: Allowance = ENDLESS) -> Reserved | None:
+        """Returns messages of one partition to deliver one by one while the gate stays open; None if there are none.
+
+        It returns no more than `allowance`.
+        """
         for _ in range(len(self._order)):
             tp = self._order[0]
             self._order.rotate(-1)
@@ -402,7 +420,10 @@ class DeliveryQueue:
             count = 1 if claim.one_by_one else there
             if isinstance(claim.tracker, AtMostOnce):
                 count = buffer.skip_to_grant(claim.tracker)
-            count = min(count, self._left())
+            count = min(count, self._left(), allowance.messages)
+            if allowance.size_bytes is not None and count > 0:
+                head = buffer.fetched[0]
+                count = fit(head.messages, head.at, count, allowance.size_bytes, allowance.one_fits)
             if count > 0:
                 self.rate.delivered(self.delivered, now.mono_ms)
                 head = buffer.fetched[0]

@@ -32,6 +32,9 @@ class ConsumerInfo(NamedTuple):
     claims to the ends of the partitions. It is -1 while the cluster does not have one of its topics. It is also -1
     while the consumer owns nothing and partitions of its topics are parked, that is, closed to all members until an
     admin has looked at them. `grants_dropped`: as in ConsumerMetrics (metrics.py).
+
+    `pending_messages`: of a running `consume`, messages that were asked for and not delivered; with `max_bytes` only
+    those that have come. `pending_bytes`: the same in bytes; 0 unless `max_bytes` was given.
     """
 
     group: str
@@ -45,3 +48,5 @@ class ConsumerInfo(NamedTuple):
     grants_dropped: int
     late_acks: int
     waiting_for: str
+    pending_messages: int = 0
+    pending_bytes: int = 0

@@ -8,6 +8,7 @@ whether a claim may deliver now (`Member.open_ms`, D8).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -34,11 +35,11 @@ class Intake:
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
         self.ahead: int = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
 
-    def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> Steps[bool]:
+    def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES, most: int = sys.maxsize) -> Steps[Sequence[Chunk]]:
         """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.
 
-        `wanted`: how many messages to take at most in at-least-once mode; PIECE_MESSAGES if that is more. Returns True
-        if messages came.
+        `wanted`: how many messages to take at most in at-least-once mode; PIECE_MESSAGES if that is more. `most`: an
+        upper bound in every mode; with 0 it waits without taking any. Returns what came.
         """
         queue, context = self._queue, self._context
         if queue.at_most_once:
@@ -47,12 +48,16 @@ class Intake:
                 yield Change(min(timeout_s, GRANT_SLICE_S), seen)
                 timeout_s = 0.0
         # In at-most-once mode a larger piece allows a larger grant.
-        most = queue.options.prefetch_messages
-        count = most if queue.at_most_once else min(most, max(wanted, PIECE_MESSAGES))
-        chunks: list[Chunk] = yield Poll(timeout_s, count)
+        most = min(most, queue.options.prefetch_messages)
+        if not queue.at_most_once:
+            most = min(most, max(wanted, PIECE_MESSAGES))
+        if most <= 0:
+            yield Change(min(timeout_s, GRANT_SLICE_S), context.changes)
+            return ()
+        chunks: Sequence[Chunk] = yield Poll(timeout_s, most)
         if chunks:
             self.add(chunks)
-        return bool(chunks)
+        return chunks
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Sorts messages that have come into the buffers. In at-most-once mode it also asks for their grants."""

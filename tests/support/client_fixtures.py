@@ -100,6 +100,13 @@ class TestCluster:
 
     def verdicts(self, group: str) -> list[Verdict]:
         """The verdicts on every record of this group, from genesis on."""
+        return [verdict for verdict in self._fold(group)[1] if verdict.group == group]
+
+    def world(self, group: str) -> World:
+        """The state that the log of this group folds to."""
+        return self._fold(group)[0]
+
+    def _fold(self, group: str) -> tuple[World, list[Verdict]]:
         root = World(0, None)
         for offset, value in enumerate(self.log_values(0)):
             rationalizer.apply(root, offset, value)
@@ -107,8 +114,7 @@ class TestCluster:
         assert isinstance(genesis, Genesis)
         number = route(group, genesis.partitions)
         world = World(number, None if number == 0 else genesis)
-        found = [rationalizer.apply(world, offset, value) for offset, value in enumerate(self.log_values(number))]
-        return [verdict for verdict in found if verdict.group == group]
+        return world, [rationalizer.apply(world, at, value) for at, value in enumerate(self.log_values(number))]
 
     def accepted(self, group: str, kind: type[Record]) -> list[Any]:
         """Accepted records of one kind, in the order of the log."""

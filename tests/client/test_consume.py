@@ -1,0 +1,464 @@
+"""`Consumer.consume`, as an iterator and with a handler, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marshal_py import Consumer, Message
+from marshal_py.errors import AlreadyConsuming, ConcurrentUse, ConsumerClosed, GroupDeleted, InvalidOption
+from marshal_py.protocol import codec
+from marshal_py.protocol.records import Evict, GroupConfig
+from tests.support.client_fixtures import (
+    DEADLINE_S,
+    LOG,
+    MemoryTestCluster,
+    TestCluster,
+    collect,
+    joined,
+    owns,
+    places,
+    positions,
+    until,
+)
+
+DELIVERIES = ("at_least_once", "at_most_once")
+
+
+class Handler:
+    """Acks each message. `hold` makes it wait in the handler; `then` is called with each message."""
+
+    def __init__(self, then: Callable[[Message], object] | None = None) -> None:
+        self.seen: list[Message] = []
+        self.threads: set[str] = set()
+        self.then = then
+        self.open = threading.Event()
+        self.open.set()
+
+    def __call__(self, message: Message) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.seen.append(message)
+        assert self.open.wait(DEADLINE_S)
+        if self.then is not None:
+            self.then(message)
+        message.ack()
+
+    def got(self, count: int) -> list[Message]:
+        until(lambda: len(self.seen) >= count, f"{count} messages are handled")
+        return self.seen
+
+
+def limits(**given: Any) -> Any:
+    return pytest.param(given, id=" ".join(f"{name}={value}" for name, value in given.items()) or "defaults")
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("given", [limits(), limits(max_messages=1), limits(max_messages=7), limits(max_bytes=100)])
+def test_a_loop_gets_everything_once_and_in_order(
+    memory: MemoryTestCluster, delivery: str, given: dict[str, int]
+) -> None:
+    """ADR-37: "Retrieve messages from the server while maintaining a buffer that will refill at some point during the
+    message processing." """
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 100)
+    memory.fill(topic, 1, 100)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], delivery=delivery) as consumer:
+        seen: list[tuple[int, int]] = []
+        context = consumer.consume(**given)
+        for message in context:
+            seen.append((message.partition, message.offset))
+            message.ack()
+            if len(seen) == 200:
+                break
+        for partition in (0, 1):
+            assert [offset for at, offset in seen if at == partition] == list(range(100))
+        assert not context.closed
+        context.stop()
+        assert context.closed
+        assert list(context) == []
+        assert not consumer.closed
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_handler_gets_everything_on_a_thread_of_its_own(cluster: TestCluster, delivery: str) -> None:
+    topic = cluster.topic(2)
+    cluster.fill(topic, 0, 50)
+    handler = Handler()
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
+        context = consumer.consume(handler)
+        handler.got(50)
+        cluster.fill(topic, 1, 50)
+        seen = handler.got(100)
+        for partition in (0, 1):
+            assert [m.offset for m in seen if m.partition == partition] == list(range(50))
+        assert handler.threads == {"marshal-consume"}
+        assert context.wait(0.01) is False
+        context.drain()
+        assert context.wait() is True
+        assert (context.closed, context.error) == (True, None)
+        assert positions(consumer) == {0: 50, 1: 50}
+
+
+@pytest.mark.parametrize(
+    ("given", "threshold"), [({"max_messages": 10}, 5), ({"max_messages": 10, "threshold_messages": 9}, 9)]
+)
+def test_the_buffer_is_filled_to_its_limit_and_never_above(
+    memory: MemoryTestCluster, given: dict[str, int], threshold: int
+) -> None:
+    """ADR-37: "Consume() should pre-buffer messages up to a limit set by max_messages or max_bytes options (whichever
+    is provided)."
+    ADR-37: "Clients should track the total amount of messages pending in a buffer." """
+    topic = memory.topic()
+    memory.fill(topic, 0, 100)
+    pending: list[int] = []
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for message in consumer.consume(**given):
+            info = consumer.cached_info()
+            pending.append(info.pending_messages)
+            assert consumer._queue.buffered() <= info.pending_messages
+            message.ack()
+            if message.offset == 79:
+                break
+    assert max(pending) == 9  # of the ten one is in the handler
+    assert min(pending) == threshold  # the next delivery would go below, so more was asked for first
+
+
+def test_bytes_are_limited_by_the_size_of_whole_messages(memory: MemoryTestCluster) -> None:
+    """ADR-37: "Size consists of: - Data (payload + headers) - Subject - Reply subject" """
+    topic = memory.topic()
+    for number in range(60):
+        memory.put(topic, 0, b"v" * (1 + number % 7), b"key", [("h", b"1")])
+    sizes: list[int] = []
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        each = 7 + 3 + 2 + len(topic)
+        for message in consumer.consume(max_bytes=5 * each):
+            sizes.append(consumer.cached_info().pending_bytes)
+            message.ack()
+            if message.offset == 59:
+                break
+    assert 0 < max(sizes) <= 5 * each
+
+
+def test_a_message_that_is_larger_than_the_limit_comes_alone(memory: MemoryTestCluster) -> None:
+    """ADR-37: "409 Message Size Exceeds MaxBytes" """
+    topic = memory.topic()
+    for size in (1, 500, 1, 600, 1):
+        memory.put(topic, 0, b"x" * size)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        offsets: list[int] = []
+        for message in consumer.consume(max_bytes=50):
+            offsets.append(message.offset)
+            message.ack()
+            if len(offsets) == 5:
+                break
+        assert offsets == [0, 1, 2, 3, 4]
+
+
+def test_a_second_consume_and_any_other_call_for_messages_are_refused(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    handler = Handler()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume(handler)
+        handler.got(3)
+        for verb in (consumer.consume, consumer.fetch, consumer.next, lambda: next(iter(consumer))):
+            with pytest.raises(AlreadyConsuming, match="stop"):
+                verb()
+        with pytest.raises(InvalidOption, match="handler"):
+            iter(context)
+        context.stop()
+        memory.fill(topic, 0, 1, first=3)
+        assert places(collect(consumer, 1)) == [(0, 3)]
+        with consumer.consume(), pytest.raises(AlreadyConsuming):
+            consumer.next()
+        assert consumer.next(expires_s=0) is None
+
+
+def test_consume_inside_an_iteration_is_refused(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for message in consumer:
+            with pytest.raises(ConcurrentUse):
+                consumer.consume()
+            message.ack()
+            break
+        with pytest.raises(InvalidOption, match="handler"):
+            consumer.consume("no function")  # type: ignore[arg-type]
+        consumer.consume().stop()
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_stop_drops_the_buffer_and_loses_nothing(memory: MemoryTestCluster, delivery: str) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 50)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], delivery=delivery) as consumer:
+        context, offsets = consumer.consume(), []
+        for message in context:
+            offsets.append(message.offset)
+            message.ack()
+            if len(offsets) == 5:
+                context.stop()
+                assert consumer._queue.buffered() == 0
+        assert offsets == [0, 1, 2, 3, 4]
+        assert context.closed
+        assert places(collect(consumer, 45)) == [(0, offset) for offset in range(5, 50)]
+
+
+def test_stop_waits_for_the_running_handler(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 50)
+    handler = Handler()
+    handler.open.clear()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume(handler)
+        handler.got(1)
+        context.stop(timeout_s=0.01)
+        assert not context.closed
+        handler.open.set()
+        context.stop()
+        assert context.closed
+        assert len(handler.seen) == 1
+
+
+def test_stop_and_drain_may_be_called_in_the_handler(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for ending, last, offsets in (("stop", 1, [0, 1]), ("drain", 2, [2, 3, 4])):
+            handler = Handler()
+            handler.open.clear()
+            context = consumer.consume(handler)
+            end = getattr(context, ending)
+            handler.then = lambda message, last=last, end=end: end() if message.offset == last else None
+            handler.open.set()
+            assert context.wait(DEADLINE_S)
+            assert [message.offset for message in handler.seen] == offsets
+
+
+def test_drain_delivers_what_is_buffered_and_asks_for_no_more(memory: MemoryTestCluster) -> None:
+    """ADR-37: "Client may want some way to drain() the buffer or iterator without pulling messages, so that the client
+    can cleanly stop without leaving many messages un-acked." """
+    topic = memory.topic()
+    memory.fill(topic, 0, 100)
+    group = memory.group()
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        context, offsets = consumer.consume(max_messages=10), []
+        for message in context:
+            offsets.append(message.offset)
+            if len(offsets) == 3:
+                context.drain()
+            message.ack()
+        assert offsets == list(range(10))
+        assert context.closed
+        world = marshal._loop.worlds[consumer._driver.log]
+        assert [partition.position for partition in world.groups[group].partitions.values()] == [10]
+        assert not consumer.closed
+
+
+def test_drain_waits_for_acks_of_other_threads(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    held: list[Message] = []
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume(held.append)
+        until(lambda: len(held) == 3, "all are handed to somebody else")
+        drain = threading.Thread(target=context.drain)
+        drain.start()
+        for message in held:
+            assert not context.closed
+            message.ack()
+        drain.join(DEADLINE_S)
+        assert context.closed
+        assert positions(consumer) == {0: 3}
+
+
+def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 50)
+    handler = Handler()
+    handler.open.clear()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume(handler)
+        handler.got(1)
+        threading.Timer(0.2, handler.open.set).start()
+        context.drain(timeout_s=0.05)
+        assert context.closed
+        assert len(handler.seen) == 1
+        assert places(collect(consumer, 49)) == [(0, offset) for offset in range(1, 50)]
+
+
+@pytest.mark.parametrize("ending", ["stop", "drain", "request_stop"])
+def test_the_end_of_the_consumer_ends_its_consume(cluster: TestCluster, ending: str) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 20)
+    handler = Handler()
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+        context = consumer.consume(handler)
+        handler.got(20)
+        getattr(consumer, ending)()
+        assert context.wait(DEADLINE_S)
+        assert (context.closed, context.error) == (True, None)
+        if ending == "drain":
+            for verb in (consumer.next, consumer.consume, consumer.fetch):
+                with pytest.raises(ConsumerClosed, match="it was drained"):
+                    verb()
+
+
+def test_the_end_of_the_consumer_ends_a_consume_that_nobody_iterates(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal:
+        consumer = joined(marshal, memory.group(), [topic])
+        context = consumer.consume()
+        consumer.stop()
+        assert context.closed
+        assert context.wait(DEADLINE_S)
+        assert list(context) == []
+        context.stop()
+
+
+def test_a_handler_that_raises_ends_the_consume(memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+    broken = ValueError("no such account")
+
+    def fail(message: Message) -> None:
+        if message.offset == 2:
+            raise broken
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        handler = Handler(fail)
+        with caplog.at_level(logging.ERROR, "marshal_py"):
+            context = consumer.consume(handler)
+            with pytest.raises(ValueError, match="no such account"):
+                context.wait(DEADLINE_S)
+        assert context.error is broken
+        assert context.closed
+        assert [message.offset for message in handler.seen] == [0, 1, 2]
+        assert "a handler failed" in caplog.text
+        failed = [event for event in consumer.events() if event.kind == "handler_failed"]
+        assert [(event.topic, event.partition, event.offset) for event in failed] == [(topic, 0, 2)]
+        assert "no such account" in failed[0].text
+        assert not consumer.closed
+        assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_deleted_group_ends_the_consume(memory: MemoryTestCluster, handled: bool) -> None:
+    """ADR-37: "409 Consumer Deleted" """
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    found: list[BaseException] = []
+
+    def receive() -> None:
+        try:
+            if handled:
+                context.wait()
+            else:
+                for message in context:
+                    message.ack()
+        except GroupDeleted as error:
+            found.append(error)
+
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        context = consumer.consume(Handler() if handled else None)
+        loop = threading.Thread(target=receive)
+        loop.start()
+        until(owns(consumer, 0), "the partition is claimed")
+        delete(memory, group)
+        loop.join(DEADLINE_S)
+        assert len(found) == 1
+        assert context.error is found[0]
+        assert (context.closed, consumer.closed) == (True, True)
+
+
+def delete(cluster: MemoryTestCluster, group: str) -> None:
+    """Evicts every session of the group and deletes it at once, so that nobody can join in between."""
+    with cluster.broker.lock:
+        world = cluster.world(group)
+        assert world.genesis is not None
+        state = world.groups[group]
+        records = [Evict(one.id, one.extended, 2 * one.join.interval_ms) for one in state.sessions.values()]
+        for record in (*records, GroupConfig(state.config_offset, deleted=True)):
+            value = codec.encode(record, group, world.genesis.incarnation)
+            cluster.broker.produce(LOG, world.log, value, None, None, 0)
+
+
+def test_partitions_that_move_do_not_disturb_it(cluster: TestCluster) -> None:
+    """Claims are lost in the middle: every message is delivered, and what was acked comes once."""
+    topic = cluster.topic(4)
+    group = cluster.group()
+    handlers = [Handler(), Handler()]
+    with cluster.connect("a") as one, cluster.connect("b") as two:
+        first = joined(one, group, [topic])
+        context = first.consume(handlers[0], max_messages=10)
+        until(owns(first, 0, 1, 2, 3), "all partitions are its own")
+        for partition in range(4):
+            cluster.fill(topic, partition, 50)
+        handlers[0].got(100)
+        second = joined(two, group, [topic])
+        other = second.consume(handlers[1], max_messages=10)
+        until(lambda: len(first.claims()) == len(second.claims()) == 2, "each owns two partitions")
+        for partition in range(4):
+            cluster.fill(topic, partition, 50, first=50)
+        until(lambda: len(handlers[0].seen) + len(handlers[1].seen) >= 400, "everything is handled")
+        context.drain()
+        other.drain()
+        seen = places(handlers[0].seen) + places(handlers[1].seen)
+        assert sorted(set(seen)) == [(partition, offset) for partition in range(4) for offset in range(100)]
+        assert len(seen) == 400
+        assert handlers[1].seen
+
+
+def test_fetch_each_delivers_messages_as_they_come(cluster: TestCluster) -> None:
+    """ADR-37: "the messages will be delivered via a callback with some signal to indicate that the fetch has finished
+    (could be message is null) or via some iterator functionality where getting the next message will block until a
+    message is yielded or the operation or the operation finishes, which terminates the iterator." """
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 1)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+        offsets: list[int] = []
+        for message in consumer.fetch_each(3, expires_s=600):
+            offsets.append(message.offset)
+            message.ack()
+            cluster.fill(topic, 0, 1, first=len(offsets))  # the next one exists only once this one is here
+        assert offsets == [0, 1, 2]
+        assert [message.offset for message in consumer.fetch_each(10, expires_s=0.3)] == [3]
+        assert list(consumer.fetch_each(10, expires_s=0)) == []
+
+
+def test_leaving_fetch_each_early_loses_nothing(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 10)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for message in consumer.fetch_each(5):
+            message.ack()
+            break
+        assert places(collect(consumer, 9)) == [(0, offset) for offset in range(1, 10)]
+
+
+def test_fetch_each_ends_by_bytes(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    for _ in range(10):
+        memory.put(topic, 0, b"x" * 100)
+    each = 100 + len(topic)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        assert len(list(consumer.fetch_each(max_bytes=3 * each, expires_s=600))) == 3
+        assert len(list(consumer.fetch_each(max_bytes=4 * each - 1, expires_s=600))) == 3
+        assert len(list(consumer.fetch_each(max_bytes=1, expires_s=600))) == 1
+
+
+def test_a_consumer_without_a_consume_has_nothing_pending(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal:
+        consumer: Consumer = joined(marshal, memory.group(), [topic])
+        info = consumer.cached_info()
+        assert (info.pending_messages, info.pending_bytes) == (0, 0)
+        context = consumer.consume(max_messages=10)
+        context.stop()
+        info = consumer.cached_info()
+        assert (info.pending_messages, info.pending_bytes) == (0, 0)
