@@ -7,14 +7,12 @@ the group, and ends the pause after the change. Settings that are not named stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
-
-from msgspec.structs import replace
+from typing import Any
 
 from marshal_py.admin.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
 from marshal_py.admin.pause import Drain
 from marshal_py.admin.pause_lock import PauseLock
+from marshal_py.admin.settings import Edit, Wanted, base_of, changes_mode, check_settings, check_wanted, settle
 from marshal_py.admin.suggestions import suggestion
 from marshal_py.errors import (
     AdminGaveUp,
@@ -26,13 +24,10 @@ from marshal_py.errors import (
     PauseNotDrained,
     SettingsChanged,
 )
-from marshal_py.protocol.assignment import POLICIES
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.records import MODE_NAMES, MODES, ON_TOPIC_RECREATED, PARTITION_MAX, GroupConfig, Topology
+from marshal_py.protocol.records import MODES, PARTITION_MAX, GroupConfig, Topology
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
-
-OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
 
 
 class ChangePlan(Operation):
@@ -143,7 +138,7 @@ class ConfigPlan(ChangePlan):
     def __init__(
         self,
         context: GroupContext,
-        wanted: Mapping[str, str],
+        wanted: Wanted | Edit,
         *,
         create: bool = False,
         reason: str = "",
@@ -153,16 +148,17 @@ class ConfigPlan(ChangePlan):
         duration_ms: int | None = None,
         patience_ms: int | None = None,
     ) -> None:
-        """Plans the change to `wanted`, the new settings, as `check_settings` takes them. `create`: whether to create
-        the group, or revive a deleted one.
+        """Plans the change to `wanted`, the new settings, as `check_settings` takes them, or a function that returns
+        them for the settings as they are. `create`: whether to create the group, or revive a deleted one.
 
         Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption.
         """
         group = context.group
         self.creates = create
         check_group(context, create)
-        self.wanted: dict[str, str] = check_settings(wanted)
         self.base: GroupConfig = base_of(group)
+        self.wanted: dict[str, Any] = check_settings(wanted(self.base) if callable(wanted) else wanted)
+        check_wanted(group, self.wanted)
         self.looked_at: int = NONE if group is None else group.config_offset
         self.changes_mode: bool = changes_mode(group, self.wanted)
         super().__init__(
@@ -244,20 +240,6 @@ class ShrinkPlan(ChangePlan):
         return None
 
 
-def check_settings(wanted: Mapping[str, str]) -> dict[str, str]:
-    """Returns a copy of `wanted`, which may name `delivery`, `policy` and `on_topic_recreated`.
-
-    Raises InvalidOption for any other name, and for a value that its setting cannot have.
-    """
-    allowed = {"delivery": tuple(MODES), "policy": (*POLICIES, OWN_POLICY), "on_topic_recreated": ON_TOPIC_RECREATED}
-    for name, value in wanted.items():
-        if name not in allowed:
-            raise InvalidOption(name, value, "settings of a group are " + ", ".join(allowed))
-        if value not in allowed[name]:
-            raise InvalidOption(name, value, "one of " + ", ".join(allowed[name]))
-    return dict(wanted)
-
-
 def check_group(context: GroupContext, create: bool) -> None:
     """Checks that the group can be created if `create` is true, and that it can be changed if not.
 
@@ -292,38 +274,6 @@ def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[in
     return known.count, known.offset
 
 
-def base_of(group: Group | None) -> GroupConfig:
-    """Returns the settings that a change starts from: the group's own, or an empty GroupConfig if the group is new or
-    deleted.
-    """
-    if group is None or group.config is None or group.deleted:
-        return GroupConfig(NONE)
-    return group.config
-
-
-def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: int, by: str) -> GroupConfig:
-    """Returns the record that sets what `wanted` names. Every other setting stays as in `base`, and so do fields that
-    this release does not know.
-    """
-    policy = wanted.get("policy", base.policy)
-    mode = MODES[wanted["delivery"]] if "delivery" in wanted else base.mode
-    return replace(
-        base,
-        observed=observed,
-        token=token,
-        deleted=False,
-        mode=mode,
-        by=by,
-        policy="" if policy == OWN_POLICY else policy,
-        on_topic_recreated=wanted.get("on_topic_recreated", base.on_topic_recreated),
-    )
-
-
-def changes_mode(group: Group | None, wanted: Mapping[str, str]) -> bool:
-    """Returns whether `wanted` names a delivery and the group already has another one (F9.6)."""
-    return group is not None and "delivery" in wanted and group.mode not in (0, MODES[wanted["delivery"]])
-
-
 def others_mode(group: Group | None) -> str | None:
     """Returns the delivery that the group does not have, or None if the group has no live session.
 
@@ -337,19 +287,3 @@ def others_mode(group: Group | None) -> str | None:
 def held_beyond(group: Group, topic: str, partitions: int) -> dict[TopicPartition, int]:
     """Returns the owned partitions that a shrink of `topic` to `partitions` takes away, with their owners' sessions."""
     return {tp: owner for tp, owner in holders(group).items() if tp.topic == topic and tp.partition >= partitions}
-
-
-def settings_of(group: Group | None) -> dict[str, str | None]:
-    """Returns the group's settings by name; None for a setting that is not set."""
-    if group is None or group.deleted:
-        return {"delivery": None, "policy": None, "on_topic_recreated": None}
-    return {
-        "delivery": MODE_NAMES[group.mode] if group.mode else None,
-        "policy": (group.config.policy if group.config is not None else "") or None,
-        "on_topic_recreated": (group.config.on_topic_recreated if group.config is not None else "") or None,
-    }
-
-
-def origin_of(group: Group) -> dict[str, str | int] | None:
-    """Returns the offset and the author of the record that set the settings; None if nobody set any."""
-    return None if group.config is None else {"offset": group.config_offset, "by": group.config.by}

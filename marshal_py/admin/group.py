@@ -8,13 +8,13 @@ Each call opens a connection of its own and reads the group's log to its end; no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import overview
 from marshal_py.admin.author import Author
-from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of, others_mode
+from marshal_py.admin.change import ConfigPlan, ShrinkPlan, others_mode
 from marshal_py.admin.impact import Impact, check_pause, of_shrink
 from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.pause import PausePlan, ResumePlan
@@ -24,6 +24,15 @@ from marshal_py.admin.position_resolver import PositionResolver
 from marshal_py.admin.recreated_topics import RecreatedTopic, find_recreated
 from marshal_py.admin.runner import OperationRunner, Watcher
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
+from marshal_py.admin.settings import (
+    Edit,
+    Wanted,
+    origin_of,
+    with_mappings,
+    with_members,
+    without_mappings,
+    without_members,
+)
 from marshal_py.admin.suggestions import suggestion
 from marshal_py.admin.targets import Target, parse, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
@@ -148,53 +157,81 @@ class Group:
 
     # --- settings
 
-    def create(
-        self,
-        *,
-        delivery: str | None = None,
-        policy: str | None = None,
-        on_topic_recreated: str | None = None,
-        reason: str = "",
-        watcher: Watcher | None = None,
-    ) -> int:
+    def create(self, *, reason: str = "", watcher: Watcher | None = None, **settings: Any) -> int:
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
-        `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer decides. `policy`: "balanced",
-        "greedy", or "own", so that each consumer follows its own. `on_topic_recreated` says what happens to the
-        partitions of a topic that was deleted and created again: with "fail" nobody consumes them until somebody moves
-        their positions, with "earliest" they are consumed from their beginnings; if it is None, each consumer does what
-        its own option says. Raises GroupExists, InvalidOption.
+        The settings, all optional: `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer
+        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "members" or "blocks".
+        `max_members`, and `members` (names) or `mappings` (name -> partitions), go with the last two. With
+        `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and created again until
+        somebody moves their positions; with "earliest" they are consumed from their beginnings; if it is None, each
+        consumer does what its own option says. Raises GroupExists, InvalidOption.
         """
-        return self._settle(_named(delivery, policy, on_topic_recreated), True, reason, watcher=watcher)
+        return self._settle(_named(settings), True, reason, watcher=watcher)
 
     def set_config(
         self,
         *,
-        delivery: str | None = None,
-        policy: str | None = None,
-        on_topic_recreated: str | None = None,
         reason: str = "",
         token: int | None = None,
         adopt: bool = False,
         take_over: bool = False,
         watcher: Watcher | None = None,
+        **settings: Any,
     ) -> int:
         """Changes the settings that are not None; they mean what they mean in `create`. Returns the offset of the
         record.
+
+        "balanced", "greedy" and "own" may replace each other; any other policy is for the group's whole life, and so is
+        `max_members`. Consumers obey the new settings at once, and partitions that do not move are not touched.
 
         To change `delivery`, the group is paused during the change and its consumers end with ModeMismatch: start them
         again with the new delivery. Positions stay. `token`, `adopt` and `take_over` mean what they mean in
         `set_position`. Raises SettingsChanged if somebody else changed the settings meanwhile, InvalidOption,
         GroupMissing, GroupDeleted; for a change of the delivery also AdminBusy, PauseOver and PauseNotDrained.
         """
-        wanted = _named(delivery, policy, on_topic_recreated)
+        wanted = _named(settings)
         if not wanted:
-            raise InvalidOption("delivery, policy, on_topic_recreated", None, "name what should change")
+            raise InvalidOption("settings", None, "name what should change")
         return self._settle(wanted, False, reason, token, adopt, take_over, watcher)
+
+    def add_members(self, *members: str, reason: str = "") -> int:
+        """Adds members to the list of a partitioned group; returns the offset of the record.
+
+        Start a consumer of each new member first: from then on its partitions belong to it alone. Raises InvalidOption,
+        SettingsChanged, GroupMissing, GroupDeleted.
+        """
+        return self.change_members(with_members(members), reason)
+
+    def drop_members(self, *members: str, reason: str = "") -> int:
+        """Drops members from the list of a partitioned group; returns the offset of the record.
+
+        Their consumers hand their partitions over and stay in the group without any. Raises what `add_members` raises.
+        """
+        return self.change_members(without_members(members), reason)
+
+    def set_mappings(self, mappings: Mapping[str, Iterable[int]], reason: str = "") -> int:
+        """Says which member has which partitions; returns the offset of the record.
+
+        The mappings replace the list of members, or the mappings, that the group has. Together they name each partition
+        below `max_members` once. Raises what `add_members` raises.
+        """
+        return self.change_members(with_mappings(mappings), reason)
+
+    def delete_mappings(self, reason: str = "") -> int:
+        """Deletes the mappings: nobody consumes until there are members or mappings again.
+
+        Returns the offset of the record. Raises what `add_members` raises.
+        """
+        return self.change_members(without_mappings, reason)
+
+    def change_members(self, edit: Edit, reason: str = "") -> int:
+        """Changes settings by a function of admin/settings.py that returns them; returns the offset of the record."""
+        return self._settle(edit, False, reason)
 
     def _settle(
         self,
-        wanted: dict[str, str],
+        wanted: Wanted | Edit,
         create: bool,
         reason: str,
         token: int | None = None,
@@ -439,10 +476,9 @@ def _refused(context: GroupContext, token: int | None, adopt: bool, take_over: b
     return ""
 
 
-def _named(delivery: str | None, policy: str | None, on_topic_recreated: str | None) -> dict[str, str]:
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that are not None, by name."""
-    given = {"delivery": delivery, "policy": policy, "on_topic_recreated": on_topic_recreated}
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _target(to: str | int | Target | None, shift_by: int | None) -> Target:

@@ -5,11 +5,12 @@ It finds groups by reading the log; what it changes is done by Group.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
-from marshal_py.admin.change import OWN_POLICY, check_settings, settings_of
 from marshal_py.admin.group import Group
+from marshal_py.admin.settings import base_of, check_settings, settings_named, settings_of
 from marshal_py.client.observer import Observer
 from marshal_py.errors import GroupExists, GroupMissing
 from marshal_py.protocol.identity import check_id
@@ -22,26 +23,33 @@ class GroupConfig:
     """Says how the consumers of a group share partitions. None leaves a setting as it is.
 
     `delivery`: "at_least_once" or "at_most_once"; if nobody sets it, the first consumer decides. `policy`: "balanced",
-    "greedy", or "own", so that each consumer follows its own. `on_topic_recreated`: what happens to the partitions of a
-    topic that was deleted and created again; with "fail" nobody consumes them until somebody moves their positions,
-    with "earliest" they are consumed from their beginnings. Raises InvalidOption.
+    "greedy", or "own", so that each consumer follows its own; or "members" or "blocks", which are for the group's whole
+    life and go with `max_members` and either `members` (names) or `mappings` (name -> partitions).
+    `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
+    nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
+    Raises InvalidOption.
     """
 
     delivery: str | None = None
     policy: str | None = None
     on_topic_recreated: str | None = None
+    max_members: int | None = None
+    members: Sequence[str] | None = None
+    mappings: Mapping[str, Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.named())
 
-    def named(self) -> dict[str, str]:
+    def named(self) -> dict[str, Any]:
         """Returns the settings that are not None, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def is_part_of(self, group: GroupState) -> bool:
         """Returns whether the group has these settings already."""
+        named = self.named()
         known = settings_of(group)
-        return all(known[name] == (None if value == OWN_POLICY else value) for name, value in self.named().items())
+        wanted = {**known, **settings_named(base_of(group), named)}
+        return all(known.get(name) == wanted[name] for name in named)
 
 
 EMPTY: Final = GroupConfig()
@@ -59,13 +67,13 @@ class Groups:
     def create(self, name: str, config: GroupConfig, reason: str) -> Group:
         """Creates the group, or revives a deleted one. Raises GroupExists, InvalidName."""
         group = self._group(name)
-        group.create(**config.named(), reason=reason)  # type: ignore[arg-type]  # the names are its own
+        group.create(**config.named(), reason=reason)
         return group
 
     def update(self, name: str, config: GroupConfig, reason: str) -> Group:
         """Changes the settings that are not None. Raises what Group.set_config raises."""
         group = self.get(name)
-        group.set_config(**config.named(), reason=reason)  # type: ignore[arg-type]
+        group.set_config(**config.named(), reason=reason)
         return group
 
     def create_or_update(self, name: str, config: GroupConfig, reason: str) -> Group:

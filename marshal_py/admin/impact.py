@@ -9,25 +9,25 @@ Each function raises what the operation itself would raise before it writes. Mov
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from marshal_py.admin import overview
-from marshal_py.admin.change import (
-    base_of,
-    changes_mode,
-    check_group,
-    check_settings,
-    check_shrink,
-    held_beyond,
-    settings_of,
-    settle,
-)
+from marshal_py.admin.change import check_group, check_shrink, held_beyond
 from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.pause import name_of
 from marshal_py.admin.pause_lock import busy, is_named
 from marshal_py.admin.position_preview import clone, drained, owners_of, rehearse
 from marshal_py.admin.sessions import find_session
+from marshal_py.admin.settings import (
+    Edit,
+    Wanted,
+    base_of,
+    changes_mode,
+    check_settings,
+    check_wanted,
+    settings_of,
+    settle,
+)
 from marshal_py.errors import GroupMissing, SettingsChanged
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
@@ -116,14 +116,18 @@ def of_deletion(context: GroupContext, force: bool = False) -> Impact:
     return Impact(does, {}, settings)
 
 
-def of_settings(context: GroupContext, wanted: Mapping[str, str], create: bool) -> Impact:
+def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> Impact:
     """Returns what a change of settings would do, or with `create` the creation of the group.
+
+    `wanted`: the new settings, or a function that returns them for the settings as they are.
 
     It folds the record onto a clone of the world. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption, and
     SettingsChanged if the fold rejects the record.
     """
     check_group(context, create)
-    checked, group = check_settings(wanted), context.group
+    group = context.group
+    checked = check_settings(wanted(base_of(group)) if callable(wanted) else wanted)
+    check_wanted(group, checked)
     in_pause = changes_mode(group, checked)
     before = settings_of(group)
     observed = NONE if group is None else group.config_offset
@@ -135,8 +139,12 @@ def of_settings(context: GroupContext, wanted: Mapping[str, str], create: bool) 
         if not verdict.accepted:
             raise SettingsChanged(context.name, f"something ({verdict.reason})", "somebody")
     after = settings_of(world.groups.get(context.name))
-    changed = {name: {"from": before[name], "to": after[name]} for name in before if before[name] != after[name]}
-    words = [f"{name}: {change['from']} -> {change['to']}" for name, change in changed.items()]
+    changed = {
+        name: {"from": before.get(name), "to": after.get(name)}
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    }
+    words = [f"{name}: {_text(change['from'])} -> {_text(change['to'])}" for name, change in changed.items()]
     does = [
         f"group {context.name!r} would be {'created' if create else 'changed'}: "
         f"{'; '.join(words) or 'nothing would change'}."
@@ -147,6 +155,14 @@ def of_settings(context: GroupContext, wanted: Mapping[str, str], create: bool) 
             f"ModeMismatch: start them again with delivery={checked['delivery']!r}."
         )
     return Impact(does, _releases(group) if in_pause and group is not None else {}, changed)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_text(numbers)}" for name, numbers in value.items())
+    return str(value)
 
 
 def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.recreated_topics import RecreatedTopic, partitions_of
+from marshal_py.admin.settings import partitioned_of
 from marshal_py.errors import PartitionParked
 from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol import parking
+from marshal_py.protocol.assignment import candidate_order
+from marshal_py.protocol.assignment.partitioned import listed, names
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
-from marshal_py.protocol.records import MODE_NAMES
+from marshal_py.protocol.records import MODE_NAMES, GroupConfig
 from marshal_py.protocol.world import Group, Session
 
 
@@ -123,6 +126,7 @@ def info(group: Group, pause_history: PauseHistory | None = None, wall_ms: int =
         "policy": (config.policy if config is not None else "") or None,
         "pause": pause(group, pause_history, wall_ms),
         "on_topic_recreated": (config.on_topic_recreated if config is not None else "") or None,
+        **(partitioned(group, config) if config is not None else {}),
         "topics": {name: topic.count for name, topic in sorted(group.topics.items())},
         "topic_ids": {name: topic.id or None for name, topic in sorted(group.topics.items())},
         "members": members(group),
@@ -138,6 +142,45 @@ def info(group: Group, pause_history: PauseHistory | None = None, wall_ms: int =
             for p in sorted(group.partitions.values(), key=lambda p: p.tp)
             if p.tp.partition >= 0
         ],
+    }
+
+
+def partitioned(group: Group, config: GroupConfig) -> dict[str, Any]:
+    """Returns the settings of a partitioned group, and for each member name who consumes; {} for another group.
+
+    `missing`: the names for which no consumer is there, so that nobody consumes their partitions. `unassigned`: the
+    partitions that belong to no name.
+    """
+    settings = partitioned_of(config)
+    if not settings:
+        return {}
+    order = candidate_order(group, ())
+    owners = names(group, order, blocks=config.policy == "blocks")
+    listed_names = [each.member for each in config.mappings] or listed(config)
+    states = [_member_state(group, name, order, owners) for name in listed_names]
+    unparked = (tp for tp in partitions(group) if tp.partition >= 0 and not group.parked(tp))
+    return {
+        "max_members": config.max_members,
+        "member_list": settings["members"],
+        "mappings": settings["mappings"],
+        "member_states": states,
+        "active_members": [state["member"] for state in states if state["claims"]],
+        "missing_members": [state["member"] for state in states if state["session"] is None],
+        "unassigned": [str(tp) for tp in unparked if tp not in owners],
+    }
+
+
+def _member_state(group: Group, name: str, order: list[int], owners: Mapping[TopicPartition, str]) -> dict[str, Any]:
+    """Describes one member name: its partitions, the session that is active for it, and the standbys by rank."""
+    line = [group.sessions[sid] for sid in order if group.sessions[sid].join.member == name]
+    claims = [group.claims[epoch].tp for session in line for epoch in session.epochs]
+    return {
+        "member": name,
+        "partitions": [str(tp) for tp in sorted(tp for tp, owner in owners.items() if owner == name)],
+        "claims": [str(tp) for tp in sorted(claims)],
+        "session": line[0].id if line else None,
+        "client_id": line[0].join.client_id if line else None,
+        "standbys": [session.join.client_id for session in line[1:]],
     }
 
 

@@ -152,6 +152,23 @@ def ask(question: str, yes: bool) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
+def mappings(given: list[str]) -> dict[str, list[int]]:
+    """Returns the partitions of each member, from texts like `m1=0,1,2`. Any other text ends in exit code 2."""
+    found: dict[str, list[int]] = {}
+    for text in given:
+        name, _, numbers = text.partition("=")
+        try:
+            partitions = [int(number) for number in numbers.split(",")] if numbers else []
+        except ValueError:
+            partitions = []
+        if not name or not partitions:
+            raise typer.BadParameter(f"{text!r}: expected NAME=PARTITIONS, as m1=0,1,2")
+        if name in found:
+            raise typer.BadParameter(f"{name!r} is named twice: give all of its partitions at once")
+        found[name] = partitions
+    return found
+
+
 def now() -> Instant:
     return SystemClock().now()
 

@@ -41,6 +41,10 @@ def consume(
         float, typer.Option(metavar="SECONDS", help="A take-over takes about two of these.")
     ] = HEARTBEAT_INTERVAL_S,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
+    member: Annotated[
+        str | None,
+        typer.Option(help="In a group with the policy members or blocks: for which member this consumer works."),
+    ] = None,
     policy: Annotated[str | None, typer.Option(help="How consumers share partitions: balanced or greedy.")] = None,
     on_topic_recreated: Annotated[
         Literal["fail", "earliest"],
@@ -88,6 +92,7 @@ def consume(
         "delivery": delivery,
         "start": start,
         "policy": policy,
+        "member": member,
         "heartbeat_interval_s": heartbeat_interval,
         "on_topic_recreated": on_topic_recreated,
     }

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import impact, overview
-from marshal_py.admin.change import check_settings
+from marshal_py.admin.settings import check_settings
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
@@ -19,7 +19,9 @@ from marshal_py.errors import InvalidOption
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")
 INFO_EXAMPLE: Final = output.example("marshal groups info billing")
-CREATE_EXAMPLE: Final = output.example("marshal groups create shipping --delivery at_most_once --yes")
+CREATE_EXAMPLE: Final = output.example(
+    "marshal groups create shipping --policy members --max-members 12 --member m1 --member m2 --yes"
+)
 UPDATE_EXAMPLE: Final = output.example("marshal groups update billing --policy greedy --yes")
 SHRINK_EXAMPLE: Final = output.example("marshal groups shrink billing orders --partitions 3 --dry-run")
 RM_EXAMPLE: Final = output.example("marshal groups rm billing --yes")
@@ -29,7 +31,32 @@ DeliveryOption = Annotated[
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option("--policy", metavar="POLICY", help="balanced, greedy, or own, so that each consumer follows its own."),
+    typer.Option(
+        "--policy",
+        metavar="POLICY",
+        help="balanced, greedy, or own, so that each consumer follows its own; members or blocks, which are for the "
+        "group's whole life.",
+    ),
+]
+MaxMembersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-members",
+        min=0,
+        metavar="N",
+        help="Policies members and blocks: the most members that share the partitions; for blocks and mappings also "
+        "the number of partitions.",
+    ),
+]
+MembersOption = Annotated[
+    list[str] | None,
+    typer.Option("--member", metavar="NAME", help="Policies members and blocks: a member. Give it for each one."),
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map", metavar="NAME=PARTITIONS", help="Instead of --member: which partitions a member has, as m1=0,1,2."
+    ),
 ]
 
 RecreatedOption = Annotated[
@@ -127,6 +154,7 @@ def info(
         "group": found["group"],
         "delivery": found["delivery"],
         "policy": found["policy"],
+        "max members": found.get("max_members"),
         "on topic recreated": found["on_topic_recreated"],
         "settings from": f"offset {origin['offset']}, by {origin['by'] or 'somebody'}" if origin else None,
         "pause": paused(found["pause"]) if found["pause"] else None,
@@ -134,6 +162,12 @@ def info(
     }
     for key, value in rows.items():
         print(f"{key}: {value or '-'}")
+    for state in found.get("member_states", ()):
+        who = f"{state['client_id']}, session {state['session']}" if state["session"] is not None else "nobody is there"
+        standbys = f"; standbys: {', '.join(state['standbys'])}" if state["standbys"] else ""
+        print(f"member {state['member']}: {', '.join(state['partitions']) or '-'}; {who}{standbys}")
+    if found.get("unassigned"):
+        print(f"no member has: {', '.join(found['unassigned'])}")
     for member in found["members"]:
         print(f"consumer: {member['client_id']}, session {member['session']}: {', '.join(member['claims']) or '-'}")
     for at in found["positions"]:
@@ -150,6 +184,9 @@ def create(
     delivery: DeliveryOption = None,
     policy: PolicyOption = None,
     on_topic_recreated: RecreatedOption = None,
+    max_members: MaxMembersOption = None,
+    members: MembersOption = None,
+    mappings: MapOption = None,
 ) -> None:
     """Create a group before its first consumer, or revive one that was deleted.
 
@@ -157,16 +194,21 @@ def create(
     creates it.
     """
     target = options.group(group)
-    wanted = _wanted(delivery, policy, on_topic_recreated)
+    wanted = _wanted(
+        delivery=delivery,
+        policy=policy,
+        on_topic_recreated=on_topic_recreated,
+        max_members=max_members,
+        members=members or None,
+        mappings=changes.mappings(mappings) if mappings else None,
+    )
     if not options.confirmed(
         group,
         lambda: target.impact(lambda context: impact.of_settings(context, wanted, True)),
         f"Create group {group!r}?",
     ):
         return
-    offset = target.create(
-        delivery=delivery, policy=policy, on_topic_recreated=on_topic_recreated, reason=options.reason
-    )
+    offset = target.create(reason=options.reason, **wanted)
     options.print_result({"group": group, "created": True, "offset": offset}, f"group {group!r} is created")
 
 
@@ -178,15 +220,25 @@ def update(
     delivery: DeliveryOption = None,
     policy: PolicyOption = None,
     on_topic_recreated: RecreatedOption = None,
+    max_members: MaxMembersOption = None,
+    members: MembersOption = None,
+    mappings: MapOption = None,
 ) -> None:
     """Change the settings of a group; what is not named stays.
 
     Another delivery pauses the group during the change and ends its consumers: start them again with the new one.
     Positions stay. Refused if somebody else changes the settings meanwhile.
     """
-    wanted = _wanted(delivery, policy, on_topic_recreated)
+    wanted = _wanted(
+        delivery=delivery,
+        policy=policy,
+        on_topic_recreated=on_topic_recreated,
+        max_members=max_members,
+        members=members or None,
+        mappings=changes.mappings(mappings) if mappings else None,
+    )
     if not wanted:
-        raise typer.BadParameter("name what should change: --delivery, --policy or --on-topic-recreated")
+        raise typer.BadParameter("name what should change: --delivery, --policy, --on-topic-recreated or --member")
     target = options.group(group)
     if not options.confirmed(
         group,
@@ -195,14 +247,7 @@ def update(
     ):
         return
     options.ask_about_take_over(group, options.take_over)
-    offset = target.set_config(
-        delivery=delivery,
-        policy=policy,
-        on_topic_recreated=on_topic_recreated,
-        reason=options.reason,
-        **options.pause(),
-        watcher=options.watcher(),
-    )
+    offset = target.set_config(reason=options.reason, **options.pause(), watcher=options.watcher(), **wanted)
     options.print_result({"group": group, "changed": wanted, "offset": offset}, f"group {group!r} is changed")
 
 
@@ -233,9 +278,8 @@ def shrink(
     )
 
 
-def _wanted(delivery: str | None, policy: str | None, on_topic_recreated: str | None) -> dict[str, str]:
+def _wanted(**given: Any) -> dict[str, Any]:
     """Returns the settings that are not None, by name. A value that its setting cannot have ends in exit code 2."""
-    given = {"delivery": delivery, "policy": policy, "on_topic_recreated": on_topic_recreated}
     wanted = {name: value for name, value in given.items() if value is not None}
     try:
         return check_settings(wanted)

@@ -1,22 +1,32 @@
-"""`marshal members ls / step-down` and `marshal evict`: the sessions of a live group."""
+"""`marshal members ls / step-down / add / drop / map` and `marshal evict`: the consumers of a live group."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from functools import partial
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import impact, overview
+from marshal_py.admin.settings import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
 
 LS_EXAMPLE: Final = output.example("marshal members ls billing")
 STEP_DOWN_EXAMPLE: Final = output.example("marshal members step-down billing worker-1 --reason 'slow disk'")
+ADD_EXAMPLE: Final = output.example("marshal members add billing m3 m4 --yes")
+DROP_EXAMPLE: Final = output.example("marshal members drop billing m2 --yes")
+MAP_SET_EXAMPLE: Final = output.example("marshal members map set billing m1=0,1,2 m2=3 --yes")
+MAP_DELETE_EXAMPLE: Final = output.example("marshal members map delete billing --yes")
 EVICT_EXAMPLE: Final = output.example("marshal evict billing 4711 --yes")
 
+Names = Annotated[list[str], typer.Argument(metavar="MEMBER...", help="The names that consumers give as `member`.")]
+
 app: Final = typer.Typer(help="Administer the consumers of a group.", no_args_is_help=True, rich_markup_mode=None)
+map_app: Final = typer.Typer(help="Say which member has which partitions.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(map_app, name="map")
 
 
 @app.command("ls", epilog=LS_EXAMPLE)
@@ -64,6 +74,54 @@ def step_down(options: changes.DryRunOptions, group: changes.GroupName, session:
     options.print_result(
         {"group": group, "session": number, "mark": mark}, f"session {number} of group {group!r} has stepped down"
     )
+
+
+@app.command("add", epilog=ADD_EXAMPLE)
+@command
+def add(options: changes.ChangeOptions, group: changes.GroupName, names: Names) -> None:
+    """Add members to a group with the policy members or blocks.
+
+    Start a consumer of each new member first: from then on its partitions belong to it alone.
+    """
+    _change(options, group, with_members(names), f"Add {', '.join(names)}?", {"added": names})
+
+
+@app.command("drop", epilog=DROP_EXAMPLE)
+@command
+def drop(options: changes.ChangeOptions, group: changes.GroupName, names: Names) -> None:
+    """Drop members from a group with the policy members or blocks. Their consumers stay, without partitions."""
+    _change(options, group, without_members(names), f"Drop {', '.join(names)}?", {"dropped": names})
+
+
+@map_app.command("set", epilog=MAP_SET_EXAMPLE)
+@command
+def map_set(
+    options: changes.ChangeOptions,
+    group: changes.GroupName,
+    given: Annotated[
+        list[str], typer.Argument(metavar="MEMBER=PARTITIONS...", help="All of them, each partition once: m1=0,1 m2=2.")
+    ],
+) -> None:
+    """Set which member has which partitions, in place of the list of members or the mappings that the group has."""
+    mappings = changes.mappings(given)
+    _change(options, group, with_mappings(mappings), f"Set {len(mappings)} mappings?", {"mappings": mappings})
+
+
+@map_app.command("delete", epilog=MAP_DELETE_EXAMPLE)
+@command
+def map_delete(options: changes.ChangeOptions, group: changes.GroupName) -> None:
+    """Delete the mappings. Nobody consumes until the group has members or mappings again."""
+    _change(options, group, without_mappings, "Delete the mappings?", {"mappings": None})
+
+
+def _change(options: changes.ChangeOptions, name: str, edit: Edit, question: str, result: dict[str, Any]) -> None:
+    """Changes the members of the group `name`, after asking `question`, and prints `result`."""
+    target = options.group(name)
+    look = partial(target.impact, lambda context: impact.of_settings(context, edit, False))
+    if not options.confirmed(name, look, question):
+        return
+    offset = target.change_members(edit, options.reason)
+    options.print_result({"group": name, **result, "offset": offset}, f"the members of group {name!r} are changed")
 
 
 @command

@@ -10,9 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
-from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVING_POLICIES, POLICIES, Target, candidate_order
+from marshal_py.protocol.assignment import (
+    DEFAULT_POLICY,
+    MOVING_POLICIES,
+    POLICIES,
+    RESTRICTED,
+    Line,
+    Target,
+    candidate_order,
+)
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.world import Group, Session
@@ -31,6 +40,8 @@ class Candidacy:
         self.order: list[int] = []
         self.place: dict[int, int] = {}  # session -> its index in the order
         self.target: Target = {}
+        # of a restricted policy: who may claim each partition, in order; None under an open policy
+        self.lines: Mapping[TopicPartition, Line] | None = None
         self.policy: str = ""
         self.mine: list[TopicPartition] = []  # what the target gives to this member
         self.taking: list[TopicPartition] = []  # of these, the ones that live sessions own
@@ -47,7 +58,7 @@ class Candidacy:
     @property
     def moves(self) -> bool:
         """Returns whether the policy takes partitions from live owners (A3)."""
-        return self.policy in MOVING_POLICIES
+        return self.policy in MOVING_POLICIES or self.lines is not None
 
     def refresh(self, group: Group) -> None:
         """Computes order and target again if they may have changed.
@@ -70,23 +81,42 @@ class Candidacy:
         self.revision += 1
         self.stopping &= group.sessions.keys()
         self.policy = self.member.options.policy
-        if group.config is not None and group.config.policy in POLICIES:
+        if group.config is not None and (group.config.policy in POLICIES or group.config.policy in RESTRICTED):
             self.policy = group.config.policy
         self.order = candidate_order(group, self.waited_out)
-        self.target = self._target(group, self.order)
+        self.lines = self._lines(group, self.order)
+        self.target = self._target(group, self.order, self.lines)
         self.place = {sid: at for at, sid in enumerate(self.order)}
         self._all, self._before = sorted(self.order), sorted(self.order[: self.place[me]])
         self._ahead.clear()
         self.mine = [tp for tp, sid in self.target.items() if sid == me]
         self.taking = [tp for tp in self.mine if self._owner(group, tp) not in (NONE, me)]
-        self.giving = any(self.target.get(group.claims[epoch].tp, me) != me for epoch in group.sessions[me].epochs)
+        self.giving = any(self.goes_to(group.claims[epoch].tp) != me for epoch in group.sessions[me].epochs)
 
     def wait_ms(self) -> int | None:
         """Returns in how many ms `refresh` may compute a change that it put off; None if it put off none."""
         clock = self.member.detector.clock
         return max(1, self._refreshed_ms + clock.step_ms_max - clock.counted_ms) if self.outdated else None
 
-    def _target(self, group: Group, order: list[int]) -> Target:
+    def goes_to(self, tp: TopicPartition) -> int:
+        """Returns the session that should have a partition of this member.
+
+        It is this member if the target says nothing, but NONE under a restricted policy: the member must then release
+        the partition.
+        """
+        return self.target.get(tp, self.member.session if self.lines is None else NONE)
+
+    def in_line(self, tp: TopicPartition) -> bool:
+        """Returns whether this member may claim the partition, and keep it if it owns it."""
+        return self.lines is None or self.member.session in self.lines.get(tp, ())
+
+    def _lines(self, group: Group, order: list[int]) -> Mapping[TopicPartition, Line] | None:
+        restricted = RESTRICTED.get(self.policy)
+        return None if restricted is None else restricted(group, order)
+
+    def _target(self, group: Group, order: list[int], lines: Mapping[TopicPartition, Line] | None) -> Target:
+        if lines is not None:
+            return {tp: line[0] for tp, line in lines.items()}
         return POLICIES.get(self.policy, POLICIES[DEFAULT_POLICY])(group, order)
 
     def _owner(self, group: Group, tp: TopicPartition) -> int:
@@ -103,12 +133,16 @@ class Candidacy:
         self.refresh(group)
         return bool(self.taking)
 
-    def rank_for(self, group: Group, tp: TopicPartition) -> int:
+    def rank_for(self, group: Group, tp: TopicPartition) -> int | None:
         """Returns this member's rank for claiming `tp` (A2), the number of sessions whose turn is earlier.
 
         First comes the successor that the Release named, else the session of the target; then the former owner; then,
-        in the order of candidates, the others that can take `tp`.
+        in the order of candidates, the others that can take `tp`. Under a restricted policy the line of `tp` says it
+        (A7), and the rank of a member that is not in line is None: it may not claim.
         """
+        if self.lines is not None:
+            line = self.lines.get(tp, ())
+            return line.index(self.member.session) if self.member.session in line else None
         me, known = self.member.session, group.partitions.get(tp)
         first, former = self.target.get(tp, NONE), NONE
         if known is not None:
@@ -160,7 +194,7 @@ class Candidacy:
         leaving = self.stopping | {self.member.session}
         rest = tuple(sid for sid in self.order if sid in group.sessions and sid not in leaving)
         if self._successors[0] != rest:
-            self._successors = rest, self._target(group, list(rest))
+            self._successors = rest, self._target(group, list(rest), self._lines(group, list(rest)))
         return self._successors[1]
 
     def can_hand_over(self, group: Group) -> bool:
@@ -168,6 +202,10 @@ class Candidacy:
         self.refresh(group)
         me, stays = self.member.session, group.sessions.keys() - self.stopping
         if not self.moves:
+            return False
+        if self.lines is not None and not any(
+            self.successors(group).get(claim.tp, me) != me for claim in self.member.claims.values()
+        ):
             return False
         if group.sessions[me].mark == NONE:  # it has not read its own StepDown yet
             return any(sid != me and sid in stays and group.sessions[sid].mark == NONE for sid in self.order)

@@ -30,6 +30,7 @@ class Claim:
         "generation",
         "offer",
         "one_by_one",
+        "out_of_line_ms",
         "parking",
         "phase",
         "reason",
@@ -68,6 +69,7 @@ class Claim:
         self.revoking_reported: bool = False  # whether the user knows that it will be released
         self.one_by_one: bool = False  # its messages are handed over singly for a while (poison_guard.py)
         self.offer: tuple[int, int] | None = None  # fetched and not yet granted, in at-most-once mode: [start, to)
+        self.out_of_line_ms: int | None = None  # monotonic, since when a restricted policy takes it away (A7)
         self.end_offset: int = NONE  # end of the partition as last seen, for lag
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:

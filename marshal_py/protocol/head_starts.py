@@ -29,13 +29,13 @@ class HeadStarts:
         group: Group,
         detector: FailureDetector,
         revision: int,
-        rank: Callable[[TopicPartition], int],
+        rank: Callable[[TopicPartition], int | None],
         topics: Container[str],
     ) -> dict[TopicPartition, int]:
         """Returns the partitions of `topics` that this member may try to claim now, with their versions.
 
-        `rank` returns this member's rank for a partition. `revision` is a number that grows when ranks may have
-        changed.
+        `rank` returns this member's rank for a partition, None if it may not claim it. `revision` is a number that
+        grows when ranks may have changed.
         """
         free, seen = detector.free(), (revision, detector.clock.floor_ms)
         changed = group.changed_since(self._shape) if seen == self._seen else None
@@ -49,7 +49,9 @@ class HeadStarts:
         for tp in looked_at:
             self._due.pop(tp, None)
             if tp in free and tp.topic in topics:
-                self._wait(tp, detector, rank(tp) * self._third_ms)
+                turn = rank(tp)
+                if turn is not None:
+                    self._wait(tp, detector, turn * self._third_ms)
         while self._later and self._later[0][0] <= detector.clock.counted_ms:
             _, tp, version = heappop(self._later)
             if tp in free and free[tp][0] == version:

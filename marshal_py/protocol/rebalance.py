@@ -279,15 +279,31 @@ class Rebalancer:
         ready: dict[int, frozenset[int]] = {me: frozenset()}  # session -> epochs that it has fetched ahead
         until_ms = now.mono_ms + self.member.options.hand_over_timeout_ms
         for claim in self.member.claims.values():
-            to = seen.target.get(claim.tp, me)
+            to = seen.goes_to(claim.tp)
             if to not in ready:
                 ready[to] = self._ready_of(group, to)
-            if claim.phase is ClaimPhase.OPEN and claim.epoch in ready[to]:
-                claim.stop("hand-over", until_ms, to)
+            if claim.phase is ClaimPhase.OPEN and (claim.epoch in ready[to] or self._must_release(claim, to, now)):
+                claim.stop("hand-over" if to != NONE else "unassigned", until_ms, to)
             elif (
-                claim.phase is ClaimPhase.DRAINING and claim.reason == "hand-over" and claim.successor not in seen.place
+                claim.phase is ClaimPhase.DRAINING
+                and claim.reason == "hand-over"
+                and claim.successor not in seen.place
+                and seen.in_line(claim.tp)
             ):
                 claim.reopen()
+
+    def _must_release(self, claim: Claim, to: int, now: Instant) -> bool:
+        """Returns whether to release a claim although no successor has fetched it ahead (A7).
+
+        Under a restricted policy a member keeps no partition for which it is not in line: it releases it at once if
+        nobody there is in line, else when it has waited for the successor for an interval.
+        """
+        if self.candidacy.in_line(claim.tp):
+            claim.out_of_line_ms = None
+            return False
+        if claim.out_of_line_ms is None:
+            claim.out_of_line_ms = now.mono_ms
+        return to == NONE or now.mono_ms - claim.out_of_line_ms >= self.member.options.interval_ms
 
     def _ready_of(self, group: Group, sid: int) -> frozenset[int]:
         """Returns the epochs of the claims whose partitions a session has reported as fetched ahead.

@@ -11,12 +11,13 @@ import pytest
 
 from marshal_py.admin import impact
 from marshal_py.admin.author import BY_BYTES_MAX, Author
-from marshal_py.admin.change import ConfigPlan, ShrinkPlan, settings_of
+from marshal_py.admin.change import ConfigPlan, ShrinkPlan
 from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
+from marshal_py.admin.settings import settings_of
 from marshal_py.errors import (
     AdminBusy,
     AdminGaveUp,
@@ -134,7 +135,9 @@ def test_who_was_faster_is_named_and_nothing_changes() -> None:
     [
         ({"policy": "magic"}, "balanced, greedy"),
         ({"delivery": "exactly_once"}, "at_least_once"),
-        ({"max_members": "3"}, "settings of a group are"),
+        ({"max_batch": "3"}, "settings of a group are"),
+        ({"policy": "members", "max_members": "3"}, "a whole number"),
+        ({"policy": "members", "max_members": 3, "members": "m1"}, "a list of names"),
     ],
 )
 def test_what_nobody_obeys_is_refused(wanted: dict[str, str], rule: str) -> None:

@@ -76,6 +76,26 @@ def test_create_or_update(owner: Any, broker: MemoryBroker) -> None:
     assert log_end(broker) == written
 
 
+def test_a_group_with_members(owner: Any, broker: MemoryBroker) -> None:
+    """Its policy stays; its members change, and a change that changes nothing writes nothing."""
+    config = GroupConfig(policy="members", max_members=2, members=["b", "a"])
+    group = owner.create_or_update_group("billing", config)
+    written = log_end(broker)
+    owner.create_or_update_group("billing", config)
+    assert log_end(broker) == written
+    group.add_members("c")
+    with pytest.raises(InvalidOption, match="delete the group"):
+        owner.update_group("billing", GREEDY)
+    owner.update_group("billing", GroupConfig(members=[], mappings={"a": [0, 1]}))
+    found = group.info()
+    assert (found["member_list"], found["mappings"]) == (None, {"a": [0, 1]})
+    group.delete_mappings()
+    with pytest.raises(InvalidOption, match="the group has none"):
+        group.delete_mappings()
+    with pytest.raises(InvalidOption, match="never both"):
+        owner.create_group("shipping", GroupConfig(policy="blocks", max_members=1, members=["a"], mappings={"a": [0]}))
+
+
 def test_the_groups_of_a_topic(marshal: marshal_py.Marshal) -> None:
     """Those that have consumed it. A group of other topics is missing there; a new one belongs to every topic."""
     marshal.create_group("new")

@@ -1,7 +1,9 @@
 """Policies: which session should own which partition (PROTOCOL.md 9), as pure functions of the world.
 
-There is one file per policy. A policy is guidance, and the fold alone decides who owns a partition: a policy can be
-unfair for a moment, never unsafe.
+A policy is guidance, and the fold alone decides who owns a partition: a policy can be unfair for a moment, never
+unsafe. Under an open policy (POLICIES) everybody may claim what nobody owns, and the target only comes first. Under a
+restricted one (RESTRICTED) only the sessions in line for a partition may claim it, and an owner that is not in line
+releases it.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from marshal_py.protocol.assignment import balanced, greedy
+from marshal_py.protocol.assignment import balanced, greedy, partitioned
 from marshal_py.protocol.assignment.candidates import candidate_order
+from marshal_py.protocol.assignment.partitioned import Line
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
 
@@ -20,7 +23,11 @@ POLICIES: Final[Mapping[str, Callable[[Group, Sequence[int]], Target]]] = {
     "balanced": balanced.target,
     "greedy": greedy.target,
 }
+RESTRICTED: Final[Mapping[str, Callable[[Group, Sequence[int]], Mapping[TopicPartition, Line]]]] = {
+    "members": partitioned.members,
+    "blocks": partitioned.blocks,
+}
 DEFAULT_POLICY: Final = "balanced"
 MOVING_POLICIES: Final = frozenset({"balanced"})  # policies that take partitions from live owners (A3)
 
-__all__ = ["DEFAULT_POLICY", "MOVING_POLICIES", "POLICIES", "Target", "candidate_order"]
+__all__ = ["DEFAULT_POLICY", "MOVING_POLICIES", "POLICIES", "RESTRICTED", "Line", "Target", "candidate_order"]

@@ -24,7 +24,7 @@ def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
     Members compute the same target if they hold the same world and have the same candidates.
     """
     candidates = candidates_by_session(group, order)
-    pools = pools_of(group, candidates)
+    pools = pools_of(group, candidates.values(), candidates)
     looked: dict[int, list[int]] = {}  # by pool, when last filled: how many of other pools its candidates had
     for _ in range(SWEEPS_MAX):
         changed = False

@@ -32,14 +32,15 @@ class Candidate:
 
     __slots__ = ("claims_max", "count", "id", "order", "standby", "topics", "weight")
 
-    def __init__(self, group: Group, session_id: int, order: int) -> None:
-        join = group.sessions[session_id].join
-        self.id: int = session_id
+    def __init__(
+        self, candidate_id: int, order: int, topics: frozenset[str], weight: int = 1, claims_max: int = UNLIMITED
+    ) -> None:
+        self.id: int = candidate_id
         self.order: int = order
         self.standby: bool = False  # stepped down: gets only what no other candidate can take (F9.9)
-        self.topics: frozenset[str] = frozenset(join.topics)
-        self.weight: int = join.capacity
-        self.claims_max: int = join.claims_max or UNLIMITED
+        self.topics: frozenset[str] = topics
+        self.weight: int = weight
+        self.claims_max: int = claims_max
         self.count: int = 0
 
 
@@ -59,17 +60,24 @@ class Pool:
 
 def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candidate]:
     """Returns a Candidate for each session of `order`. Those that stepped down stand by, unless all did (F9.9)."""
-    candidates = {sid: Candidate(group, sid, at) for at, sid in enumerate(order)}
+    candidates = {}
+    for at, sid in enumerate(order):
+        join = group.sessions[sid].join
+        topics, claims_max = frozenset(join.topics), join.claims_max or UNLIMITED
+        candidates[sid] = Candidate(sid, at, topics, join.capacity, claims_max)
     if any(group.sessions[sid].mark == NONE for sid in order):
         for candidate in candidates.values():
             candidate.standby = group.sessions[candidate.id].mark != NONE
     return candidates
 
 
-def pools_of(group: Group, candidates: dict[int, Candidate]) -> list[Pool]:
-    """Returns the pools. They hold all partitions that the log knows, a candidate consumes and that are not parked."""
+def pools_of(group: Group, candidates: Iterable[Candidate], by_session: dict[int, Candidate]) -> list[Pool]:
+    """Returns the pools. They hold all partitions that the log knows, a candidate consumes and that are not parked.
+
+    `by_session`: the candidate for which each session holds partitions.
+    """
     alike: dict[frozenset[str], list[Candidate]] = {}
-    for candidate in candidates.values():
+    for candidate in candidates:
         alike.setdefault(candidate.topics, []).append(candidate)
     consumers: dict[str, list[int]] = {}  # topic -> numbers of the sets of candidates that consume it
     for number, topics in enumerate(alike):
@@ -87,7 +95,7 @@ def pools_of(group: Group, candidates: dict[int, Candidate]) -> list[Pool]:
     for pool in pools.values():
         if pool.tps and pool.tps[0].topic != pool.tps[-1].topic:
             pool.tps.sort(key=lambda tp: (tp.partition / counts[tp.topic], tp.topic))
-    _keep_holders(group, candidates, pools.values())
+    _keep_holders(group, by_session, pools.values())
     return list(pools.values())
 
 

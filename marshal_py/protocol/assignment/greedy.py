@@ -12,7 +12,8 @@ from marshal_py.protocol.world import Group
 
 def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
     """Returns which session should own each partition: owners keep theirs, the least loaded get the free ones."""
-    pools = pools_of(group, candidates_by_session(group, order))
+    candidates = candidates_by_session(group, order)
+    pools = pools_of(group, candidates.values(), candidates)
     for pool in pools:
         fill(pool, moves=False)
     return distribute(group, pools)

@@ -1,0 +1,135 @@
+"""Checks the settings of a group: which ones its policy takes, what they may be, and what may change later.
+
+The fold accepts any GroupConfig; whoever writes one checks it here first, so that every way to create or change a group
+refuses the same. The reasons are those of the design of partitioned consumer groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol.assignment import POLICIES, RESTRICTED
+from marshal_py.protocol.identity import check_id
+from marshal_py.protocol.records import PARTITION_MAX, GroupConfig
+from marshal_py.protocol.records import Mapping as MemberMapping
+from marshal_py.protocol.world import Group
+
+OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
+PARTITIONED: Final = frozenset({"members", "blocks"})  # an admin says which members share the partitions
+
+
+def check(config: GroupConfig, named: Collection[str]) -> None:
+    """Raises InvalidOption, which names the setting and the rule, if these settings do not belong together.
+
+    `named`: the settings that somebody chose now. Others may have been set by a library that knows more than this one.
+    """
+    policy = config.policy
+    if policy and policy not in POLICIES and policy not in RESTRICTED:
+        raise InvalidOption("policy", policy, f"one of {', '.join(known_policies())}")
+    if policy not in PARTITIONED:
+        for name in ("max_members", "members", "mappings"):
+            if name in named:
+                raise InvalidOption(
+                    name, getattr(config, name), f"only the policies {' and '.join(sorted(PARTITIONED))} have it"
+                )
+        return
+    _check_partitioned(config)
+
+
+def _check_partitioned(config: GroupConfig) -> None:
+    if not 1 <= config.max_members <= PARTITION_MAX + 1:
+        raise InvalidOption(
+            "max_members",
+            config.max_members,
+            f"1 to {PARTITION_MAX + 1}: a partitioned group says to how many members its messages go at most",
+        )
+    if config.members and config.mappings:
+        raise InvalidOption("mappings", _names(config), "a group has a list of members or mappings, never both")
+    for each in config.members:
+        check_id("member", each)
+    if config.mappings:
+        _check_mappings(config)
+
+
+def _check_mappings(config: GroupConfig) -> None:
+    """Checks that the mappings name each member once and each partition below max_members exactly once."""
+    owner: dict[int, str] = {}
+    seen: set[str] = set()
+    for each in config.mappings:
+        check_id("member", each.member)
+        if each.member in seen:
+            raise InvalidOption("mappings", each.member, "each member has one mapping")
+        seen.add(each.member)
+        for partition in each.partitions:
+            if partition >= config.max_members:
+                raise InvalidOption(
+                    "mappings", partition, f"partitions are 0 to {config.max_members - 1}, as max_members says"
+                )
+            if partition in owner:
+                raise InvalidOption(
+                    "mappings", partition, f"{owner[partition]!r} and {each.member!r} both have it: only one may"
+                )
+            owner[partition] = each.member
+    missing = next((number for number in range(config.max_members) if number not in owner), None)
+    if missing is not None:
+        raise InvalidOption("mappings", missing, "nobody has this partition: mappings name every one below max_members")
+
+
+def check_change(before: GroupConfig, after: GroupConfig) -> None:
+    """Raises InvalidOption if settings that were fixed when the group was created would change.
+
+    `balanced`, `greedy` and "each consumer its own" replace each other at any time. Every other policy stays, and of a
+    partitioned group everything but its members and mappings.
+    """
+    if before.policy != after.policy and (before.policy in RESTRICTED or after.policy in RESTRICTED):
+        raise InvalidOption(
+            "policy",
+            after.policy or OWN_POLICY,
+            f"the policy of a group that is {before.policy or OWN_POLICY} cannot become this one: delete the group and "
+            "create it again",
+        )
+    if before.policy in PARTITIONED and before.max_members != after.max_members:
+        raise InvalidOption(
+            "max_members",
+            after.max_members,
+            f"it is {before.max_members}, and only the members and the mappings of a partitioned group can change",
+        )
+
+
+def check_consumer(group: Group | None, member: str) -> None:
+    """Raises InvalidOption if a consumer of this group must say for which member it works, and does not."""
+    config = None if group is None else group.config
+    if group is not None and config is not None and config.policy in PARTITIONED and not member:
+        names = config.members or tuple(each.member for each in config.mappings)
+        raise InvalidOption(
+            "member",
+            None,
+            f"group {group.name!r} has the policy {config.policy}, so each consumer works for a member: name one of "
+            f"{', '.join(names) or 'those that `marshal members add` adds'}",
+        )
+
+
+def known_policies() -> tuple[str, ...]:
+    """Returns the names of all policies that a group can have, and "own"."""
+    return (*POLICIES, *RESTRICTED, OWN_POLICY)
+
+
+def mappings_of(given: Mapping[str, object]) -> tuple[MemberMapping, ...]:
+    """Returns the mappings of a record, sorted by member. `given`: member name -> partition numbers.
+
+    Raises InvalidOption if a partition is no number that Kafka can have.
+    """
+    return tuple(MemberMapping(name, tuple(sorted(_partitions(given[name])))) for name in sorted(given))
+
+
+def _partitions(given: object) -> Iterator[int]:
+    for number in given if isinstance(given, list | tuple | set | frozenset | range) else [given]:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= PARTITION_MAX:
+            raise InvalidOption("mappings", number, f"partitions are whole numbers from 0 to {PARTITION_MAX}")
+        yield number
+
+
+def _names(config: GroupConfig) -> list[str]:
+    return [each.member for each in config.mappings]
