@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -71,10 +71,21 @@ class LocalCluster(ABC):
         Without `partition` the key chooses it, as librdkafka does by default. `timestamp_ms`: since 1970, 0 is now.
         Raises TopicMissing, InvalidOption.
         """
+        writer = self._writing()
+        writer.write(topic, value, key, headers, partition, timestamp_ms)
+        writer.flush(TIMEOUT_S)
+
+    def produce_many(self, topic: str, values: Iterable[bytes | None], *, partition: int | None = None) -> None:
+        """Writes a message per value, as `produce` does, and returns once all of them can be read."""
+        writer = self._writing()
+        for value in values:
+            writer.write(topic, value, partition=partition)
+        writer.flush(TIMEOUT_S)
+
+    def _writing(self) -> MessageWriter:
         if self._writer is None:
             self._writer = self._transport().writer()
-        self._writer.write(topic, value, key, headers, partition, timestamp_ms)
-        self._writer.flush(TIMEOUT_S)
+        return self._writer
 
     def connect(self, client_id: str | None = None, **options: Any) -> Marshal:
         """Does `marshal_py.connect`, with the same options. The Marshal is closed with the cluster at the latest."""
@@ -321,9 +332,10 @@ class EmbeddedCluster(LocalCluster):
     `broker`: the Broker, with more switches for faults.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, coordination_partitions: int = COORDINATION_PARTITIONS) -> None:
+        """Starts the broker and creates the coordination topic, which clients cannot do there."""
         super().__init__()
-        self.broker = Broker(topics={COORDINATION_TOPIC: COORDINATION_PARTITIONS}).start()
+        self.broker = Broker(topics={COORDINATION_TOPIC: coordination_partitions}).start()
 
     @property
     def bootstrap_servers(self) -> str:

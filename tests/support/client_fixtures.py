@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from confluent_kafka import Producer
-
 import marshal_py
 from marshal_py import Batch, Consumer, Marshal, Message
 from marshal_py.protocol import rationalizer
@@ -29,10 +27,10 @@ from marshal_py.protocol.records import ClaimingMessages, Genesis, MessageRange,
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
-from marshal_py.transport.embedded import Broker
+from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
+from marshal_py.transport.memory_broker import MemoryMessage
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "__marshal"
@@ -52,9 +50,10 @@ def until(condition: Callable[[], T | None], what: str, deadline_s: float = DEAD
 
 
 class TestCluster:
-    """A cluster for client tests. Topics and groups get new names."""
+    """A cluster for client tests. Topics and groups get new names. `local` is what users get for their own tests."""
 
     kind = ""
+    local: LocalCluster
 
     @property
     def target(self) -> Any:
@@ -62,7 +61,7 @@ class TestCluster:
         raise NotImplementedError
 
     def create(self, topic: str, partitions: int) -> None:
-        raise NotImplementedError
+        self.local.create_topic(topic, partitions)
 
     def put(
         self,
@@ -72,7 +71,7 @@ class TestCluster:
         key: bytes | None = None,
         headers: list[tuple[str, bytes]] | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.local.produce(topic, value, key=key, partition=partition, headers=headers or (), timestamp_ms=1_000)
 
     def truncate(self, topic: str, partition: int, before: int) -> None:
         raise NotImplementedError
@@ -95,8 +94,7 @@ class TestCluster:
         return marshal_py.connect(self.target, client_id=client_id, **options)
 
     def fill(self, topic: str, partition: int, count: int, first: int = 0) -> None:
-        for number in range(first, first + count):
-            self.put(topic, partition, b"%d" % number)
+        self.local.produce_many(topic, [b"%d" % number for number in range(first, first + count)], partition=partition)
 
     def verdicts(self, group: str) -> list[Verdict]:
         """The verdicts on every record of this group, from genesis on."""
@@ -133,25 +131,13 @@ class MemoryTestCluster(TestCluster):
     kind = "memory"
 
     def __init__(self) -> None:
-        self.broker = MemoryBroker()
+        self.local = MemoryCluster()
+        self.broker = self.local.broker
         self.broker.create_topic(LOG, LOGS)
 
     @property
     def target(self) -> MemoryTransport:
         return MemoryTransport(self.broker)
-
-    def create(self, topic: str, partitions: int) -> None:
-        self.broker.create_topic(topic, partitions)
-
-    def put(
-        self,
-        topic: str,
-        partition: int,
-        value: bytes | None,
-        key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
-    ) -> None:
-        self.broker.produce(topic, partition, value, key, headers, 1_000)
 
     def truncate(self, topic: str, partition: int, before: int) -> None:
         self.broker.delete_records(TopicPartition(topic, partition), before)
@@ -171,31 +157,12 @@ class EmbeddedTestCluster(TestCluster):
     kind = "embedded"
 
     def __init__(self) -> None:
-        self.broker = Broker(topics={LOG: LOGS}).start()
-        self._producer = Producer({"bootstrap.servers": self.target, "linger.ms": 0, "log_level": 0})
+        self.local = EmbeddedCluster(coordination_partitions=LOGS)
+        self.broker = self.local.broker
 
     @property
     def target(self) -> str:
-        return self.broker.bootstrap_servers
-
-    def create(self, topic: str, partitions: int) -> None:
-        self.broker.create_topic(topic, partitions)
-
-    def put(
-        self,
-        topic: str,
-        partition: int,
-        value: bytes | None,
-        key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
-    ) -> None:
-        self._producer.produce(topic, value, key, partition, headers=headers or [], timestamp=1_000)
-        assert self._producer.flush(DEADLINE_S) == 0
-
-    def fill(self, topic: str, partition: int, count: int, first: int = 0) -> None:
-        for number in range(first, first + count):
-            self._producer.produce(topic, b"%d" % number, None, partition)
-        assert self._producer.flush(DEADLINE_S) == 0
+        return self.local.bootstrap_servers
 
     def truncate(self, topic: str, partition: int, before: int) -> None:
         self.broker.truncate(topic, partition, before)
@@ -215,7 +182,7 @@ class EmbeddedTestCluster(TestCluster):
             log.close(0.0)
 
     def close(self) -> None:
-        self.broker.close()
+        self.local.close()
 
 
 # --- consumers
