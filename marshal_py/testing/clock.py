@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from marshal_py.client.loop import Loop
 from marshal_py.client.marshal import Marshal, open_marshals
@@ -22,6 +22,8 @@ SETTLE_S: Final = 10.0  # a step takes about a millisecond; only something that 
 SETTLE_POLL_S: Final = 0.0002
 RUN_FACTOR: Final = 100  # `run_until` moves the clock so many times as fast as real time
 RUN_POLL_S: Final = 0.001
+
+T = TypeVar("T")
 
 
 def marshals_of(servers: str) -> list[Marshal]:
@@ -108,14 +110,14 @@ class Timekeeper:
         while (left_ms := until_ms - self._clock.now().mono_ms) > 0:
             self._step(left_ms)
 
-    def run_until(self, condition: Callable[[], object], timeout_s: float) -> None:
-        """Lets time pass RUN_FACTOR times as fast, until `condition()` is true. Raises TimeoutError.
+    def run_until(self, condition: Callable[[], T], timeout_s: float) -> T:
+        """Lets time pass RUN_FACTOR times as fast, until `condition()` is true; returns its value. Raises TimeoutError.
 
         `timeout_s`: of real time.
         """
         deadline, ahead_ms, began = time.monotonic() + timeout_s, 0, time.monotonic()
         self.settle()
-        while not condition():
+        while not (value := condition()):
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"the condition did not come true within {timeout_s:g} s")
             allowed_ms = round((time.monotonic() - began) * 1000 * RUN_FACTOR) - ahead_ms
@@ -123,3 +125,4 @@ class Timekeeper:
                 ahead_ms += self._step(allowed_ms)
             else:
                 time.sleep(RUN_POLL_S)
+        return value

@@ -110,8 +110,8 @@ class LocalCluster(ABC):
         """
 
     @abstractmethod
-    def run_until(self, condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-        """Lets time pass until `condition()` is true: in memory a hundred times as fast as in reality.
+    def run_until(self, condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
+        """Lets time pass until `condition()` is true, in memory a hundred times as fast. Returns the condition's value.
 
         `timeout_s`: of real time; then it raises TimeoutError.
         """
@@ -276,8 +276,8 @@ class MemoryCluster(LocalCluster):
             raise InvalidOption("seconds", seconds, "0 or more: time does not run backwards")
         self._time.advance(seconds)
 
-    def run_until(self, condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-        self._time.run_until(condition, timeout_s)
+    def run_until(self, condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
+        return self._time.run_until(condition, timeout_s)
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -353,8 +353,8 @@ class EmbeddedCluster(LocalCluster):
     def advance(self, seconds: float) -> None:
         raise _in_memory_alone("advance")
 
-    def run_until(self, condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-        _wait(condition, "the condition", timeout_s)
+    def run_until(self, condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
+        return _wait(condition, "the condition", timeout_s)
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -392,9 +392,10 @@ def _in_memory_alone(verb: str) -> UnsupportedPlatform:
     return UnsupportedPlatform(verb, "the embedded broker", "use the cluster in memory (marshal_broker's default)")
 
 
-def _wait(condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
+def _wait(condition: Callable[[], T], what: str, timeout_s: float = TIMEOUT_S) -> T:
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    while not (value := condition()):
         if time.monotonic() >= deadline:
             raise TimeoutError(f"{what} did not come true within {timeout_s:g} s")
         time.sleep(POLL_S)
+    return value

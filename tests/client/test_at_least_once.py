@@ -187,14 +187,14 @@ def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: Mem
             batch.in_progress()
             return clock.now().mono_ms - began > 2_500
 
-        until(worked_for_longer, "two and a half times the handler timeout")
+        memory.local.run_until(worked_for_longer)  # two and a half times the handler timeout
         assert owns(consumer, 0)()
 
         def stuck() -> list[int]:
             messages[1 - hung].in_progress()
             return [event.offset for event in consumer.events() if event.kind == "handler_stuck"]
 
-        assert until(stuck, "the other one is noticed") == [hung]
+        assert memory.local.run_until(stuck) == [hung]
 
 
 def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryTestCluster) -> None:
@@ -210,7 +210,7 @@ def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryTes
             message.in_progress()
             return driver.context.clock.now().mono_ms - began > 2_500
 
-        until(worked_for_longer, "two and a half times the handler timeout")
+        memory.local.run_until(worked_for_longer)  # two and a half times the handler timeout
         assert message.ack() is True
         assert owns(consumer, 0)()
 
