@@ -13,6 +13,7 @@
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
     |   +-- BackgroundThreadEnded something ended the background thread; the Marshal cannot be used any more
     |   +-- UnsupportedPlatform   this system lacks what the feature needs
+    |   +-- NeedsAtLeastOnce      nak or term was called in an at-most-once group
     |   +-- BatchNotCommitted     the next claimed batch was asked for before the last one was committed
     |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
     |   +-- RangeReadTwice        in at-most-once mode, Spark retried a task whose range may have been processed
@@ -265,6 +266,17 @@ class UnsupportedPlatform(CallerError):
     def __init__(self, feature: str, platform: str, way_out: str) -> None:
         self.feature, self.platform, self.way_out = feature, platform, way_out
         super().__init__(f"{feature} does not work on {platform}: {way_out}")
+
+
+class NeedsAtLeastOnce(CallerError):
+    """An answer was given that only at-least-once groups have: in at-most-once mode nothing is delivered again."""
+
+    def __init__(self, verb: str, group: str) -> None:
+        self.verb, self.group = verb, group
+        super().__init__(
+            f"{verb}() needs an at-least-once group, and {group!r} delivers at most once: its messages are done when "
+            f"they are delivered; use delivery='at_least_once', or write the message elsewhere"
+        )
 
 
 class BatchNotCommitted(CallerError):

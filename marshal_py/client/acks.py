@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
+from marshal_py.client.answers import Answers, check_delay, check_reason
 from marshal_py.client.forks import ForkedLock
+from marshal_py.client.options import ConsumerOptions
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, Token
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
+from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import Deserializer
 
 ACK_TIMEOUT_S: Final = 10.0  # how long `ack(wait=True)` waits by default: as long as a consumer's `stop`
@@ -38,6 +41,7 @@ class DeliveryContext:
     """
 
     __slots__ = (
+        "answers",
         "clock_now",
         "confirm",
         "delivered",
@@ -64,11 +68,13 @@ class DeliveryContext:
         clock_now: Callable[[], Instant],
         incarnation: bytes,
         make: Callable[..., Any],
-        key_deserializer: Deserializer | None,
-        value_deserializer: Deserializer | None,
+        options: ConsumerOptions,
+        answers: Answers,
     ) -> None:
         self.member, self.lock, self.clock_now, self.incarnation = member, lock, clock_now, incarnation
-        self.make, self.key_deserializer, self.value_deserializer = make, key_deserializer, value_deserializer
+        self.make = make
+        self.key_deserializer, self.value_deserializer = options.key_deserializer, options.value_deserializer
+        self.answers: Answers = answers
         self.delivered: int = 0
         # Waits until the log has accepted acks; set by the consumer (confirmations.py).
         self.confirm: Callable[[Sequence[Acked], float], None]
@@ -117,6 +123,30 @@ class Delivered:
             else:
                 self.returned()
             return True
+
+    def nak(self, first: int, messages: Sequence[RawMessage], delay_s: float | None) -> bool:
+        """Has `messages`, whose first index in `run` is `first`, delivered again after `delay_s` seconds.
+
+        Returns False if the claim has ended before, or if all of them are finished.
+        """
+        check_delay(delay_s)
+        context = self.context
+        with context.lock:
+            context.answers.tracker_of(self.claim, "nak")
+            if self.claim.sealed:
+                return self.finish_late()
+            assert self.run is not None
+            return context.answers.nak(self.claim, self.run, first, messages, delay_s)
+
+    def term(self, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
+        """Finishes `messages`, whose first index in `run` is `first`, for good; otherwise as `nak`."""
+        reason, context = check_reason(reason), self.context
+        with context.lock:
+            context.answers.tracker_of(self.claim, "term")
+            if self.claim.sealed:
+                return self.finish_late()
+            assert self.run is not None
+            return context.answers.term(self.claim, self.run, first, messages, reason)
 
     def acked(self, first: int, stop: int, in_time: bool) -> Acked:
         """Returns what an ack of the indexes [first, stop) of `run` has to have confirmed; `in_time` is its result."""

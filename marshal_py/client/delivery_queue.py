@@ -18,13 +18,16 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Final
 
+from marshal_py.client import grants
 from marshal_py.client.acks import Delivered, DeliveryContext
+from marshal_py.client.answers import Answers
 from marshal_py.client.buffers import ENDLESS, Allowance, Buffer, Reserved, fit, message_bytes
 from marshal_py.client.forks import watch_forks
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.prefetch import Prefetch, Room
+from marshal_py.client.redelivery import Redelivering, blocked, due_count, redeliveries_of
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
@@ -57,9 +60,11 @@ class DeliveryQueue:
         self.clock_now = clock_now
         raw = options.key_deserializer is None and options.value_deserializer is None
         make: type[Message] = Message if raw else DecodedMessage
+        self.answers: Answers = Answers(member, options, clock_now)
         self.delivery: DeliveryContext = DeliveryContext(
-            member, lock, clock_now, incarnation, make, options.key_deserializer, options.value_deserializer
+            member, lock, clock_now, incarnation, make, options, self.answers
         )
+        self.redelivering = Redelivering(self.delivery)
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
         self._order: deque[TopicPartition] = deque()  # claimed partitions; the first is the next to deliver from
@@ -235,18 +240,20 @@ class DeliveryQueue:
         """Returns how many messages may still be delivered; sys.maxsize if `drain` has not been called."""
         return sys.maxsize if self._last is None else self._last - self.delivered
 
+    def _delivering(self) -> list[tuple[Buffer, Claim]]:
+        """Returns the buffers that deliver while the gate is open, each with its claim."""
+        buffers = [buffer for buffer in self.buffers.values() if not buffer.paused_by_user]
+        return [(buffer, claim) for buffer in buffers if (claim := buffer.claim) and claim.phase is ClaimPhase.OPEN]
+
     def deliverable(self) -> int:
         """Returns how many messages wait for nothing but the gate; in at-most-once mode only those with a grant."""
-        total = 0
-        for buffer in self.buffers.values():
-            claim = buffer.claim
-            if claim is None or claim.phase is not ClaimPhase.OPEN or buffer.paused_by_user:
-                continue
+        total, now = 0, self.clock_now()
+        for buffer, claim in self._delivering():
             if self.at_most_once:
                 assert isinstance(claim.tracker, AtMostOnce)
                 total += buffer.granted(claim.tracker)
             else:
-                total += buffer.size
+                total += due_count(claim, now) + (0 if blocked(claim) else buffer.size)
         return total
 
     def to_deliver(self, count_bytes: bool = False) -> tuple[int, int]:
@@ -255,9 +262,8 @@ class DeliveryQueue:
         Without `count_bytes` the bytes are 0.
         """
         messages = size_bytes = 0
-        for buffer in self.buffers.values():
-            claim = buffer.claim
-            if claim is not None and claim.phase is ClaimPhase.OPEN and not buffer.paused_by_user and buffer.fetched:
+        for buffer, claim in self._delivering():
+            if buffer.fetched and not blocked(claim):
                 size = buffer.size
                 messages += size
                 if count_bytes:
@@ -279,17 +285,21 @@ class DeliveryQueue:
         because a partition has messages and gets no more before these are taken.
         """
         there = size_bytes = 0
-        self.prefetch.wanted = min_messages
-        for buffer in self.buffers.values():
-            claim = buffer.claim
-            if claim is None or claim.phase is not ClaimPhase.OPEN or buffer.paused_by_user:
-                continue
+        self.prefetch.wanted, now = min_messages, self.clock_now()
+        for buffer, claim in self._delivering():
             tracker = claim.tracker
             count, at_bound = buffer.size, buffer.held_back
             if isinstance(tracker, AtMostOnce):
                 granted = buffer.granted(tracker)
                 at_bound = len(tracker.grants) >= GRANTS_AHEAD or (at_bound and granted == count)
                 count = granted
+            elif redeliveries_of(claim) is not None:
+                if blocked(claim):
+                    count, at_bound = 0, True
+                again = due_count(claim, now)
+                if again and (at_bound or max_bytes is not None):
+                    return True
+                there += again
             if count and (at_bound or claim.one_by_one):
                 return True
             there += count
@@ -306,6 +316,8 @@ class DeliveryQueue:
         """
         parts: list[tuple[Part, Delivered]] = []
         before, max_messages = self.delivered, min(max_messages, self._left())
+        claims = [self.buffers[tp].claim for tp in self._order if not self.buffers[tp].paused_by_user]
+        max_messages, max_bytes = self.redelivering.take(claims, now, max_messages, max_bytes, parts)
         filled = sum([bool(buffer.fetched) for buffer in self.buffers.values()])
         share = -(-max_messages // max(1, filled))
         left, left_bytes = self._take_round(parts, share, max_messages, max_bytes, now)
@@ -326,7 +338,7 @@ class DeliveryQueue:
             self._order.rotate(-1)
             buffer = self.buffers[tp]
             claim = buffer.claim
-            if claim is None or not buffer.fetched or buffer.paused_by_user:
+            if claim is None or not buffer.fetched or buffer.paused_by_user or blocked(claim):
                 continue
             if not self.member.may_deliver(claim.epoch, now):
                 continue
@@ -375,6 +387,7 @@ class DeliveryQueue:
     def begin(self) -> None:
         """Notes that a new fetch begins: the user has the messages of earlier ones, so `take_back` keeps those."""
         self._taking.clear()
+        self.redelivering.begin()
 
     def take_back(self) -> None:
         """Undoes a fetch that an exception (ctrl-C) interrupted, since the user did not get the messages that it took.
@@ -384,6 +397,7 @@ class DeliveryQueue:
         while self._taking:
             run, delivered = self._taking.pop()
             run.delivered = delivered
+        self.redelivering.take_back()
         self.fetch_again()
 
     def fetch_again(self) -> None:
@@ -411,11 +425,21 @@ class DeliveryQueue:
             self._order.rotate(-1)
             buffer = self.buffers[tp]
             claim = buffer.claim
-            if claim is None or not buffer.fetched or buffer.paused_by_user:
+            if claim is None or buffer.paused_by_user:
+                continue
+            again = redeliveries_of(claim)
+            if not buffer.fetched and again is None:
                 continue
             open_ms = self.member.open_ms(claim.epoch, now)
             if open_ms <= 0:
                 continue
+            until_ms = now.boot_ms + min(open_ms, GATE_MS)
+            if again is not None:
+                due = self.redelivering.reserve(claim, now, until_ms)
+                if due is not None:
+                    return due
+                if again.full or not buffer.fetched:
+                    continue
             there = len(buffer.fetched[0].messages) - buffer.fetched[0].at
             count = 1 if claim.one_by_one else there
             if isinstance(claim.tracker, AtMostOnce):
@@ -427,7 +451,6 @@ class DeliveryQueue:
             if count > 0:
                 self.rate.delivered(self.delivered, now.mono_ms)
                 head = buffer.fetched[0]
-                until_ms = now.boot_ms + min(open_ms, GATE_MS)
                 return Reserved(buffer, head, Delivered(self.delivery, claim, head.run), count, until_ms, now.mono_ms)
         return None
 
@@ -435,22 +458,7 @@ class DeliveryQueue:
 
     def offer(self) -> bool:
         """Sets each claim's `offer`: offsets to ask a grant for (D2). Tells whether the member can ask for one now."""
-        something = False
-        waiting = sum(buffer.claim is not None and bool(buffer.fetched) for buffer in self.buffers.values())
-        each = max(1, min(self.options.grant_messages, self.rate.per_second() // max(1, waiting)))
-        for buffer in self.buffers.values():
-            claim = buffer.claim
-            if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.phase is not ClaimPhase.OPEN:
-                continue
-            if self._left() <= 0:
-                claim.offer = None
-                continue
-            claim.tracker.holds(claim.tracker.delivered_to)  # drops grants that are used up
-            if claim.tracker.asked is not None or len(claim.tracker.grants) >= GRANTS_AHEAD:
-                continue  # its offer stays as it is: a look at the buffer costs time
-            claim.offer = buffer.ungranted(claim.tracker, each)
-            something = something or claim.offer is not None
-        return something
+        return grants.offer(self.buffers.values(), self.rate, self.options.grant_messages, ends=self._left() <= 0)
 
     def user_returned(self) -> None:
         """Resumes fetching of partitions whose buffers have become low. Called when the user asks for more messages.

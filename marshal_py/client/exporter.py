@@ -24,6 +24,9 @@ COUNTERS: Final = {
     "take_overs": "Claims of partitions whose owner had been evicted.",
     "messages_delivered": "Messages delivered.",
     "messages_acked": "Messages done, in at-least-once mode.",
+    "naks": "Messages that handlers gave back, to be delivered again.",
+    "redelivered": "Deliveries of messages that had been given back.",
+    "terminated": "Messages that handlers ended for good without an ack.",
     "late_acks": "Acks that came after the claim had ended.",
     "amo_dropped": "Offsets granted and dropped because a lease or claim was lost, in at-most-once mode.",
 }
@@ -39,6 +42,7 @@ GAUGES: Final = {
 PARTITION_GAUGES: Final = {
     "position": "Next offset to read.",
     "lag": "Messages behind the end, -1 before the first look.",
+    "delayed": "Messages given back that wait to be delivered again; at 1,000 the partition delivers nothing new.",
 }
 
 

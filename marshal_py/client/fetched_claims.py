@@ -44,7 +44,7 @@ class FetchedClaims:
         unsure = [claim for claim in claims if self._may_be_shorter(claim)]
         self._open([claim for claim in claims if claim not in unsure])
         self._unsure.update((claim.tp, claim) for claim in unsure)
-        self.look()
+        self._ask_soon()
 
     def drop(self, claims: Iterable[Claim]) -> None:
         """Forgets these claims, which have ended."""
@@ -53,7 +53,12 @@ class FetchedClaims:
                 del self._unsure[claim.tp]
 
     def look(self) -> None:
-        """Has the worker ask where the partitions of unsure claims end. Called regularly, until the cluster answers."""
+        """Does what is due every third of a heartbeat interval, at which it is called."""
+        self._ask_soon()
+        self.queue.answers.reports.end_period()
+
+    def _ask_soon(self) -> None:
+        """Has the worker ask where the partitions of unsure claims end; repeated until the cluster answers."""
         if self._unsure:
             self._submit("what earlier owners finished", self._ask)
 
@@ -76,7 +81,7 @@ class FetchedClaims:
     def _ask(self) -> None:
         """Asks the cluster for the ends, then opens the unsure claims. Runs on the worker, without the lock.
 
-        Raises ClusterError; the next `look` asks again.
+        Raises ClusterError; it is asked again later.
         """
         context = self._context
         with context.lock:

@@ -131,6 +131,28 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         delivered.context.confirm([delivered.acked(index, index + 1, self.ack())], timeout_s)
         return True
 
+    def nak(self, delay_s: float | None = None) -> bool:
+        """Gives the message back: this consumer delivers it again after `delay_s` seconds (PROTOCOL.md D14).
+
+        `delay_s`: 0 to 86,400. None means 0.5 s after the first delivery, and twice as long after each further one, up
+        to 60 s. The other messages keep their order, and `delivery_count` grows. If the consumer ends or the partition
+        moves before, the next owner delivers the message at once. While 1,000 messages of a partition wait, nothing new
+        of it is delivered (event `nak_storm`).
+
+        Returns False if the claim is over, so that the message is delivered again anyway, or if the message is done.
+        Raises NeedsAtLeastOnce, InvalidOption, UsedAfterFork.
+        """
+        return self._delivered.nak(self._index, (self._raw,), delay_s)
+
+    def term(self, reason: str = "") -> bool:
+        """Ends the message for good: it is never delivered again, and an advisory `terminated` says so in the log.
+
+        `reason`: for people who read the advisory; its first 500 characters. Returns False if the claim is over, so
+        that the message will be delivered again, or if the message is done already. Raises NeedsAtLeastOnce,
+        InvalidOption, UsedAfterFork.
+        """
+        return self._delivered.term(self._index, (self._raw,), reason)
+
     def in_progress(self) -> None:
         """Says that the handler is still working on this message: its `handler_timeout_s` starts again (D4).
 
@@ -251,6 +273,14 @@ class Part(Generic[K_co, V_co]):
     def _acked(self) -> Acked:
         return self._delivered.acked(self._first, self._first + len(self.raw), self.ack())
 
+    def nak(self, delay_s: float | None = None) -> bool:
+        """Gives all messages of this part that are not done back, as `Message.nak` does."""
+        return self._delivered.nak(self._first, self.raw, delay_s)
+
+    def term(self, reason: str = "") -> bool:
+        """Ends all messages of this part that are not done for good, as `Message.term` does."""
+        return self._delivered.term(self._first, self.raw, reason)
+
     def in_progress(self) -> None:
         """Says that the handler is still working on this part, as `Batch.in_progress` does for a batch."""
         self._delivered.touch(self._first, self._first + len(self.raw))
@@ -328,6 +358,20 @@ class Batch(Generic[K_co, V_co]):
         if self.parts:
             self.parts[0]._delivered.context.confirm([part._acked() for part in self.parts], timeout_s)
         return True
+
+    def nak(self, delay_s: float | None = None) -> bool:
+        """Gives all messages that are not done back, as `Message.nak` does.
+
+        Returns False if that did nothing for one of its parts.
+        """
+        return all([part.nak(delay_s) for part in self.parts])
+
+    def term(self, reason: str = "") -> bool:
+        """Ends all messages that are not done for good, as `Message.term` does.
+
+        Returns False if that did nothing for one of its parts.
+        """
+        return all([part.term(reason) for part in self.parts])
 
     def in_progress(self) -> None:
         """Says that the handler is still working on the batch: its `handler_timeout_s` starts again (D4).

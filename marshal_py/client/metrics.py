@@ -12,6 +12,8 @@ from msgspec import Struct
 
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.counters import in_flight
+from marshal_py.client.delivery_queue import DeliveryQueue
+from marshal_py.client.redelivery import redeliveries_of
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import NONE, Instant
 
@@ -21,7 +23,8 @@ class PartitionMetrics(Struct, frozen=True):
 
     `position`: next offset to read. `end`, `lag`: -1 while the partition's end is unknown. `lag` is also -1 if the end
     lies below the position: such a partition is being parked, so that no member may consume it until an admin has moved
-    the position (PROTOCOL.md D6).
+    the position (PROTOCOL.md D6). `delayed`: messages that handlers gave back (`nak`) and that wait to be delivered
+    again; at 1,000 nothing new of the partition is delivered.
     """
 
     topic: str
@@ -32,6 +35,7 @@ class PartitionMetrics(Struct, frozen=True):
     lag: int
     in_flight: int
     buffered: int
+    delayed: int = 0
 
 
 class ConsumerMetrics(Struct, frozen=True):
@@ -42,7 +46,8 @@ class ConsumerMetrics(Struct, frozen=True):
     claims of partitions whose owner was evicted. `parked`: the partitions of its topics that no member may consume
     until an admin has looked at them. `in_flight`: messages delivered and not acked. `grants_dropped`: offsets that
     were granted, not delivered, and dropped, because the lease or the claim was lost or because `Consumer.plan_ranges`
-    was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3).
+    was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3). `naks`: messages that handlers gave back;
+    `redelivered`: deliveries of such messages; `terminated`: messages that handlers ended by `term`.
     """
 
     group: str
@@ -65,6 +70,14 @@ class ConsumerMetrics(Struct, frozen=True):
     late_acks: int
     grants_dropped: int
     partitions: list[PartitionMetrics]
+    naks: int = 0
+    redelivered: int = 0
+    terminated: int = 0
+
+    @property
+    def delayed(self) -> int:
+        """Returns how many messages wait to be delivered again, because their handlers gave them back."""
+        return sum(partition.delayed for partition in self.partitions)
 
     @property
     def lag(self) -> int:
@@ -107,6 +120,8 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
     member, counters, queue = driver.member, driver.counters, driver.queue
     partitions = list(_partitions(driver, member.claims.values()))
     unacked = sum(partition.in_flight for partition in partitions)
+    answers = queue.answers if isinstance(queue, DeliveryQueue) else None
+    naks, redelivered, terminated = (answers.naks, answers.redelivered, answers.terminated) if answers else (0, 0, 0)
     return ConsumerMetrics(
         member.name,
         member.options.client_id,
@@ -122,12 +137,15 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         member.take_overs,
         len(driver.parked()),
         queue.delivered,
-        max(0, queue.delivered - unacked - counters.abandoned),
+        max(0, queue.delivered - redelivered - unacked - counters.abandoned),
         unacked,
         queue.buffered(),
         member.late_acks,
         member.grants_dropped,
         partitions,
+        naks,
+        redelivered,
+        terminated,
     )
 
 
@@ -142,4 +160,5 @@ def _partitions(driver: ConsumerDriver, claims: Iterable[Claim]) -> Iterable[Par
             driver.lag(claim),
             in_flight(claim),
             driver.queue.buffered_of(claim.tp),
+            len(again.waiting) if (again := redeliveries_of(claim)) is not None else 0,
         )

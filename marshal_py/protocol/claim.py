@@ -108,12 +108,13 @@ class Claim:
     def drained(self, now_ms: int) -> bool:
         """Returns whether the Release may be sent (T12).
 
-        It may if no handler has a message of the claim, or if the deadline is over.
+        It may if no handler has a message of the claim, or if the deadline is over. A message that its handler gave
+        back and that waits to be delivered again is the next owner's (D14).
         """
         if self.drain_until_ms is not None and now_ms >= self.drain_until_ms:
             return True
         if isinstance(self.tracker, AtLeastOnce):
-            return self.tracker.in_flight == 0
+            return self.tracker.held == 0
         return self.tracker.in_flight_since_ms is None
 
     def position(self) -> int:

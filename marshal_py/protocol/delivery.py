@@ -17,6 +17,7 @@ from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.records import OFFSET_MAX
+from marshal_py.protocol.redelivery import Redeliveries
 
 RUN_MERGED_MAX = 1_000  # offsets; bounds the set of indexes that are finished out of order
 SPANS_REPORTED = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
@@ -38,6 +39,7 @@ class AtLeastOnce:
         "_first",
         "_floor",
         "_touched",
+        "redeliveries",
         "runs",
     )
 
@@ -55,6 +57,7 @@ class AtLeastOnce:
         self._first = NONE  # the message at the claim's position: the first that exists there; NONE until it is fetched
         self._touched = False  # whether a handler has reported that it is at work
         self.runs: deque[OffsetRun] = deque()
+        self.redeliveries: Redeliveries | None = None  # None until a handler gives a message back
 
     # --- what earlier owners have done
 
@@ -180,6 +183,11 @@ class AtLeastOnce:
         return sum(run.unfinished for run in self.runs)
 
     @property
+    def held(self) -> int:
+        """Returns how many messages handlers have: those in flight, without those that were given back."""
+        return sum(run.held for run in self.runs)
+
+    @property
     def tracked(self) -> int:
         """Returns how many offsets take memory: all from the position to the newest fetched one (D1)."""
         self.position()
@@ -194,13 +202,17 @@ class AtLeastOnce:
         heartbeats and Releases.
         """
         position = self.position()
+        if self.redeliveries is not None:
+            self.redeliveries.forget_finished(position)
         before, mine, in_flight = self._delivered_before, self._delivered_to(), self.in_flight
-        known = self._finished_before or self._out_of_order() or (before and before[-1].to > position + 1)
+        again = self._again(position)
+        known = again or self._finished_before or self._out_of_order() or (before and before[-1].to > position + 1)
         if not known and (in_flight <= 1 or mine - position == in_flight):
             return b""  # nearly always
         finished = progress.union([*self._finished_spans(position), *self._finished_before])
         done = [Range(start, to, 0) for start, to in finished]
-        again = progress.without(self._delivered_again(position, mine), finished)
+        before_me = progress.without(self._delivered_again(position, mine), [(one.start, one.to) for one in again])
+        again = progress.without(sorted([*before_me, *again]), finished)
         open_spans = progress.without([Range(position, mine, 1)], finished)
         if in_flight > 1 and sum(to - start for start, to, _ in open_spans) != in_flight:
             # Some offsets do not exist, so the number in flight alone would not say which messages these are.
@@ -252,6 +264,21 @@ class AtLeastOnce:
                 counted.append(Range(max(start, mine), to, times))
         return counted
 
+    def _again(self, position: int) -> list[Range]:
+        """Returns the messages above the position that this claim has delivered again, with all their deliveries."""
+        if self.redeliveries is None:
+            return []
+        ranges: list[Range] = []
+        for offset in sorted(self.redeliveries.again):
+            times = self.delivery_count(offset)
+            if offset <= position or times == 1:
+                continue
+            if ranges and ranges[-1].to == offset and ranges[-1].times == times:
+                ranges[-1] = ranges[-1]._replace(to=offset + 1)
+            else:
+                ranges.append(Range(offset, offset + 1, times))
+        return ranges
+
     def _delivered_to(self) -> int:
         for run in reversed(self.runs):
             if run.delivered:
@@ -261,18 +288,25 @@ class AtLeastOnce:
     def attempts(self) -> int:
         """Returns how often the message at the position counts as delivered if this owner dies now (F4.5).
 
-        That is once more than earlier owners delivered it, because nobody will know whether this owner did.
+        That is once more than earlier owners delivered it and this one delivered it again, because nobody will know
+        whether this owner did.
         """
-        return self._delivered_before_at(self._message()) + 1
+        return self.delivery_count(self._message())
 
     def deliveries(self) -> int:
         """Returns how often earlier owners and this one delivered the message at the position."""
-        before = self._delivered_before_at(self._message())
-        return before + (bool(self.runs) and self.runs[0].delivered > self.runs[0].low)
+        once = bool(self.runs) and self.runs[0].delivered > self.runs[0].low
+        return self.attempts() - 1 + once
 
     def delivery_count(self, offset: int) -> int:
-        """Returns 1 plus how often earlier owners are known to have delivered the message at `offset` (D11)."""
-        return 1 + self._delivered_before_at(offset)
+        """Returns the number of the delivery of the message at `offset` that is running now, or comes next (D11).
+
+        It is 1 plus how often earlier owners are known to have delivered it and this one has delivered it again.
+        """
+        return 1 + self._delivered_before_at(offset) + self._again_at(offset)
+
+    def _again_at(self, offset: int) -> int:
+        return 0 if self.redeliveries is None else self.redeliveries.again.get(offset, 0)
 
     def _message(self) -> int:
         """Returns the offset of the message at the position; NONE until a message is fetched."""
@@ -300,6 +334,16 @@ class AtLeastOnce:
             if found is not None and not self._touched:
                 break  # messages were handed over in order
         return found
+
+    def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int) -> bool:
+        """Records that the handler of a message gave it back, to be delivered again at `due_ms` (D14).
+
+        `message` is kept for the driver. Returns False if the message is finished.
+        """
+        if self.redeliveries is None:
+            self.redeliveries = Redeliveries()
+        self._touched = True  # later messages may now have been handed over before earlier ones
+        return self.redeliveries.give_back(run, index, message, due_ms)
 
     def touch(self, run: OffsetRun, first: int, stop: int, mono_ms: int) -> None:
         """Records that at `mono_ms` the handlers of the messages at the indexes [first, stop) of `run` were at work."""

@@ -14,7 +14,8 @@ MARK_MS = 1_000  # at most one time of delivery is kept in so long, because each
 class OffsetRun:
     """Holds offsets of one claim that were fetched together, in ascending order, and which of them are finished.
 
-    An index is a place in `offsets`. The messages below index `delivered` were handed over.
+    An index is a place in `offsets`. The messages below index `delivered` were handed over. One that its handler has
+    given back is set aside: no handler has it until it is handed over again (redelivery.py).
 
     Invariants:
       R1  0 <= low <= delivered <= len(offsets)
@@ -22,7 +23,7 @@ class OffsetRun:
       R3  `finished` holds exactly the finished indexes above low
     """
 
-    __slots__ = ("delivered", "finished", "low", "marks", "offsets", "touched")
+    __slots__ = ("aside", "delivered", "finished", "low", "marks", "offsets", "touched")
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self.offsets: Sequence[int] = offsets
@@ -30,6 +31,7 @@ class OffsetRun:
         self.low: int = 0
         self.finished: set[int] = set()
         self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, at most one per MARK_MS
+        self.aside: set[int] | None = None  # indexes that no handler has, although they were handed over
         self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last reported to be at work
 
     def deliver(self, count: int, mono_ms: int) -> int:
@@ -73,6 +75,30 @@ class OffsetRun:
         """Returns how many messages were handed over and are not finished."""
         return self.delivered - self.low - len(self.finished)
 
+    def is_finished(self, index: int) -> bool:
+        return index < self.low or index in self.finished
+
+    @property
+    def held(self) -> int:
+        """Returns how many messages handlers have: those that were handed over, not finished and not set aside."""
+        aside = self.aside
+        return self.unfinished - (sum(not self.is_finished(index) for index in aside) if aside else 0)
+
+    def set_aside(self, index: int) -> None:
+        """Records that the handler of the message at `index` has given it back."""
+        if self.aside is None:
+            self.aside = set()
+        self.aside.add(index)
+
+    def take_up(self, index: int, mono_ms: int | None) -> None:
+        """Ends `set_aside`: the message is handed over again at `mono_ms`, or is finished if that is None."""
+        assert self.aside is not None
+        self.aside.discard(index)
+        if not self.aside:
+            self.aside = None
+        if mono_ms is not None:
+            self.touch(index, index + 1, mono_ms)
+
     def delivered_ms(self, index: int) -> int:
         """Returns the monotonic ms at which the message at `index` was handed over.
 
@@ -89,8 +115,9 @@ class OffsetRun:
         """Records that at `mono_ms` the handlers of the messages at the indexes [first, stop) were still at work."""
         if self.touched is None:
             self.touched = {}
+        aside = self.aside or ()
         for index in range(max(first, self.low), min(stop, self.delivered)):
-            if index not in self.finished:
+            if index not in self.finished and index not in aside:
                 self.touched[index] = mono_ms
 
     def touch_all(self, mono_ms: int) -> None:
@@ -103,13 +130,13 @@ class OffsetRun:
         A handler is silent since it got its message or last reported that it is at work. Returns None if no handler has
         a message.
         """
-        touched, finished, index = self.touched, self.finished, self.low
-        if not touched:
+        finished, index, aside = self.finished, self.low, self.aside or ()
+        if not self.touched and not aside:
             return (self.delivered_ms(index), index) if index < self.delivered else None
-        self.touched = {at: ms for at, ms in touched.items() if at >= index and at not in finished}
-        while index < self.delivered and (index in self.touched or index in finished):
+        touched = self.touched = {at: ms for at, ms in (self.touched or {}).items() if not self.is_finished(at)}
+        while index < self.delivered and (index in touched or index in finished or index in aside):
             index += 1
-        silent = [(ms, at) for at, ms in self.touched.items()]
+        silent = [(ms, at) for at, ms in touched.items() if at not in aside]
         if index < self.delivered:  # of the messages that were never touched, the lowest was handed over first
             silent.append((self.delivered_ms(index), index))
         return min(silent, default=None)

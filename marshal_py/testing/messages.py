@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
+from marshal_py.client.answers import Answers
 from marshal_py.client.message import Message
+from marshal_py.client.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
@@ -48,7 +50,7 @@ class RecordedMessage(Message[K_co, V_co], frozen=True, kw_only=True, gc=True):
 
     @property
     def acked(self) -> bool:
-        """Tells whether the message was acked in time."""
+        """Tells whether the message was acked (or ended by `term`) in time."""
         tracker = self._delivered.claim.tracker
         return not tracker.in_flight if isinstance(tracker, AtLeastOnce) else tracker.in_flight_since_ms is None
 
@@ -69,6 +71,14 @@ class RecordedMessage(Message[K_co, V_co], frozen=True, kw_only=True, gc=True):
         delivered.context.confirm([delivered.acked(self._index, self._index + 1, super().ack())], timeout_s)
         return True
 
+    def nak(self, delay_s: float | None = None) -> bool:
+        self.answers.append(Answer("nak", delay_s))
+        return super().nak(delay_s)
+
+    def term(self, reason: str = "") -> bool:
+        self.answers.append(Answer("term", reason))
+        return super().term(reason)
+
     def in_progress(self) -> None:
         self.answers.append(Answer("in_progress"))
         super().in_progress()
@@ -83,7 +93,7 @@ def make_message(
     offset: int = 0,
     headers: Sequence[tuple[str, bytes]] = (),
     timestamp_ms: int | None = None,
-    delivery: str = "at_least_once",
+    delivery: Delivery = "at_least_once",
     delivery_count: int = 1,
     epoch: int = 1,
     topic_id: str = "",
@@ -126,7 +136,9 @@ def make_message(
     if revoking:
         claim.stop("the test says so", None)
     member = Member(World(), GROUP, MemberOptions(client_id="test"), bytes)
-    context = DeliveryContext(member, threading.RLock(), clock.now, INCARNATION, RecordedMessage, None, None)
+    options = ConsumerOptions(delivery=delivery)
+    answers = Answers(member, options, clock.now)
+    context = DeliveryContext(member, threading.RLock(), clock.now, INCARNATION, RecordedMessage, options, answers)
     context.confirm = _confirm
     at_ms = round(time.time() * 1000) if timestamp_ms is None else timestamp_ms
     raw = MemoryMessage(topic, partition, offset, key, value, list(headers), at_ms)

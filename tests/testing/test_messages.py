@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marshal_py import CallerError, Message, TopicPartition
-from marshal_py.errors import ClaimLost, InvalidOption
+from marshal_py.errors import ClaimLost, InvalidOption, NeedsAtLeastOnce
 from marshal_py.testing import Answer, RecordedMessage, make_message
 
 
@@ -115,3 +115,13 @@ def test_every_verb_of_a_message_is_recorded() -> None:
 def test_the_claim_is_that_of_one_partition() -> None:
     message = make_message(topic="orders", partition=1)
     assert message._delivered.claim.tp == TopicPartition("orders", 1)
+
+
+def test_what_a_handler_answers_instead_of_an_ack_is_recorded() -> None:
+    back, ended = make_message(b"1"), make_message(b"2")
+    assert back.nak(5.0)
+    assert ended.term("no JSON")
+    assert (back.answers, back.acked) == ([("nak", 5.0)], False)
+    assert (ended.answers, ended.acked) == ([("term", "no JSON")], True)
+    with pytest.raises(NeedsAtLeastOnce):
+        make_message(delivery="at_most_once").nak()

@@ -1,0 +1,107 @@
+"""Carries out what handlers answer besides acks: `nak` (deliver it again later) and `term` (never again).
+
+The tracker of the claim knows which messages wait (redelivery.py of protocol/), and delivery_queue.py delivers them
+again. Everything here is called with the Marshal's lock held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from marshal_py.client.options import ConsumerOptions
+from marshal_py.client.reports import Reports
+from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.identity import Instant
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.offset_run import OffsetRun
+from marshal_py.transport.ports import RawMessage
+
+NAK_DELAY_S: Final = 0.5  # after the first delivery, if the user names no delay: a stumble of a database is over then
+NAK_DELAY_DOUBLED_S_MAX: Final = 60.0  # it doubles with each delivery up to this: a poison message costs little
+NAK_DELAY_S_MAX: Final = 86_400.0  # of a delay that the user names, which keeps the position back all the time
+POISON_DELIVERIES: Final = 5  # of one message: after so many it is reported, and again each time the number doubles
+REASON_CHARS_MAX: Final = 500  # of `term`; a Note holds little more
+
+
+class Answers:
+    """Carries out the answers of one consumer's handlers, and counts them since the consumer was made."""
+
+    def __init__(self, member: Member, options: ConsumerOptions, clock_now: Callable[[], Instant]) -> None:
+        self._member, self._options, self._now = member, options, clock_now
+        self.reports = Reports(member)
+        self.naks = self.redelivered = self.terminated = 0
+
+    def tracker_of(self, claim: Claim, verb: str) -> AtLeastOnce:
+        """Returns the claim's tracker. Raises NeedsAtLeastOnce in at-most-once mode, which has no such answers."""
+        if not isinstance(claim.tracker, AtLeastOnce):
+            raise NeedsAtLeastOnce(verb, self._member.name)
+        return claim.tracker
+
+    def nak(
+        self, claim: Claim, run: OffsetRun, first: int, messages: Sequence[RawMessage], delay_s: float | None
+    ) -> bool:
+        """Makes messages wait until they are delivered again. Returns False if all of them are finished.
+
+        `first`: the index in `run` of the first of `messages`. `delay_s`: None for a delay that grows.
+        """
+        tracker, now_ms = self.tracker_of(claim, "nak"), self._now().mono_ms
+        was_full = tracker.redeliveries is not None and tracker.redeliveries.full
+        waits = False
+        for index, message in enumerate(messages, first):
+            count = tracker.delivery_count(run.offsets[index])
+            delay = grown_delay_s(count) if delay_s is None else delay_s
+            if tracker.give_back(run, index, message, now_ms + round(1000 * delay)):
+                waits = True
+                self.naks += 1
+                self._report_poison(claim, run.offsets[index], count)
+        if not was_full and tracker.redeliveries is not None and tracker.redeliveries.full:
+            self._report_storm(claim, len(tracker.redeliveries.waiting))
+        return waits
+
+    def term(self, claim: Claim, run: OffsetRun, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
+        """Finishes messages for good, and reports each with the reason. Returns False if all of them were finished."""
+        self.tracker_of(claim, "term")
+        ended = [index for index in range(first, first + len(messages)) if run.finish(index)]
+        for index in ended:
+            self.reports.note("terminated", claim, run.offsets[index], reason)
+        self.terminated += len(ended)
+        return bool(ended)
+
+    def _report_poison(self, claim: Claim, offset: int, count: int) -> None:
+        """Reports a message that was delivered POISON_DELIVERIES times, twice as many, four times as many, ..."""
+        times, rest = divmod(count, POISON_DELIVERIES)
+        if rest == 0 and times & (times - 1) == 0:
+            self.reports.note(
+                "poison_message", claim, offset, f"{count} deliveries, and its handler gave it back again"
+            )
+
+    def _report_storm(self, claim: Claim, waiting: int) -> None:
+        text = f"{waiting} messages wait to be delivered again: nothing new of the partition is delivered meanwhile"
+        self._member.advise("nak_storm", claim.tp, epoch=claim.epoch, offset=claim.position(), text=text)
+        self._member.request_tick()
+
+
+def grown_delay_s(delivery_count: int) -> float:
+    """Returns how many seconds `nak` waits by default after the given number of deliveries: it doubles with each."""
+    doubled = min(delivery_count - 1, 16)  # more would pass the bound anyway
+    return min(NAK_DELAY_DOUBLED_S_MAX, NAK_DELAY_S * (1 << doubled))
+
+
+def check_delay(delay_s: float | None) -> None:
+    """Raises InvalidOption if `nak` cannot wait so long."""
+    if delay_s is None:
+        return
+    number = isinstance(delay_s, int | float) and not isinstance(delay_s, bool)
+    if not number or not 0 <= delay_s <= NAK_DELAY_S_MAX:
+        rule = f"a number of seconds from 0 to {NAK_DELAY_S_MAX:g}, or None for one that grows with each delivery"
+        raise InvalidOption("delay_s", delay_s, rule)
+
+
+def check_reason(reason: str) -> str:
+    """Returns the reason of a `term`, cut to REASON_CHARS_MAX characters. Raises InvalidOption if it is no text."""
+    if not isinstance(reason, str):
+        raise InvalidOption("reason", reason, "a text for people who look at the group's advisories")
+    return reason[:REASON_CHARS_MAX]
