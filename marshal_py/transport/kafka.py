@@ -47,7 +47,7 @@ from marshal_py.transport.kafka_reader import KafkaReader
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import Bounds, LogRecord, OnWritten
 from marshal_py.transport.producer import KafkaProducer
-from marshal_py.transport.requests import list_bounds, make_requester
+from marshal_py.transport.requests import SharedRequester, list_bounds
 
 T = TypeVar("T")
 
@@ -70,7 +70,15 @@ _NO_RIGHT: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.
 class KafkaLog:
     """Implements CoordinationLog over a Consumer and a Producer."""
 
-    def __init__(self, given: settings.Settings, topic: str, client_id: str, fetch_wait_ms: int, writes: bool) -> None:
+    def __init__(
+        self,
+        given: settings.Settings,
+        topic: str,
+        client_id: str,
+        fetch_wait_ms: int,
+        writes: bool,
+        requester: SharedRequester,
+    ) -> None:
         self.topic = topic
         self._given = given
         self._servers = str(given["bootstrap.servers"])
@@ -91,7 +99,8 @@ class KafkaLog:
         self._listen_s = 0.0
         self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._errors.on_error}
         self._consumer = settings.create_client(Consumer, self._reader)
-        self._requester = make_requester(given, client_id)
+        self._requester = requester
+        requester.join()
         self._writer = {**settings.log_writer(given, client_id), "error_cb": self._errors.on_error}
         self._producer_lock = threading.Lock()
         self._producer = settings.create_client(Producer, self._writer) if writes else None
@@ -167,7 +176,7 @@ class KafkaLog:
                 self._drop_producer(producer, fatal.args[0])
         if now_s >= self._listen_s:
             self._listen_s = now_s + LISTEN_S
-            self._requester.listen()  # otherwise its events would pile up
+            self._requester.client().listen()  # otherwise its events would pile up
         for log, (at, answer) in [*self._bounds_asked.items()]:
             if answer.done():
                 self._bounds_asked.pop(log, None)
@@ -256,10 +265,13 @@ class KafkaLog:
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
         with self._producer_lock:
+            if self._closed:
+                return False
             if self._producer is None:
                 self._producer = settings.create_client(Producer, self._writer)
+            producer = self._producer
         try:
-            self._producer.produce(self.topic, value, key, log, on_delivery=self._on_delivery)
+            producer.produce(self.topic, value, key, log, on_delivery=self._on_delivery)
         except BufferError:
             self.produce_errors += 1
             self._errors.note("the producer's queue is full")
@@ -290,7 +302,7 @@ class KafkaLog:
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         # The reading consumer is not asked, because the request would wait while another thread polls it (10 s seen).
         tp = TopicPartition(self.topic, log)
-        return list_bounds(self._requester, [tp], timeout_s, self._given, exists=True)[tp]
+        return list_bounds(self._requester.client(), [tp], timeout_s, self._given, exists=True)[tp]
 
     def waiting_for(self) -> str:
         return self._errors.last_words
@@ -311,6 +323,11 @@ class KafkaLog:
             closed, self._closed = self._closed, True
             if not closed:
                 self._consumer.close()
+        with self._producer_lock:
+            producer, self._producer = self._producer, None  # ends its threads, even while the Marshal is referred to
+        del producer
+        if not closed:
+            self._requester.leave()
 
 
 def _in_thread(question: Callable[[], T]) -> Future[T]:
@@ -362,6 +379,7 @@ class KafkaTransport:
         self.embedded: bool = is_embedded(cluster_id(self._settings, self.client_id, connect_timeout_s))
         self.name = "embedded" if self.embedded else "kafka"
         self.timeout_s = connect_timeout_s
+        self._requester = SharedRequester(self._settings, self.client_id)
         self._statistics_settings: settings.Settings = {}
         self._statistics: dict[str, tuple[float, str]] = {}
 
@@ -391,7 +409,9 @@ class KafkaTransport:
 
     def log(self, topic: str, client_id: str, writes: bool = True) -> KafkaLog:
         wait_ms = FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS
-        return KafkaLog({**self._settings, **self._statistics_settings}, topic, client_id, wait_ms, writes)
+        return KafkaLog(
+            {**self._settings, **self._statistics_settings}, topic, client_id, wait_ms, writes, self._requester
+        )
 
     def source(
         self, group: str, client_id: str, extra: Mapping[str, Any], queue_bytes: int | None = None
@@ -409,4 +429,4 @@ class KafkaTransport:
         return KafkaProducer(self, on_written)
 
     def admin(self) -> KafkaAdmin:
-        return KafkaAdmin(self._settings, self.client_id, self.embedded, self.timeout_s)
+        return KafkaAdmin(self._settings, self._requester, self.embedded, self.timeout_s)

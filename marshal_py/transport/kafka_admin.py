@@ -48,12 +48,12 @@ from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, Clu
 from marshal_py.transport.requests import (
     LIST_TIMEOUT_S_MIN,
     Requester,
+    SharedRequester,
     as_cluster_error,
     ask_any_broker,
     code_of,
     list_bounds,
     list_offsets,
-    make_requester,
     text_of,
 )
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, SAFE_BROKERS, initial_settings, wrong_settings
@@ -88,13 +88,19 @@ def _kafka_partitions(tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
 class KafkaAdmin:
     """Implements ClusterAdmin over an AdminClient."""
 
-    def __init__(self, given: settings.Settings, client_id: str, is_embedded: bool, timeout_s: float) -> None:
-        self._given, self._client_id, self._timeout_s = given, client_id, timeout_s
+    def __init__(
+        self, given: settings.Settings, requester: SharedRequester, is_embedded: bool, timeout_s: float
+    ) -> None:
+        self._given, self._requester, self._timeout_s = given, requester, timeout_s
         self._embedded = is_embedded
         self.capabilities: frozenset[str] = embedded.CAPABILITIES if is_embedded else ALL_CAPABILITIES
-        self._client = make_requester(given, client_id)
-        self._replaced: list[tuple[float, Requester]] = []  # at most one per COORDINATOR_TIMEOUT_S, for `timeout_s`
+        self._closed = False
+        requester.join()
         self._servers = str(given["bootstrap.servers"])
+
+    @property
+    def _client(self) -> Requester:
+        return self._requester.client()
 
     def _ask(self, what: str, question: Callable[[], T], right: tuple[str, str] = ("Describe", "")) -> T:
         self._client.listen().forget()
@@ -124,24 +130,13 @@ class KafkaAdmin:
                 return ask(client, REQUEST_TIMEOUT_S_MAX).result(patience_s)
             except TimeoutError as error:
                 late, patience_s = error, max(LIST_TIMEOUT_S_MIN, deadline - time.monotonic())
-                self._replace(client)
+                self._requester.replace(client, self._timeout_s)  # at most once per COORDINATOR_TIMEOUT_S
             except KafkaException as error:
                 if code_of(error) not in _COORDINATOR_MOVES:
                     raise
                 late = error
                 time.sleep(COORDINATOR_PAUSE_S)
         raise late
-
-    def _replace(self, client: Requester) -> None:
-        """Replaces the client, unless another thread has done so. Keeps the old one for `timeout_s`.
-
-        Until then other threads may still wait for answers to it.
-        """
-        if self._client is client:
-            now_s = time.monotonic()
-            recent = [(at_s, old) for at_s, old in self._replaced if now_s - at_s < self._timeout_s]
-            self._replaced = [*recent, (now_s, client)]
-            self._client = make_requester(self._given, self._client_id)
 
     # --- topics
 
@@ -431,4 +426,6 @@ class KafkaAdmin:
         return sum(len(p.replicas) - len(p.isrs) for p in found)
 
     def close(self) -> None:
-        """Does nothing, because librdkafka frees the admin client with its last reference."""
+        if not self._closed:
+            self._closed = True
+            self._requester.leave()

@@ -8,6 +8,7 @@ carries librdkafka's last message. Nothing here changes the cluster.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -71,6 +72,53 @@ def make_requester(given: settings.Settings, client_id: str) -> Requester:
     client = settings.create_client(Requester, {**settings.admin(given, client_id), "error_cb": errors.on_error})
     client.errors = errors
     return client
+
+
+class SharedRequester:
+    """Holds the client that all parts of one connection send their requests with: each client has a thread per broker.
+
+    It is made when it is first needed, and freed with its last user. Any thread may call any method.
+    """
+
+    def __init__(self, given: settings.Settings, client_id: str) -> None:
+        self._given, self._client_id = given, client_id
+        self._lock = threading.Lock()
+        self._client: Requester | None = None
+        self._users = 0
+        self._replaced: list[tuple[float, Requester]] = []
+
+    def client(self) -> Requester:
+        """Returns the client as it is now. A caller keeps it for one request only, because it may be replaced."""
+        with self._lock:
+            if self._client is None:
+                self._client = make_requester(self._given, self._client_id)
+            return self._client
+
+    def join(self) -> None:
+        """Notes one more user, who calls `leave` at its end."""
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """Notes that a user has ended. The last one frees the client; a later request makes a new one."""
+        with self._lock:
+            self._users -= 1
+            freed = self._client, self._replaced
+            if self._users <= 0:
+                self._client, self._replaced = None, []
+        del freed  # without the lock, because that ends the client's threads
+
+    def replace(self, client: Requester, kept_s: float) -> None:
+        """Replaces the client, unless another thread has done so. Keeps the old one for `kept_s` seconds.
+
+        Until then other threads may still wait for answers to it.
+        """
+        with self._lock:
+            if self._client is client:
+                now_s = time.monotonic()
+                recent = [(at_s, old) for at_s, old in self._replaced if now_s - at_s < kept_s]
+                self._replaced = [*recent, (now_s, client)]
+                self._client = make_requester(self._given, self._client_id)
 
 
 def _refresh_leaders(client: Requester, topics: Iterable[str], timeout_s: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,10 +12,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport import requests
+from marshal_py.transport import requests, settings
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.requests import ask_any_broker, list_bounds, make_requester
+from marshal_py.transport.requests import SharedRequester, ask_any_broker, list_bounds
 from tests.support.client_fixtures import DEADLINE_S, until
 
 LOG = "__marshal"
@@ -90,13 +90,14 @@ def test_a_leader_lost_during_a_request_is_looked_up_again(brokers: Broker) -> N
     log = KafkaTransport({"bootstrap.servers": brokers.bootstrap_servers, "log_level": 0}, DEADLINE_S).log(LOG, "c")
     assert log.bounds(0, DEADLINE_S).end == 0
     asked, found = threading.Event(), list[Any]()
-    ask = log._requester.list_offsets
+    client = log._requester.client()
+    ask = client.list_offsets
 
     def spy(*given: Any, **more: Any) -> Any:
         asked.set()
         return ask(*given, **more)
 
-    log._requester.list_offsets = spy  # type: ignore[method-assign]
+    client.list_offsets = spy  # type: ignore[method-assign]
     brokers.broker_down(1)
     waiting = threading.Thread(target=lambda: found.append(log.bounds(0, DEADLINE_S)))
     waiting.start()
@@ -109,13 +110,38 @@ def test_a_leader_lost_during_a_request_is_looked_up_again(brokers: Broker) -> N
 
 def test_a_client_that_is_replaced_still_answers_others(brokers: Broker) -> None:
     """Otherwise its end would fail every request that waits for it."""
-    admin = KafkaTransport(brokers.bootstrap_servers, DEADLINE_S).admin()
-    before = admin._client
-    admin._replace(before)
-    admin._replace(before)
-    assert admin._client is not before
-    assert [old for _, old in admin._replaced] == [before]
-    assert make_requester({"bootstrap.servers": brokers.bootstrap_servers}, "c").listen().last_words == ""
+    shared = SharedRequester({"bootstrap.servers": brokers.bootstrap_servers}, "c")
+    before = shared.client()
+    shared.replace(before, DEADLINE_S)
+    shared.replace(before, DEADLINE_S)
+    assert shared.client() is not before
+    assert [old for _, old in shared._replaced] == [before]
+    assert shared.client().listen().last_words == ""
+
+
+def test_all_parts_of_a_connection_share_one_client(brokers: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client has a thread per broker. The last part that closes frees it."""
+    made: list[str] = []
+    create = settings.create_client
+
+    def count(kind: Callable[[dict[str, Any]], Any], configuration: Mapping[str, Any]) -> Any:
+        made.append(getattr(kind, "__name__", ""))
+        return create(kind, configuration)
+
+    transport = KafkaTransport(brokers.bootstrap_servers, DEADLINE_S)
+    monkeypatch.setattr(settings, "create_client", count)
+    log, admin, other = transport.log(LOG, "c"), transport.admin(), transport.admin()
+    assert log.bounds(0, DEADLINE_S).end == 0
+    assert admin.partition_count(LOG) == other.partition_count(LOG)
+    assert sorted(made) == ["Consumer", "Producer", "Requester"]
+    client = transport._requester.client()
+    admin.close()
+    admin.close()
+    log.close(0.0)
+    assert transport._requester.client() is client, "one of them still uses it"
+    other.close()
+    assert transport._requester._client is None
+    assert log.append(0, b"k", b"v") is False, "a closed log makes no new client"
 
 
 def test_a_coordinator_that_has_just_been_elected_is_asked_again() -> None:
