@@ -9,6 +9,7 @@
 #   make soak                               long random searches, until Ctrl-C
 #   make versions                           the transport over every supported version of confluent-kafka
 #   make bench                              the benchmarks, on an otherwise idle machine
+#   make api                                the API reference as HTML, in build/api
 #   make clean                              removes the environment and all caches
 #   make PYTHON=python3.12 test             another interpreter (after `make clean`)
 
@@ -24,7 +25,7 @@ CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline check test lint versions bench soak clean
+.PHONY: help demo pipeline check test lint versions bench api soak clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -59,6 +60,9 @@ versions: $(TEST_STAMP)
 
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)
+
+api: $(TEST_STAMP)
+	$(BIN)/python docs/api_reference.py build/api
 
 # Long runs that continue where the last one stopped: seeds, hostile records, properties with many examples. The totals are
 # in proof.json. Without a limit it runs until Ctrl-C: make soak ARGS="--seconds 3600"; ARGS=--help lists the options.

@@ -38,6 +38,7 @@ SLOW: Final = (
     "tests/cli/test_demo.py",
     "tests/properties/test_folds_agree.py",
     "tests/transport/test_client_versions.py",
+    "tests/test_api_reference.py",
 )
 
 

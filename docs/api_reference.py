@@ -1,0 +1,48 @@
+"""Generates the API reference as HTML from the docstrings of the public modules: `make api`.
+
+A module is public if it is directly in marshal_py and has `__all__`. The pages come from pdoc, which renders docstrings
+as Markdown and links names in backticks. Nothing generated is kept in the repository, so it cannot be out of date.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import pdoc
+import pdoc.render
+
+import marshal_py
+
+# pdoc cannot look names up that annotations of a generated `__new__` (of a NamedTuple), or of a name that is imported
+# for type checkers alone, mention. It prints them as they are written, which is what people should read anyway.
+UNRESOLVED = r"Error parsing type annotation .*ForwardRef"
+
+
+def public_modules() -> list[ModuleType]:
+    """Returns the public modules, with their names loaded: those of marshal_py.spark are imported on first use."""
+    names = [f"marshal_py.{module.name}" for module in pkgutil.iter_modules(marshal_py.__path__)]
+    found = [module for module in map(importlib.import_module, ["marshal_py", *names]) if hasattr(module, "__all__")]
+    for module in found:
+        for name in module.__all__:
+            setattr(module, name, getattr(module, name))
+    return found
+
+
+def build(folder: Path) -> list[Path]:
+    """Writes one page per public module, and an index. Returns the pages."""
+    pdoc.render.configure(docformat="markdown", show_source=False, footer_text=f"marshal_py {marshal_py.__version__}")
+    modules = [module.__name__ for module in public_modules()]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", UNRESOLVED, UserWarning)
+        pdoc.pdoc(*modules, "!marshal_py.testing.plugin", output_directory=folder)
+    return [folder / f"{name.replace('.', '/')}.html" for name in modules]
+
+
+if __name__ == "__main__":
+    for page in build(Path(sys.argv[1])):
+        print(page)

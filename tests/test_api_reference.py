@@ -1,0 +1,50 @@
+"""The API reference has every public name, with the text of its docstring."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "api_reference.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("api_reference", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The text of each page, by the name of its module."""
+    found = script.build(tmp_path_factory.mktemp("api"))
+    return dict(zip((module.__name__ for module in script.public_modules()), map(Path.read_text, found), strict=True))
+
+
+def test_every_public_module_has_a_page(pages: dict[str, str]) -> None:
+    assert pages.keys() >= {
+        *("marshal_py", "marshal_py.embedded", "marshal_py.metrics", "marshal_py.spark", "marshal_py.sql"),
+        "marshal_py.testing",
+    }
+
+
+def test_every_public_name_is_there_and_says_what_it_is(script: ModuleType, pages: dict[str, str]) -> None:
+    for module in script.public_modules():
+        for name in module.__all__:
+            assert f'id="{name}"' in pages[module.__name__], f"{module.__name__}.{name}"
+            one = getattr(module, name)
+            if inspect.isclass(one) or inspect.isfunction(one):
+                assert inspect.getdoc(one), f"{module.__name__}.{name} has no docstring"
+
+
+def test_methods_are_shown_with_their_text(pages: dict[str, str]) -> None:
+    assert 'id="Consumer.fetch"' in pages["marshal_py"]
+    assert "Marks the message as done" in pages["marshal_py"]
