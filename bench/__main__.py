@@ -42,6 +42,7 @@ NAMES = (
     "claims",
     "traffic",
     "throughput",
+    "direct_get",
     "latency",
     "join",
     "leave",

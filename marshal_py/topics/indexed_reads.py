@@ -7,6 +7,7 @@ messages that compaction has removed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -19,7 +20,7 @@ from marshal_py.topics.request import KEYS_MAX, GetRequest
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
 ADD_AT_ONCE: Final = 50_000  # messages of one transaction
-GAP_MAX: Final = 2_000  # offsets that are read and thrown away rather than asked for again
+GAP_MAX: Final = 500  # offsets that are read and thrown away: they come with the same fetch, or cost as much as one
 
 
 class IndexedReads(Reads):
@@ -44,17 +45,23 @@ class IndexedReads(Reads):
 
     # --- the index
 
-    def catch_up(self, wait: bool) -> bool:
+    def update(self) -> None:
+        """Adds everything to the index that the topic holds now. Raises IndexBusy after 30 s."""
+        self._catch_up(self.bounds(), wait=True)
+
+    def _is_current(self) -> bool:
+        """Brings the index up to the moment of the present question. Returns False if another process writes it."""
+        return self._catch_up(self._bounds, wait=False)
+
+    def _catch_up(self, bounds: Mapping[TopicPartition, Bounds], wait: bool) -> bool:
         """Adds to the index the messages that came since it was last filled. Returns True if it is up to date.
 
-        While another process writes the index, this method returns False at once; with `wait` it waits for that process
-        instead, and raises IndexBusy after 30 s.
+        `bounds`: of the partitions that matter. While another process writes the index, this method returns False at
+        once; with `wait` it waits for that process instead, and raises IndexBusy after 30 s.
         """
-        tps = self._partitions(GetRequest(batch=1))
-        bounds = self._admin.bounds(tps, committed=self._committed)
         self._index.check(bounds)
         reached = self._index.progress()
-        starts = {tp: max(bounds[tp].first, reached.get(tp.partition, 0)) for tp in tps}
+        starts = {tp: max(found.first, reached.get(tp.partition, 0)) for tp, found in bounds.items()}
         behind = {tp: start for tp, start in starts.items() if start < bounds[tp].end}
         try:
             if behind:
@@ -72,8 +79,9 @@ class IndexedReads(Reads):
         progress: dict[TopicPartition, int] = {}
         for messages in self._read(starts, ends):
             pending += messages
-            for message in messages:
-                progress[place(message)] = (message.offset() or 0) + 1
+            # Of equal keys of a dict the last one stays: the last message of each partition.
+            for tp, last in dict(zip(map(place, messages), messages, strict=True)).items():
+                progress[tp] = (last.offset() or 0) + 1
             if len(pending) >= ADD_AT_ONCE:
                 self._index.add(pending, progress, wait)
                 pending = []
@@ -91,32 +99,33 @@ class IndexedReads(Reads):
     # --- answers
 
     def _lasts(self, keys: set[bytes], starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
-        if not self.catch_up(wait=False):
+        if not self._is_current():
             return super()._lasts(keys, starts, ends)
         found: dict[bytes, RawMessage] = {}
-        open_, below = set(keys), {(tp, key): end for tp, end in ends.items() for key in keys}
-        while open_:  # mostly once: an entry whose message is gone makes a second look for its key
-            wanted: dict[TopicPartition, dict[int, bytes]] = {}
-            for key in open_:
-                for tp, start in starts.items():
-                    entry = self._index.newest(key, tp.partition, start, below[tp, key])
-                    if entry is not None:
-                        wanted.setdefault(tp, {})[entry.offset] = key
-                        below[tp, key] = entry.offset
-            open_ = set()
-            for tp, offsets in wanted.items():
-                there = self._fetch(tp, offsets)
-                open_ |= {key for offset, key in offsets.items() if offset not in there}
-                for message in there.values():
+        wanted = self._index.lasts(keys, {tp.partition: (start, ends[tp]) for tp, start in starts.items()})
+        while wanted:  # mostly once: an entry whose message is gone makes a second look for its key
+            by_place = {TopicPartition(self.topic, entry.partition): dict[int, bytes]() for entry in wanted}
+            for entry in wanted:
+                by_place[TopicPartition(self.topic, entry.partition)][entry.offset] = entry.key
+            there = self._fetch(by_place)
+            for messages in there.values():
+                for message in messages.values():
                     key = message.key()
                     if key not in found or newer(message, found[key]):
                         found[key] = message
+            again = []
+            for entry in wanted:
+                tp = TopicPartition(self.topic, entry.partition)
+                if entry.offset not in there[tp]:
+                    before = self._index.newest(entry.key, entry.partition, starts[tp], entry.offset)
+                    again += [] if before is None else [before]
+            wanted = again
         return found
 
     def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> list[RawMessage]:
         patterns = request.multi_last or ()
         wild = [pattern for pattern in patterns if isinstance(pattern, str) and has_wildcard(pattern)]
-        if not wild or not self.catch_up(wait=False):
+        if not wild or not self._is_current():
             return super()._newest(request, starts, ends)
         keys = {
             pattern.encode() if isinstance(pattern, str) else pattern for pattern in patterns if pattern not in wild
@@ -143,12 +152,12 @@ class IndexedReads(Reads):
         if key is None:
             return super()._first(request)
         starts, ends = self._span(request)  # before the index catches up, so that it covers the span
-        if not self.catch_up(wait=False):
+        if not self._is_current():
             return super()._first(request)
         found: list[RawMessage] = []
         for tp, start in starts.items():
             for entry in self._index.following(key, tp.partition, start, ends[tp]):
-                message = self._fetch(tp, {entry.offset: key}).get(entry.offset)
+                message = self._fetch({tp: {entry.offset: key}})[tp].get(entry.offset)
                 if message is not None and (message.value() is not None or request.tombstones):
                     found.append(message)
                     break
@@ -156,51 +165,65 @@ class IndexedReads(Reads):
 
     def _following(self, request: GetRequest, starts: Offsets, ends: Offsets) -> Page:
         key = request.key
-        if key is None or self._is_compacted() or not self.catch_up(wait=False):
+        if key is None or self._is_compacted() or not self._is_current():
             return super()._following(request, starts, ends)
-        kept: dict[TopicPartition, list[RawMessage]] = {}
+        wanted: dict[TopicPartition, dict[int, bytes]] = {}
         total = 0
         for tp, start in starts.items():
             entries: Sequence[Entry] = list(self._index.following(key, tp.partition, start, ends[tp]))
             total += len(entries)
-            there = self._fetch(tp, {entry.offset: key for entry in entries[: request.batch]})
-            kept[tp] = [there[offset] for offset in sorted(there)]
+            wanted[tp] = {entry.offset: key for entry in entries[: request.batch]}
+        kept = {tp: [there[offset] for offset in sorted(there)] for tp, there in self._fetch(wanted).items()}
         return self._page_of(request, kept, total, starts, ends)
 
-    def _fetch(self, tp: TopicPartition, offsets: Mapping[int, bytes]) -> dict[int, RawMessage]:
-        """Returns the messages at these offsets, by offset. Messages that no longer exist are left out.
+    def _fetch(
+        self, wanted: Mapping[TopicPartition, Mapping[int, bytes]]
+    ) -> dict[TopicPartition, dict[int, RawMessage]]:
+        """Returns the messages at these offsets, by partition and offset. Those that no longer exist are left out.
 
-        `offsets`: the key that the index has for each offset. Offsets that are close together are read together. Raises
+        `wanted`: by partition, the key that the index has for each offset. Offsets that are close together are read
+        together, and all partitions at once: each round reads the next such run of every partition. Raises
         IndexUnusable for a message with another key: the topic was created again on a cluster that has no topic ids.
         """
-        found: dict[int, RawMessage] = {}
-        for start, end, wanted in _runs(sorted(offsets)):
-            try:
-                for messages in self._reader.read({tp: start}, {tp: end}, self._timeout_s):
-                    found |= {at: message for message in messages if (at := message.offset() or 0) in wanted}
-            except RangeLost:
-                continue  # retention deleted them meanwhile
-        for offset, message in found.items():
-            if message.key() != offsets[offset]:
-                raise IndexUnusable(
-                    str(self._index.path),
-                    f"it has another key for {tp}@{offset}: the topic was created again; delete the file",
-                )
+        found: dict[TopicPartition, dict[int, RawMessage]] = {tp: {} for tp in wanted}
+        runs = {tp: deque(_runs(sorted(offsets))) for tp, offsets in wanted.items()}
+        while spans := {tp: left.popleft() for tp, left in runs.items() if left}:
+            for message in self._read_runs(spans):
+                tp, offset = place(message), message.offset() or 0
+                if offset in wanted[tp]:
+                    found[tp][offset] = message
+        for tp, there in found.items():
+            for offset, message in there.items():
+                if message.key() != wanted[tp][offset]:
+                    raise IndexUnusable(
+                        str(self._index.path),
+                        f"it has another key for {tp}@{offset}: the topic was created again; delete the file",
+                    )
         return found
 
+    def _read_runs(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[RawMessage]:
+        """Returns the messages of one run of offsets per partition: from its first to before its second number.
 
-def _runs(offsets: Sequence[int]) -> list[tuple[int, int, frozenset[int]]]:
+        A run that retention has deleted meanwhile has none.
+        """
+        starts, ends = {tp: run[0] for tp, run in spans.items()}, {tp: run[1] for tp, run in spans.items()}
+        try:
+            return [message for messages in self._read(starts, ends) for message in messages]
+        except RangeLost:
+            if len(spans) == 1:
+                return []
+            return [message for tp, run in spans.items() for message in self._read_runs({tp: run})]
+
+
+def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
     """Cuts sorted offsets into runs in which no gap is longer than GAP_MAX.
 
-    Returns for each run its first offset, the offset after its last one, and the offsets in it.
+    Returns for each run its first offset and the offset after its last one.
     """
-    found: list[tuple[int, int, frozenset[int]]] = []
-    run: list[int] = []
+    found: list[tuple[int, int]] = []
     for offset in offsets:
-        if run and offset - run[-1] > GAP_MAX:
-            found.append((run[0], run[-1] + 1, frozenset(run)))
-            run = []
-        run.append(offset)
-    if run:
-        found.append((run[0], run[-1] + 1, frozenset(run)))
+        if found and offset - found[-1][1] < GAP_MAX:
+            found[-1] = found[-1][0], offset + 1
+        else:
+            found.append((offset, offset + 1))
     return found

@@ -31,6 +31,17 @@ CREATE TABLE IF NOT EXISTS entry (
 _OF_KEY: Final = (
     "SELECT key, partition, offset, time_ms FROM entry WHERE key = ? AND partition = ? AND offset >= ? AND offset < ?"
 )
+_TEMPORARY: Final = """
+CREATE TEMP TABLE wanted_key (key BLOB);
+CREATE TEMP TABLE wanted_span (partition INTEGER, first INTEGER, end INTEGER);
+"""
+_LASTS: Final = """
+SELECT entry.key, entry.partition, entry.offset, entry.time_ms
+FROM temp.wanted_key AS wanted CROSS JOIN temp.wanted_span AS span CROSS JOIN entry
+    ON entry.key = wanted.key AND entry.partition = span.partition AND entry.offset = (
+        SELECT max(offset) FROM entry
+        WHERE key = wanted.key AND partition = span.partition AND offset >= span.first AND offset < span.end)
+"""
 
 
 class Entry(NamedTuple):
@@ -77,7 +88,7 @@ class KeyIndex:
             with self._errors():
                 self._database.execute("PRAGMA journal_mode=WAL")
                 self._database.execute("PRAGMA synchronous=NORMAL")
-                self._database.executescript(_SCHEMA)
+                self._database.executescript(_SCHEMA + _TEMPORARY)
                 self._check(topic, topic_id, isolation)
         except BaseException:
             self._database.close()
@@ -169,6 +180,20 @@ class KeyIndex:
                 f"{_OF_KEY} ORDER BY offset DESC LIMIT 1", (key, partition, start, end)
             ).fetchone()
         return None if found is None else Entry._make(found)
+
+    def lasts(self, keys: Iterable[bytes], spans: Mapping[int, tuple[int, int]]) -> list[Entry]:
+        """Returns the last entry of each of these keys in each partition, as far as there is one.
+
+        `spans`: by partition, the first offset that counts and the offset after the last one. One statement looks all
+        of them up.
+        """
+        with self._errors():
+            self._database.execute("DELETE FROM temp.wanted_key")
+            self._database.execute("DELETE FROM temp.wanted_span")
+            self._database.executemany("INSERT INTO temp.wanted_key VALUES (?)", [(key,) for key in keys])
+            rows = [(partition, start, end) for partition, (start, end) in spans.items()]
+            self._database.executemany("INSERT INTO temp.wanted_span VALUES (?, ?, ?)", rows)
+            return list(map(Entry._make, self._database.execute(_LASTS)))
 
     def following(self, key: bytes, partition: int, start: int, end: int) -> Iterator[Entry]:
         """Yields a key's entries in a partition with offsets from `start` to `end` - 1, in offset order."""

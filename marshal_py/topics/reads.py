@@ -2,8 +2,8 @@
 
 Every question has a moment: the ends of the partitions when it was asked (the last stable offsets for read_committed
 readers). Messages beyond these ends are not part of the answer, so a busy topic cannot keep a question from ending.
-Keys are compared in bulk, by functions that loop in C. The last message of a key is searched backwards, in windows that
-grow.
+Keys are compared in bulk, by functions that loop in C. The last message of a key is searched backwards and the first
+one forwards, in windows that grow.
 
 In this module a span is a pair of maps, `starts` and `ends`: from each partition the offsets `start` to `end` - 1.
 """
@@ -18,10 +18,10 @@ from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TooManyKey
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, has_wildcard, matcher
 from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, time_ms
-from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage
+from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
-WINDOW: Final = 2_000  # offsets per partition that the first look backwards reads; each next one reads four times more
-WINDOW_FACTOR: Final = 4
+WINDOW: Final = 2_000  # offsets per partition that the first look for a key reads
+WINDOW_FACTOR: Final = 4  # how much more each next look reads
 
 Offsets = Mapping[TopicPartition, int]
 Matches = Callable[[Sequence[RawMessage]], Iterable[RawMessage]]
@@ -61,6 +61,7 @@ class Reads:
         self._choose = PARTITIONERS[partitioner]
         self._committed, self._timeout_s = committed, timeout_s
         self.topic_id: str = ""  # as of the newest question
+        self._bounds: Mapping[TopicPartition, Bounds] = {}  # of its partitions
 
     # --- one message
 
@@ -98,14 +99,40 @@ class Reads:
         It compares the first match of each partition that may have one, by their timestamps.
         """
         starts, ends = self._span(request)
-        matches = self._matches(request)
-        found: dict[TopicPartition, RawMessage] = {}
-        for messages in self._read(starts, ends, stop=lambda tp: tp in found):
-            for message in matches(messages):
-                tp = place(message)
-                if tp not in found and (message.value() is not None or request.tombstones or request.key is None):
-                    found[tp] = message
-        return min(found.values(), key=lambda m: (m.timestamp()[1], m.partition() or 0), default=None)
+        found, _ = self._some(request, starts, ends, 1)
+        first = [messages[0] for messages in found.values() if messages]
+        return min(first, key=lambda m: (m.timestamp()[1], m.partition() or 0), default=None)
+
+    def _some(
+        self, request: GetRequest, starts: Offsets, ends: Offsets, most: int
+    ) -> tuple[dict[TopicPartition, list[RawMessage]], bool]:
+        """Returns by partition the first messages that match, and whether some may have been left out.
+
+        Of each partition at most `most` messages are returned, and at most one that does not fit into max_bytes. All
+        partitions are read together, in windows that grow, so that little is read where the first offsets are enough.
+        """
+        matches, limit = self._matches(request), request.max_bytes or MAX_BYTES_DEFAULT
+        kept: dict[TopicPartition, list[RawMessage]] = {tp: [] for tp in starts}
+        sizes = dict.fromkeys(starts, 0)
+        full: set[TopicPartition] = set()
+        left = {tp: start for tp, start in starts.items() if start < ends[tp]}
+        window = WINDOW if request.key is not None else min(most, WINDOW)
+        while left:
+            until = {tp: min(start + window, ends[tp]) for tp, start in left.items()}
+            for messages in self._read(left, until):
+                for message in matches(messages):
+                    tp = place(message)
+                    if tp in full or (message.value() is None and not (request.tombstones or request.key is None)):
+                        continue
+                    kept[tp].append(message)
+                    sizes[tp] += size_of(message)
+                    if len(kept[tp]) >= most or sizes[tp] > limit:
+                        full.add(tp)
+                if full >= left.keys():
+                    break
+            left = {tp: end for tp, end in until.items() if end < ends[tp] and tp not in full}
+            window *= WINDOW_FACTOR
+        return kept, bool(full)
 
     # --- a batch
 
@@ -130,25 +157,21 @@ class Reads:
 
     def _following(self, request: GetRequest, starts: Offsets, ends: Offsets) -> Page:
         assert request.batch is not None
-        matches, filtered = self._matches(request), request.key is not None
+        if request.key is None:
+            found, more = self._some(request, starts, ends, request.batch)
+            return self._page_of(request, found, None, starts, ends, more)
+        most, limit = request.batch, request.max_bytes or MAX_BYTES_DEFAULT
+        matches, count = self._matches(request), 0
         kept: dict[TopicPartition, list[RawMessage]] = {tp: [] for tp in starts}
-        counts = dict.fromkeys(starts, 0)
-        limit = request.max_bytes or MAX_BYTES_DEFAULT
         sizes = dict.fromkeys(starts, 0)
-
-        def stop(tp: TopicPartition) -> bool:
-            return not filtered and (len(kept[tp]) >= (request.batch or 0) or sizes[tp] > limit)
-
-        for messages in self._read(starts, ends, None if filtered else stop):
+        for messages in self._read(starts, ends):
             for message in matches(messages):
                 tp = place(message)
-                counts[tp] += 1
-                if len(kept[tp]) < request.batch and sizes[tp] <= limit:
+                count += 1
+                if len(kept[tp]) < most and sizes[tp] <= limit:
                     kept[tp].append(message)
                     sizes[tp] += size_of(message)
-        if filtered:
-            return self._page_of(request, kept, sum(counts.values()), starts, ends)
-        return self._page_of(request, kept, None, starts, ends, any(stop(tp) for tp in starts))
+        return self._page_of(request, kept, count, starts, ends)
 
     def _page_of(
         self,
@@ -281,7 +304,7 @@ class Reads:
         page had.
         """
         tps = [self._only_partition(request)] if request.offset is not None else self._partitions(request)
-        bounds = self._admin.bounds(tps, committed=self._committed)
+        self._bounds = bounds = self._admin.bounds(tps, committed=self._committed)
         ends = {tp: bounds[tp].end for tp in tps}
         up_to = request.up_to_offset
         if up_to is not None:
@@ -309,23 +332,11 @@ class Reads:
 
         return with_key
 
-    def _read(
-        self, starts: Offsets, ends: Offsets, stop: Callable[[TopicPartition], bool] | None = None
-    ) -> Iterator[Sequence[RawMessage]]:
-        """Yields the messages of the span.
-
-        With `stop` it reads one partition after the other, and leaves a partition when `stop` returns True for it.
-        """
+    def _read(self, starts: Offsets, ends: Offsets) -> Iterator[Sequence[RawMessage]]:
+        """Yields the messages of the span."""
         spans = {tp: start for tp, start in starts.items() if start < ends[tp]}
-        if stop is None:
-            if spans:
-                yield from self._reader.read(spans, {tp: ends[tp] for tp in spans}, self._timeout_s)
-            return
-        for tp, start in spans.items():
-            for messages in self._reader.read({tp: start}, {tp: ends[tp]}, self._timeout_s):
-                yield messages
-                if stop(tp):
-                    break
+        if spans:
+            yield from self._reader.read(spans, {tp: ends[tp] for tp in spans}, self._timeout_s)
 
 
 def place(message: RawMessage) -> TopicPartition:

@@ -227,7 +227,7 @@ class Topic:
         IndexUnusable.
         """
         with self._lock:
-            self._indexed().catch_up(wait=True)
+            self._indexed().update()
         return self.index_status()
 
     def index_status(self) -> Status:

@@ -325,7 +325,7 @@ class KafkaAdmin:
         if "time_lookup" not in self.capabilities:  # the embedded broker would answer that no record is that late
             raise UnsupportedPlatform("a position by time", "the embedded broker", "name an offset, or use Kafka")
         spec = OffsetSpec.for_timestamp(time_ms)
-        found = list_offsets(self._client, tps, spec, self._timeout_s, self._given)
+        [found] = list_offsets(self._client, tps, [spec], self._timeout_s, self._given)
         return {tp: offset for tp, offset in found.items() if offset >= 0}
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:

@@ -1,10 +1,10 @@
-"""Reads explicit ranges of offsets from Kafka by one librdkafka client, without a group or a commit."""
+"""Reads explicit ranges of offsets from Kafka without a group or a commit."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
@@ -17,49 +17,68 @@ from marshal_py.transport.connection_errors import ConnectionErrors, principal_o
 
 POLL_S: Final = 0.25
 DRAIN_MAX: Final = 10_000
+NEAR: Final = 2_000  # offsets of a partition: a read of at most so many fetches little
 FETCH: Final[Mapping[str, Any]] = {
     "enable.partition.eof": True,  # the only sign of a range whose last offsets are missing at the log's end
     "fetch.wait.max.ms": 10,
     "queued.max.messages.kbytes": 65_536,
 }
+# A fetch brings at least one batch of messages and otherwise up to so much of each partition. The default of 1 MB is
+# right for long ranges, and costs tens of milliseconds where one message is wanted.
+FETCH_LITTLE: Final[Mapping[str, Any]] = {**FETCH, "fetch.message.max.bytes": 65_536}
 _REFUSED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 
 class KafkaReader:
-    """Implements MessageReader over confluent_kafka. One thread at a time."""
+    """Implements MessageReader over confluent_kafka, with one client for long ranges and one for short ones.
+
+    One thread at a time.
+    """
 
     def __init__(self, given: Mapping[str, Any], client_id: str, fetch_wait_ms: int | None) -> None:
         self._errors = ConnectionErrors(given)
-        own = {**FETCH, **given, "error_cb": self._errors.on_error}
-        self._configuration = settings.data_reader(own, client_id, client_id, fetch_wait_ms)
+        self._configurations = [
+            settings.data_reader(
+                {**fetch, **given, "error_cb": self._errors.on_error}, client_id, client_id, fetch_wait_ms
+            )
+            for fetch in (FETCH, FETCH_LITTLE)
+        ]
         self._servers = str(given["bootstrap.servers"])
-        self._consumer: Consumer | None = None
+        self._clients: dict[bool, _Client] = {}  # by whether they read short ranges
+        self._assigned: Consumer | None = None  # the client of the newest reading
         self._reading = 0  # number of the newest reading: only that one's end ends the assignment
-        self._known: set[str] = set()  # topics whose leaders the client has looked up
 
     def read(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> Iterator[Sequence[Message]]:
         """Yields messages as MessageReader.read says."""
-        consumer = self._client()
+        client = self._client(near=all(ends[tp] - start <= NEAR for tp, start in starts.items()))
+        consumer = client.consumer
+        if self._assigned is not None and self._assigned is not consumer:
+            self._assigned.unassign()  # its reading has been left unfinished
+        self._assigned = consumer
         self._reading = reading = self._reading + 1
         try:
-            for topic in {tp.topic for tp in starts} - self._known:
-                metadata(consumer, topic, timeout_s)
-                self._known.add(topic)
+            for tp in starts:
+                if tp.topic not in client.known:
+                    metadata(consumer, tp.topic, timeout_s)
+                    client.known.add(tp.topic)
             consumer.assign([KafkaPartition(*tp, start) for tp, start in starts.items()])
             yield from self._read(consumer, dict(starts), dict(ends), timeout_s)
         except KafkaException as error:
             reason = self._errors.reason(str(error.args[0]))
             raise ClusterUnreachable(self._servers, f"messages of {next(iter(starts))}", reason) from error
         finally:
-            if self._consumer is consumer and self._reading == reading:
+            if self._assigned is consumer and self._reading == reading:
                 consumer.unassign()
+                self._assigned = None
 
-    def _client(self) -> Consumer:
-        if self._consumer is None:
-            self._consumer = settings.create_client(Consumer, self._configuration)
-        return self._consumer
+    def _client(self, near: bool) -> _Client:
+        found = self._clients.get(near)
+        if found is None:
+            found = _Client(settings.create_client(Consumer, self._configurations[near]), set())
+            self._clients[near] = found
+        return found
 
     def _read(
         self, consumer: Consumer, at: dict[TopicPartition, int], ends: dict[TopicPartition, int], timeout_s: float
@@ -67,9 +86,10 @@ class KafkaReader:
         """Yields the messages in the ranges. `at`: the start of each partition that is still being read.
 
         A partition is finished when a message at or beyond its last wanted offset has come, or its end. So offsets that
-        are missing in between do no harm.
+        are missing in between do no harm. Messages are looked at one by one only where a partition ends: the rest of
+        the work is done by functions that loop in C.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline, topic = time.monotonic() + timeout_s, next((tp.topic for tp in at), "")
         while at:
             first = consumer.poll(max(0.0, min(POLL_S, deadline - time.monotonic())))
             found = [] if first is None else [first, *consumer.consume(DRAIN_MAX, 0)]
@@ -77,19 +97,29 @@ class KafkaReader:
                 for event in [message for message in found if message.error() is not None]:
                     self._note(event, at, ends)
                 found = [message for message in found if message.error() is None]
-            wanted = [message for message in found if _offset(message) < ends.get(_place(message), 0)]
-            for message in found:
-                tp = _place(message)
-                if tp in at and _offset(message) + 1 >= ends[tp]:
-                    self._done(consumer, tp, at)
-            if wanted:
+            # By partition, the offset of its last message: of equal keys of a dict the last one stays.
+            numbers = list(map(Message.partition, found))
+            lasts = dict(zip(numbers, map(Message.offset, found), strict=True))
+            beyond = {}
+            for number, offset in lasts.items():
+                tp = TopicPartition(topic, number or 0)
+                if tp not in ends or (offset or 0) + 1 >= ends[tp]:
+                    beyond[number] = ends.get(tp, 0)
+                    if tp in at:
+                        self._done(consumer, tp, at)
+            if beyond:
+                found = [
+                    message
+                    for message, number in zip(found, numbers, strict=True)
+                    if number not in beyond or (message.offset() or 0) < beyond[number]
+                ]
+            if found:
                 deadline = time.monotonic() + timeout_s
-                yield wanted
+                yield found
             elif time.monotonic() >= deadline:
                 tp = next(iter(at))
                 reason = self._errors.reason("no answer in time")
                 raise ClusterUnreachable(self._servers, f"messages of {tp} up to {ends[tp]}", reason)
-        return
 
     def _done(self, consumer: Consumer, tp: TopicPartition, at: dict[TopicPartition, int]) -> None:
         del at[tp]
@@ -109,19 +139,22 @@ class KafkaReader:
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and tp in at:
             raise RangeLost(tp.topic, tp.partition, at[tp], ends[tp], error.str())
         elif error.code() in _REFUSED:
-            raise AccessDenied(principal_of(self._configuration), "Read", "topic", tp.topic)
+            raise AccessDenied(principal_of(self._configurations[False]), "Read", "topic", tp.topic)
         else:
             self._errors.note(error.str())
 
     def close(self) -> None:
-        """Closes the client. A later `read` creates another one."""
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            consumer.close()
+        """Closes the clients. A later `read` creates others."""
+        clients, self._clients, self._assigned = self._clients, {}, None
+        for client in clients.values():
+            client.consumer.close()
 
 
-def _offset(message: Message) -> int:
-    return message.offset() or 0
+class _Client(NamedTuple):
+    """Holds a client of librdkafka. `known`: the topics whose leaders it has looked up."""
+
+    consumer: Consumer
+    known: set[str]
 
 
 def _place(message: Message) -> TopicPartition:

@@ -230,7 +230,8 @@ class MessageReader(Protocol):
     ) -> Iterator[Sequence[RawMessage]]:
         """Yields the messages of each partition from its start to before its end, as far as they exist.
 
-        `starts`, `ends`: offset by partition, for the same partitions. Messages of one partition come in offset order.
+        `starts`, `ends`: offset by partition, for the same partitions of one topic. Messages of one partition come in
+        offset order.
         Raises RangeLost for a start outside the partition, AccessDenied, ClusterUnreachable when nothing came for
         `timeout_s`. Only one reading runs at a time: the next call ends an unfinished one.
         """

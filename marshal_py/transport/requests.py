@@ -147,30 +147,38 @@ def as_cluster_error(
 def list_offsets(
     client: Requester,
     tps: Sequence[TopicPartition],
-    spec: Any,
+    specs: Sequence[Any],
     timeout_s: float,
     given: settings.Settings,
     *,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     exists: bool = False,
-) -> dict[TopicPartition, int]:
-    """Returns for each partition the offset that `spec` asks for, -1 if there is none.
+) -> list[dict[TopicPartition, int]]:
+    """Returns for each spec and each partition the offset that the spec asks for, -1 if there is none.
 
-    One request asks for all of them. `spec`: an OffsetSpec, for example `OffsetSpec.latest()`. `exists`: the partitions
-    are known to exist, so a broker that does not know them yet is asked again. Raises ClusterUnreachable, AccessDenied.
+    One request per spec asks for all partitions, and all requests wait together. `specs`: OffsetSpecs, for example
+    `OffsetSpec.latest()`. `exists`: the partitions are known to exist, so a broker that does not know them yet is asked
+    again. Raises ClusterUnreachable, AccessDenied.
     """
     deadline, passing = time.monotonic() + timeout_s, _MOVING | (_UNKNOWN if exists else frozenset())
-    wanted = {KafkaPartition(*tp): spec for tp in tps}
     client.listen().forget()
     while True:
         left_s = max(LIST_TIMEOUT_S_MIN, deadline - time.monotonic())
         patience_s = min(left_s, BROKER_TIMEOUT_S)
         try:
-            futures = client.list_offsets(wanted, isolation_level=isolation, request_timeout=left_s)
-            return {
-                TopicPartition(tp.topic, tp.partition): future.result(patience_s).offset
-                for tp, future in futures.items()
-            }
+            asked = [
+                client.list_offsets(
+                    {KafkaPartition(*tp): spec for tp in tps}, isolation_level=isolation, request_timeout=left_s
+                )
+                for spec in specs
+            ]
+            return [
+                {
+                    TopicPartition(tp.topic, tp.partition): future.result(patience_s).offset
+                    for tp, future in futures.items()
+                }
+                for futures in asked
+            ]
         except (KafkaException, TimeoutError) as error:
             if (isinstance(error, TimeoutError) or code_of(error) in passing) and time.monotonic() < deadline:
                 time.sleep(RETRY_PAUSE_S)
@@ -189,13 +197,11 @@ def list_bounds(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     exists: bool = False,
 ) -> dict[TopicPartition, Bounds]:
-    """Returns first and end offset of each partition. Calls `list_offsets` twice and raises the same errors."""
-    deadline = time.monotonic() + timeout_s
-    earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    first = list_offsets(client, tps, earliest, timeout_s, given, isolation=isolation, exists=exists)
-    left_s = deadline - time.monotonic()
-    end = list_offsets(client, tps, latest, left_s, given, isolation=isolation, exists=exists)
-    return {tp: Bounds(first[tp], end[tp]) for tp in tps}
+    """Returns first and end offset of each partition. Raises what `list_offsets` raises."""
+    specs = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    first, end = list_offsets(client, tps, specs, timeout_s, given, isolation=isolation, exists=exists)
+    # The answers come in any order: records that were deleted between them must not make a negative range.
+    return {tp: Bounds(first[tp], max(first[tp], end[tp])) for tp in tps}
 
 
 def ask_any_broker(client: Requester, ask: Callable[[], Future[T]], timeout_s: float) -> T:

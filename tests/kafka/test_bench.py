@@ -151,7 +151,14 @@ def check_stream(result: Result) -> None:
     assert column(result, "longest heartbeat gap / interval")[0] > 0
 
 
+def check_direct_get(result: Result) -> None:
+    questions = {row[0] for row in result.rows if row[1] == "marshal_py"}
+    assert {"offset", "time", "last of a key, index", "index build", "scan for a key, no index"} <= questions
+    assert all(cell["median"] > 0 for cell in column(result, "result"))
+
+
 CHECKS = {
+    "direct_get": check_direct_get,
     "startup": check_startup,
     "join": check_moves,
     "leave": check_moves,

@@ -107,6 +107,31 @@ def test_a_compacted_topic_has_entries_without_messages(broker: MemoryBroker, tm
     topic.close()
 
 
+def test_many_keys_take_few_reads(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All partitions are read at once, and offsets that are close together in one run."""
+    monkeypatch.setattr(indexed_reads, "GAP_MAX", 5)
+    for at in range(300):  # of each partition: two keys near each other, and two far away
+        name = {0: b"a", 2: b"b", 100: b"c", 200: b"d"}.get(at, b"")
+        for partition in range(3):
+            broker.produce(NAME, partition, b"%d" % at, name + b"%d" % partition, None, T0 + at)
+    topic = opened(broker, tmp_path / "keys.db")
+    topic.update_index()
+    _, reader = topic._connection()
+    reads: list[dict[TopicPartition, tuple[int, int]]] = []
+    read = reader.read
+
+    def spy(starts: Any, ends: Any, timeout_s: float) -> Any:
+        reads.append({tp: (start, ends[tp]) for tp, start in starts.items()})
+        return read(starts, ends, timeout_s)
+
+    monkeypatch.setattr(reader, "read", spy)
+    found = topic.get(multi_last=[f"{name}{partition}" for name in "abcd" for partition in range(3)])
+    assert len(found) == 12
+    partitions = [TopicPartition(NAME, number) for number in range(3)]
+    assert reads == [dict.fromkeys(partitions, run) for run in ((0, 3), (100, 101), (200, 201))]
+    topic.close()
+
+
 def test_one_writer_many_readers(broker: MemoryBroker, tmp_path: Path) -> None:
     """While another process writes, questions are answered by reading; an update waits for it, and gives up by name."""
     write(broker, random.Random(2), 40)

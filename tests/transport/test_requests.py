@@ -80,10 +80,12 @@ def test_a_refusal_is_an_answer() -> None:
 @pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT], ids=["unknown", "no leader"])
 def test_a_broker_that_does_not_know_the_new_coordination_topic_is_asked_again(code: int) -> None:
     tp = TopicPartition(LOG, 0)
-    client = Client(failed(code), failed(code), done(Offset), failed(code), done(Offset))
+    answers = [failed(code), failed(code), done(Offset), failed(code), done(Offset), done(Offset)]  # two per attempt
+    client = Client(*answers)
     assert list_bounds(client, [tp], DEADLINE_S, {}, exists=True) == {tp: (7, 7)}
+    assert client.looked == 2
     with pytest.raises(ClusterUnreachable):  # a data topic may have been deleted
-        list_bounds(Client(failed(code)), [tp], DEADLINE_S, {"bootstrap.servers": "x"})
+        list_bounds(Client(failed(code), failed(code)), [tp], DEADLINE_S, {"bootstrap.servers": "x"})
 
 
 def test_a_leader_lost_during_a_request_is_looked_up_again(brokers: Broker) -> None:
