@@ -165,7 +165,9 @@ class Group:
         `max_members`, and `members` (names) or `mappings` (name -> partitions), go with the last two. With
         `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and created again until
         somebody moves their positions; with "earliest" they are consumed from their beginnings; if it is None, each
-        consumer does what its own option says. Raises GroupExists, InvalidOption.
+        consumer does what its own option says. `max_request_batch`, `max_request_expires_s`, `max_request_max_bytes`:
+        the most messages, seconds and bytes that one request of a consumer may ask for. Raises GroupExists,
+        InvalidOption.
         """
         return self._settle(_named(settings), True, reason, watcher=watcher)
 

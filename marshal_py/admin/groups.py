@@ -27,7 +27,8 @@ class GroupConfig:
     life and go with `max_members` and either `members` (names) or `mappings` (name -> partitions).
     `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
     nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
-    Raises InvalidOption.
+    `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes`: the most messages, seconds and bytes that
+    one `fetch`, or one request of a `consume`, may ask for; 0 is no limit. Raises InvalidOption.
     """
 
     delivery: str | None = None
@@ -36,6 +37,9 @@ class GroupConfig:
     max_members: int | None = None
     members: Sequence[str] | None = None
     mappings: Mapping[str, Sequence[int]] | None = None
+    max_request_batch: int | None = None
+    max_request_expires_s: float | None = None
+    max_request_max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.named())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.recreated_topics import RecreatedTopic, partitions_of
-from marshal_py.admin.settings import partitioned_of
+from marshal_py.admin.settings import limits_of, partitioned_of
 from marshal_py.errors import PartitionParked
 from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol import parking
@@ -126,6 +126,7 @@ def info(group: Group, pause_history: PauseHistory | None = None, wall_ms: int =
         "policy": (config.policy if config is not None else "") or None,
         "pause": pause(group, pause_history, wall_ms),
         "on_topic_recreated": (config.on_topic_recreated if config is not None else "") or None,
+        **limits_of(config),
         **(partitioned(group, config) if config is not None else {}),
         "topics": {name: topic.count for name, topic in sorted(group.topics.items())},
         "topic_ids": {name: topic.id or None for name, topic in sorted(group.topics.items())},

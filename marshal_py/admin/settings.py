@@ -24,14 +24,17 @@ WORDS: Final = {
     "policy": group_settings.known_policies(),
     "on_topic_recreated": ON_TOPIC_RECREATED,
 }
-NAMES: Final = (*WORDS, "max_members", "members", "mappings")
+LIMIT_MAX: Final = 10**9  # far above what a request can use
+# Limits of what one `fetch`, or one request of a `consume`, may ask for; 0 is no limit (client/group_limits.py).
+LIMITS: Final = ("max_request_batch", "max_request_expires_s", "max_request_max_bytes")
+NAMES: Final = (*WORDS, "max_members", "members", "mappings", *LIMITS)
 
 
 def check_settings(wanted: Wanted) -> dict[str, Any]:
     """Returns a copy of `wanted`.
 
-    It may name `delivery`, `policy`, `on_topic_recreated`, `max_members` (int), `members` (list of names) and
-    `mappings` (name -> list of partitions). Raises InvalidOption for any other name, and for a value that its setting
+    It may name `delivery`, `policy`, `on_topic_recreated`, `max_members` (int), `members` (list of names), `mappings`
+    (name -> list of partitions) and LIMITS. Raises InvalidOption for any other name, and for a value that its setting
     cannot have.
     """
     for name, value in wanted.items():
@@ -43,7 +46,25 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
             raise InvalidOption(name, value, "a whole number")
         if name == "members" and isinstance(value, str):
             raise InvalidOption(name, value, "a list of names, not one string")
+        if name in LIMITS:
+            _check_limit(name, value)
     return dict(wanted)
+
+
+def _check_limit(name: str, value: object) -> None:
+    seconds = name == "max_request_expires_s"
+    kinds = int | float if seconds else int
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value <= LIMIT_MAX:
+        kind = "a number of seconds" if seconds else "a whole number"
+        raise InvalidOption(name, value, f"{kind} from 0 (no limit) to {LIMIT_MAX}")
+
+
+def limits_of(config: GroupConfig | None) -> dict[str, Any]:
+    """Returns the limits of a group by name; None where there is no limit."""
+    if config is None:
+        return dict.fromkeys(LIMITS)
+    values = (config.max_batch, config.max_expires_ms / 1000, config.max_bytes)
+    return {name: value or None for name, value in zip(LIMITS, values, strict=True)}
 
 
 def base_of(group: Group | None) -> GroupConfig:
@@ -80,6 +101,9 @@ def settle(base: GroupConfig, wanted: Wanted, observed: int, token: int, by: str
         max_members=wanted.get("max_members", base.max_members),
         members=members,
         mappings=mappings,
+        max_batch=wanted.get("max_request_batch", base.max_batch),
+        max_expires_ms=round(1000 * wanted.get("max_request_expires_s", base.max_expires_ms / 1000)),
+        max_bytes=wanted.get("max_request_max_bytes", base.max_bytes),
     )
     group_settings.check(settled, wanted)
     return settled
@@ -104,7 +128,7 @@ def settings_of(group: Group | None) -> dict[str, Any]:
     `max_members`, `members` and `mappings` are there for a partitioned group alone.
     """
     if group is None or group.deleted:
-        return {"delivery": None, "policy": None, "on_topic_recreated": None}
+        return {"delivery": None, "policy": None, "on_topic_recreated": None, **limits_of(None)}
     return {"delivery": MODE_NAMES[group.mode] if group.mode else None, **_in_config(base_of(group))}
 
 
@@ -118,6 +142,7 @@ def _in_config(config: GroupConfig) -> dict[str, Any]:
     return {
         "policy": config.policy or None,
         "on_topic_recreated": config.on_topic_recreated or None,
+        **limits_of(config),
         **partitioned_of(config),
     }
 

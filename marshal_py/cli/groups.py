@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import impact, overview
-from marshal_py.admin.settings import check_settings
+from marshal_py.admin.settings import LIMITS, check_settings
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
@@ -67,6 +67,25 @@ RecreatedOption = Annotated[
         help="For a "
         "data topic that was deleted and created again: its partitions are "
         "parked, or consumed from their beginnings.",
+    ),
+]
+
+BatchLimitOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-request-batch", min=0, metavar="N", help="The most messages that one fetch may ask for; 0: any number."
+    ),
+]
+ExpiryLimitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-request-expires", min=0, metavar="SECONDS", help="How long one fetch may wait; 0: as long as it says."
+    ),
+]
+BytesLimitOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-request-max-bytes", min=0, metavar="N", help="The most bytes that one fetch may ask for; 0: any number."
     ),
 ]
 
@@ -156,6 +175,7 @@ def info(
         "policy": found["policy"],
         "max members": found.get("max_members"),
         "on topic recreated": found["on_topic_recreated"],
+        **{name.replace("_", " "): found[name] for name in LIMITS if found[name]},
         "settings from": f"offset {origin['offset']}, by {origin['by'] or 'somebody'}" if origin else None,
         "pause": paused(found["pause"]) if found["pause"] else None,
         "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found["topics"].items()),
@@ -187,6 +207,9 @@ def create(
     max_members: MaxMembersOption = None,
     members: MembersOption = None,
     mappings: MapOption = None,
+    max_request_batch: BatchLimitOption = None,
+    max_request_expires: ExpiryLimitOption = None,
+    max_request_max_bytes: BytesLimitOption = None,
 ) -> None:
     """Create a group before its first consumer, or revive one that was deleted.
 
@@ -201,6 +224,9 @@ def create(
         max_members=max_members,
         members=members or None,
         mappings=changes.mappings(mappings) if mappings else None,
+        max_request_batch=max_request_batch,
+        max_request_expires_s=max_request_expires,
+        max_request_max_bytes=max_request_max_bytes,
     )
     if not options.confirmed(
         group,
@@ -223,6 +249,9 @@ def update(
     max_members: MaxMembersOption = None,
     members: MembersOption = None,
     mappings: MapOption = None,
+    max_request_batch: BatchLimitOption = None,
+    max_request_expires: ExpiryLimitOption = None,
+    max_request_max_bytes: BytesLimitOption = None,
 ) -> None:
     """Change the settings of a group; what is not named stays.
 
@@ -236,9 +265,12 @@ def update(
         max_members=max_members,
         members=members or None,
         mappings=changes.mappings(mappings) if mappings else None,
+        max_request_batch=max_request_batch,
+        max_request_expires_s=max_request_expires,
+        max_request_max_bytes=max_request_max_bytes,
     )
     if not wanted:
-        raise typer.BadParameter("name what should change: --delivery, --policy, --on-topic-recreated or --member")
+        raise typer.BadParameter("name what should change: an option of a setting, such as --policy")
     target = options.group(group)
     if not options.confirmed(
         group,

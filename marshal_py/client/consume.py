@@ -22,6 +22,7 @@ from marshal_py.client.counters import in_flight
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.demand import Demand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
+from marshal_py.client.group_limits import GroupLimits
 from marshal_py.client.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.intake import Intake
 from marshal_py.client.membership import WAIT_SLICE_S
@@ -47,10 +48,16 @@ class ConsumeDemand(Demand):
     looks = False  # a look brings messages without a limit
 
     def __init__(
-        self, context: Context, intake: Intake, queue: DeliveryQueue, request: ConsumeRequest, watch: IdleHeartbeat
+        self,
+        context: Context,
+        intake: Intake,
+        queue: DeliveryQueue,
+        request: ConsumeRequest,
+        limits: GroupLimits,
+        watch: IdleHeartbeat,
     ) -> None:
         super().__init__(intake, watch)
-        self._context, self._queue = context, queue
+        self._context, self._queue, self._limits = context, queue, limits
         self._in_bytes = request.in_bytes
         self._refill = Refill(request.limit, request.threshold, round(request.expires_s * 1000))
         self._largest_bytes = 0  # the largest message so far: so many of it as fit are taken at once
@@ -83,7 +90,7 @@ class ConsumeDemand(Demand):
 
     def refill(self) -> Steps[None]:
         if self.drain_until is None:
-            self._refill.request(self._buffered()[self._in_bytes], self._context.clock.now().mono_ms)
+            self._refill.request(self._buffered()[self._in_bytes], self._context.clock.now().mono_ms, self._allowed)
             if wanted := self._piece():
                 self._came((yield from self.intake.pull(0.0, wanted, wanted)))
 
@@ -100,6 +107,9 @@ class ConsumeDemand(Demand):
     def wait(self, timeout_s: float) -> Steps[None]:
         wanted = 0 if self.drain_until is not None else self._piece()
         self._watched(self._came((yield from self.intake.pull(timeout_s, wanted, wanted))))
+
+    def _allowed(self, asked: int) -> int:
+        return self._limits.most(asked, self._in_bytes)
 
     # --- what comes
 

@@ -20,6 +20,7 @@ from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.demand import Demand, LimitedDemand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
+from marshal_py.client.group_limits import GroupLimits
 from marshal_py.client.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
@@ -48,6 +49,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         assert isinstance(driver.queue, DeliveryQueue)
         self._queue = driver.queue
         self._intake = Intake(context, driver, driver.queue)
+        self._limits = GroupLimits(context, driver)
         driver.queue.delivery.confirm = Confirmations(context, driver).wait
         self._planner: Planner | None = None
         self._consuming: ConsumeContext[K_co, V_co] | None = None
@@ -111,7 +113,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         try:
             self._enter(call)
             self._queue.begin()
-            return complete(self._fetch(request), self._carry_out)
+            return complete(self._fetch(self._limits.cut(request)), self._carry_out)
         except BaseException as error:
             if self._inside is call and not isinstance(error, MarshalError):
                 with self._context.lock:
@@ -201,7 +203,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         The lease is checked before each message, and leaving the loop early loses none. The arguments and errors are
         those of `fetch`; time counts from this call.
         """
-        request = requests.check_fetch(max_messages, max_bytes, expires_s, None, idle_heartbeat_s)
+        request = self._limits.cut(requests.check_fetch(max_messages, max_bytes, expires_s, None, idle_heartbeat_s))
         watch = self._watch(request.idle_heartbeat_s)
         return chain.from_iterable(self._runs(LimitedDemand(self._intake, request, watch)))
 
@@ -243,7 +245,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
             if self._iterating is not None:
                 raise ConcurrentUse("consume")
             watch = IdleHeartbeat(context, self._driver, request.idle_heartbeat_s)
-            demand = ConsumeDemand(context, self._intake, self._queue, request, watch)
+            request = self._limits.cut_consume(request)
+            demand = ConsumeDemand(context, self._intake, self._queue, request, self._limits, watch)
             self._consuming = ConsumeContext(
                 context, self._driver, self._ending, self._queue, demand, self._runs, self.flush, handler
             )

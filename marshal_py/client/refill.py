@@ -7,6 +7,8 @@ so that buffers which are dropped with a lost claim need no correction.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class Refill:
     """Keeps the units that were asked for and have not come, for one limit and its threshold."""
@@ -24,14 +26,17 @@ class Refill:
     def pending(self, buffered: int) -> int:
         return self.to_come + buffered
 
-    def request(self, buffered: int, now_ms: int, most: int | None = None) -> int:
-        """Returns how many units to ask for now, which then count as pending; 0 if none. `most`: the group's limit."""
+    def request(self, buffered: int, now_ms: int, allowed: Callable[[int], int] = lambda asked: asked) -> int:
+        """Returns how many units to ask for now, which then count as pending; 0 if none.
+
+        `allowed(units)` returns how many of these one request may ask for.
+        """
         if self.to_come and now_ms >= self._until_ms:
             self.to_come = 0
         pending = self.pending(buffered)
         if pending > self.threshold or pending >= self.limit:
             return 0
-        asked = self.limit - pending if most is None else min(most, self.limit - pending)
+        asked = allowed(self.limit - pending)
         self.to_come += asked
         self._until_ms = now_ms + self._expires_ms
         return asked

@@ -90,8 +90,8 @@ def test_one_message_at_a_time_does_not_get_stuck() -> None:
 
 def test_a_group_may_limit_one_request() -> None:
     refill = Refill(1_000, 500, EXPIRES_MS)
-    assert refill.request(0, 0, most=100) == 100
-    assert refill.request(0, 0, most=100) == 100  # the buffer is not full yet
+    assert refill.request(0, 0, lambda asked: min(asked, 100)) == 100
+    assert refill.request(0, 0, lambda asked: min(asked, 100)) == 100  # the buffer is not full yet
 
 
 def test_the_defaults_of_consume() -> None:

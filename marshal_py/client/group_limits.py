@@ -1,0 +1,82 @@
+"""Cuts what a consumer asks for to the limits that its group's settings set, and reports the event `request_limited`.
+
+The settings are `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes` of a GroupConfig (`max_batch`,
+`max_expires_ms` and `max_bytes` in the log). JetStream's server ends a request that exceeds such a limit, and warns
+(ADR-37, "Status handling"). Here the request is carried out up to the limit, so that a loop around it does not spin.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.context import Context
+from marshal_py.client.requests import MESSAGES_ANY, ConsumeRequest, Request
+from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.records import GroupConfig
+
+Number = TypeVar("Number", int, float)
+
+
+class GroupLimits:
+    """Knows the limits of one consumer's group, as its settings are at each call."""
+
+    def __init__(self, context: Context, driver: ConsumerDriver) -> None:
+        self._context, self._driver = context, driver
+        self._reported: dict[str, str] = {}  # by setting: the newest event, which is not repeated
+
+    def _config(self) -> GroupConfig | None:
+        group = self._driver.member.group
+        return None if group is None else group.config
+
+    def cut(self, request: Request) -> Request:
+        """Returns the request of a `fetch` within the limits."""
+        config = self._config()
+        if config is None:
+            return request
+        most, most_bytes, least, expires_s, heartbeat_s = request
+        most = self._least("max_request_batch", most, config.max_batch, quiet=most == MESSAGES_ANY)
+        if most_bytes is not None:
+            most_bytes = self._least("max_request_max_bytes", most_bytes, config.max_bytes)
+        expires_s = self._least("max_request_expires_s", expires_s, config.max_expires_ms / 1000)
+        return Request(most, most_bytes, min(least, most), expires_s, heartbeat_s)
+
+    def cut_consume(self, request: ConsumeRequest) -> ConsumeRequest:
+        """Returns the request of a `consume` with an expiry within the limits. `most` limits each single request."""
+        config = self._config()
+        if config is None:
+            return request
+        expires_s = self._least("max_request_expires_s", request.expires_s, config.max_expires_ms / 1000)
+        return request._replace(expires_s=expires_s)
+
+    def most(self, asked: int, in_bytes: bool) -> int:
+        """Returns how many messages, or bytes with `in_bytes`, one request of a `consume` may ask for of `asked`."""
+        config = self._config()
+        if config is None:
+            return asked
+        if in_bytes:
+            return self._least("max_request_max_bytes", asked, config.max_bytes)
+        return self._least("max_request_batch", asked, config.max_batch)
+
+    def _least(self, setting: str, asked: Number, limit: Number, quiet: bool = False) -> Number:
+        if not limit or asked <= limit:
+            return asked
+        text = f"asked for {asked:g}, which exceeds the group's {setting} of {limit:g}"
+        if not quiet and self._reported.get(setting) != text:
+            self._reported[setting] = text
+            self._publish(text)
+        return limit
+
+    def _publish(self, text: str) -> None:
+        member = self._driver.member
+        with self._context.outbox, self._context.lock:
+            self._driver.publish(
+                Advisory(
+                    "request_limited",
+                    member.name,
+                    member.options.client_id,
+                    text=text,
+                    session=member.session,
+                    log=self._driver.log,
+                )
+            )

@@ -1,0 +1,109 @@
+"""Limits that a group's settings put on what a consumer asks for (ADR-37, "Status handling", its warnings)."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from marshal_py import Consumer, GroupConfig, InvalidOption
+from tests.support.client_fixtures import MemoryTestCluster, collect, joined, owns, until
+
+
+def limited(consumer: Consumer) -> list[str]:
+    return [event.text for event in consumer.events() if event.kind == "request_limited"]
+
+
+def test_a_fetch_of_more_messages_than_the_group_allows(memory: MemoryTestCluster) -> None:
+    """ADR-37: "409 Exceeded MaxRequestBatch of %d"
+    ADR-37: "Calls to next() and fetch() should be concluded when the pull is terminated." """
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 20)
+    with memory.connect() as marshal:
+        marshal.create_group(group, GroupConfig(max_request_batch=5))
+        with joined(marshal, group, [topic]) as consumer:
+            for _ in range(2):
+                assert len(consumer.fetch(10, expires_s=600)) == 5
+            assert len(list(consumer.fetch_each(10, expires_s=600))) == 5
+            assert limited(consumer) == ["asked for 10, which exceeds the group's max_request_batch of 5"]
+            assert len(consumer.fetch(2, expires_s=600)) == 2
+            assert limited(consumer) == []
+
+
+def test_a_fetch_that_would_wait_longer_than_the_group_allows(memory: MemoryTestCluster) -> None:
+    """ADR-37: "409 Exceeded MaxRequestExpires of %v" """
+    topic, group = memory.topic(), memory.group()
+    with memory.connect() as marshal:
+        marshal.create_group(group, GroupConfig(max_request_expires_s=0.1))
+        with joined(marshal, group, [topic]) as consumer:
+            assert consumer.next(expires_s=3600) is None
+            assert limited(consumer) == ["asked for 3600, which exceeds the group's max_request_expires_s of 0.1"]
+
+
+def test_a_fetch_of_more_bytes_than_the_group_allows(memory: MemoryTestCluster) -> None:
+    """ADR-37: "409 Exceeded MaxRequestMaxBytes of %v" """
+    topic, group = memory.topic(), memory.group()
+    for _ in range(10):
+        memory.put(topic, 0, b"x" * 100)
+    with memory.connect() as marshal:
+        marshal.create_group(group, GroupConfig(max_request_max_bytes=3 * (100 + len(topic))))
+        with joined(marshal, group, [topic]) as consumer:
+            assert len(consumer.fetch(max_bytes=1_000_000, expires_s=600)) == 3
+            assert len(limited(consumer)) == 1
+            assert len(consumer.fetch(4, expires_s=600)) == 4  # no bytes were asked for
+            assert limited(consumer) == []
+
+
+@pytest.mark.parametrize("given", [{"max_messages": 10}, {"max_bytes": 100_000}])
+def test_consume_continues_with_further_requests(memory: MemoryTestCluster, given: dict[str, int]) -> None:
+    """ADR-37: "On the other hand consume() should recover while maintaing its state (e.g. pending counts) by issuing a
+    new pull request unless the status is 409 Consumer Deleted or 409 Consumer is push based in which case consume()
+    call should conclude in an implementation specific way idiomatic to the language being used." """
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 50)
+    limits = GroupConfig(max_request_batch=2, max_request_max_bytes=50, max_request_expires_s=1)
+    with memory.connect() as marshal:
+        marshal.create_group(group, limits)
+        with joined(marshal, group, [topic]) as consumer:
+            for message in consumer.consume(**given):
+                message.ack()
+                if message.offset == 49:
+                    break
+            exceeded = {text.rpartition("'s ")[2].partition(" ")[0] for text in limited(consumer)}
+            assert "max_request_expires_s" in exceeded
+            assert len(exceeded) == 2
+
+
+def test_new_limits_count_at_once(memory: MemoryTestCluster) -> None:
+    topic, group = memory.topic(), memory.group()
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        marshal.update_group(group, GroupConfig(max_request_batch=1))
+        consumer.info()
+        memory.fill(topic, 0, 2)
+        assert len(consumer.fetch(2, expires_s=600)) == 1
+        assert marshal.group(group).info()["max_request_batch"] == 1
+        marshal.update_group(group, GroupConfig(max_request_batch=0))
+        consumer.info()
+        assert marshal.group(group).info()["max_request_batch"] is None
+        assert len(collect(consumer, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_request_batch": -1}, {"max_request_expires_s": "1"}, {"max_request_max_bytes": 1.5}]
+)
+def test_a_limit_must_be_a_number(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(wrong))):
+        GroupConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_fetch_ends_by_the_clock_of_the_client() -> None:
+    """ADR-37: "pull requests issued by clients should have client-side timeouts in addition to server-side timeout
+    (expiry)." The only clock here is the client's."""
+    memory = MemoryTestCluster()
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        began = time.monotonic()
+        assert len(consumer.fetch(1, expires_s=0.2)) == 0
+        assert time.monotonic() - began >= 0.2
