@@ -11,6 +11,7 @@ import os
 import secrets
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
@@ -335,10 +336,13 @@ connect = Marshal.connect
 def _close_all() -> None:
     """Closes each Marshal that is still open, and waits at most EXIT_TIMEOUT_S for each. Called at interpreter exit.
 
-    In a forked child it does nothing, because the parent owns the claims.
+    A ResourceWarning names each, for people who ask for them (`python -X dev`). In a forked child it does nothing,
+    because the parent owns the claims.
     """
     for marshal in list(open_marshals):
         if marshal._context.pid == os.getpid():
+            with contextlib.suppress(Exception):  # a warning may be an error
+                warnings.warn(f"{marshal!r} was not closed", ResourceWarning, stacklevel=2, source=marshal)
             with contextlib.suppress(Exception):
                 marshal.close(EXIT_TIMEOUT_S)
 

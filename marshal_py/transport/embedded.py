@@ -24,6 +24,7 @@ import platform
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -334,6 +335,10 @@ class Broker:
             self._functions["rd_kafka_conf_destroy"](conf)  # it would belong to the handle, but there is none
             raise EmbeddedCallFailed("start", KafkaError._FAIL, text.value.decode(errors="replace"))
         return int(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None and os.getpid() == self._pid:
+            warnings.warn("an embedded Broker was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def close(self) -> None:
         """Stops listening and forgets everything. Closing twice, or in a forked process, does nothing."""

@@ -157,6 +157,13 @@ def check_direct_get(result: Result) -> None:
     assert all(cell["median"] > 0 for cell in column(result, "result"))
 
 
+def check_threads(result: Result) -> None:
+    for brokers, connect, consumer, left in result.rows:
+        assert connect <= 3 * brokers + 12
+        assert consumer <= brokers + 4
+        assert left == 0
+
+
 CHECKS = {
     "direct_get": check_direct_get,
     "startup": check_startup,
@@ -171,6 +178,7 @@ CHECKS = {
     "throughput": check_throughput,
     "fold": check_fold,
     "scale": check_scale,
+    "threads": check_threads,
     "races": check_races,
     "replay": check_replay,
     "sweep": check_sweep,
