@@ -137,17 +137,17 @@ def test_the_sql_is_that_of_the_tested_example() -> None:
 
 
 def test_consume_example_stores_every_order_once(broker: Broker) -> None:
-    """The example with a handler, whose error ends it."""
+    """The example with a handler, which an exit ends."""
     fill(broker, "orders", 50)
     stored: list[bytes] = []
 
     def store(value: bytes, fence: Any) -> None:
         stored.append(value)
         if len(stored) == 50:
-            raise Enough
+            raise SystemExit
 
     code = from_the_start(PYTHON.findall(CONSUMER_PAGE)[1], broker)
-    with pytest.raises(Enough):
+    with pytest.raises(SystemExit):
         exec(compile(code, "consumer.md", "exec"), {"store": store})
     assert sorted(stored) == sorted(f"message {number}".encode() for number in range(50))
 

@@ -28,7 +28,7 @@ from marshal_py.client.intake import Intake
 from marshal_py.client.membership import WAIT_SLICE_S
 from marshal_py.client.message import Message
 from marshal_py.client.refill import Refill
-from marshal_py.client.requests import ConsumeRequest
+from marshal_py.client.requests import ConsumeRequest, OnError
 from marshal_py.client.waits import Change, Steps
 from marshal_py.errors import ConsumerClosed, InvalidOption
 from marshal_py.protocol.advisory import Advisory
@@ -154,6 +154,7 @@ class ConsumeContext(Generic[K_co, V_co]):
         runs: Callable[[Demand], Iterator[Iterator[Message[K_co, V_co]]]],
         flush: Callable[[], None],
         handler: Handler[K_co, V_co] | None,
+        on_error: OnError,
     ) -> None:
         """Prepares a context; `start` begins it.
 
@@ -162,6 +163,7 @@ class ConsumeContext(Generic[K_co, V_co]):
         """
         self._context, self._driver, self._ending, self._queue = context, driver, ending, queue
         self._demand, self._runs, self._flush, self._handler = demand, runs, flush, handler
+        self._on_error = on_error
         self._reader: int | None = None  # the thread that receives; None between two loops
         self._dropped = False  # the buffer, by `stop`
         self._over = threading.Event()
@@ -326,7 +328,7 @@ class ConsumeContext(Generic[K_co, V_co]):
             self._end(None)
 
     def _failed(self, message: Message[Any, Any], error: BaseException) -> None:
-        """Ends the consume with `error`, which the handler raised."""
+        """Reports `error`, which the handler raised. Gives the message back, or ends the consume with the error."""
         logger.error("a handler failed", exc_info=error)
         member = self._driver.member
         with self._context.outbox, self._context.lock:
@@ -344,5 +346,8 @@ class ConsumeContext(Generic[K_co, V_co]):
                     log=self._driver.log,
                 )
             )
+        if self._on_error == "nak" and isinstance(error, Exception):
+            message.nak()
+            return
         self._error = error
         self._demand.stopped = True

@@ -26,7 +26,7 @@ from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
-from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, Request
+from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, OnError, Request
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
 from marshal_py.errors import AlreadyConsuming, ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError
 from marshal_py.transport.serialization import K_co, V_co
@@ -217,6 +217,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         idle_heartbeat_s: float | None = None,
         threshold_messages: int | None = None,
         threshold_bytes: int | None = None,
+        on_error: OnError | None = None,
     ) -> ConsumeContext[K_co, V_co]:
         """Receives messages without an end, through a buffer that is refilled while they are handled.
 
@@ -229,16 +230,21 @@ class Consumer(Membership, Generic[K_co, V_co]):
         asked for again. `idle_heartbeat_s` is that of `fetch`; the default is half of `expires_s`, at most 30. A
         message that is larger than `max_bytes` comes alone.
 
-        If the handler raises, the event `handler_failed` comes and the consume ends with that error. A consumer has one
-        consume at a time, and no `fetch`, `next` or iteration beside it.
+        `on_error`: what happens, beside the event `handler_failed`, when the handler raises an Exception. With "nak",
+        the default in at-least-once mode, the message is delivered again later, as after `Message.nak()`, and the
+        others continue. With "stop", the default in at-most-once mode, the consume ends with that error. It always ends
+        with another BaseException, such as SystemExit.
 
-        Raises AlreadyConsuming, ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption.
+        A consumer has one consume at a time, and no `fetch`, `next` or iteration beside it.
+
+        Raises AlreadyConsuming, ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, NeedsAtLeastOnce.
         """
         request = requests.check_consume(
             max_messages, max_bytes, expires_s, idle_heartbeat_s, threshold_messages, threshold_bytes
         )
         if handler is not None and not callable(handler):
             raise InvalidOption("handler", handler, "a function of one message, or None to iterate")
+        on_error = requests.check_on_error(on_error, self._queue.at_most_once, self.group)
         context, call = self._context, Call("consume")
         try:
             self._enter(call)
@@ -248,7 +254,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
             request = self._limits.cut_consume(request)
             demand = ConsumeDemand(context, self._intake, self._queue, request, self._limits, watch)
             self._consuming = ConsumeContext(
-                context, self._driver, self._ending, self._queue, demand, self._runs, self.flush, handler
+                context, self._driver, self._ending, self._queue, demand, self._runs, self.flush, handler, on_error
             )
         finally:  # as in fetch
             if self._inside is call:

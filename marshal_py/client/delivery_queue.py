@@ -261,14 +261,9 @@ class DeliveryQueue:
 
         Without `count_bytes` the bytes are 0.
         """
-        messages = size_bytes = 0
-        for buffer, claim in self._delivering():
-            if buffer.fetched and not blocked(claim):
-                size = buffer.size
-                messages += size
-                if count_bytes:
-                    size_bytes += buffer.bytes_of(size, message_bytes)
-        return messages, size_bytes
+        sizes = [(buffer, buffer.size) for buffer, claim in self._delivering() if not blocked(claim)]
+        size_bytes = sum([buffer.bytes_of(size, message_bytes) for buffer, size in sizes]) if count_bytes else 0
+        return sum([size for _, size in sizes]), size_bytes
 
     def buffered(self) -> int:
         """Returns how many messages, of all partitions together, were fetched and not delivered."""

@@ -66,7 +66,7 @@ class LimitedDemand(Demand):
         self._asked = self._some = False
 
     def over(self) -> bool:
-        return self._left <= 0
+        return self._left <= 0 or (self._some and self._left_bytes is not None and self._left_bytes <= 0)
 
     def allows(self) -> Allowance:
         return Allowance(self._left, self._left_bytes, not self._some)

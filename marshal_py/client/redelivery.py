@@ -6,7 +6,7 @@ Marshal's lock, with the gate checked (D8); what an exception keeps from the use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import cast
 
@@ -139,7 +139,7 @@ class Redelivering:
 class Redelivered(Reserved):
     """Holds the permission to deliver one message again while the gate stays open."""
 
-    __slots__ = ("_claim", "_found", "_now", "_redelivering")
+    __slots__ = ("_claim", "_found", "_now", "_raw", "_redelivering")
 
     def __init__(
         self, redelivering: Redelivering, claim: Claim, found: Redeliveries, now: Instant, until_ms: int
@@ -147,11 +147,18 @@ class Redelivered(Reserved):
         # Not the constructor of Reserved, whose messages come from a buffer; the two have only their end in common.
         self._redelivering, self._claim, self._found, self._now = redelivering, claim, found, now
         self._until_ns = until_ms * 1_000_000
+        self._raw: list[RawMessage] = []
+        self.taken = 0
+
+    def raw(self) -> Sequence[RawMessage]:
+        return self._raw
 
     def messages(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
         """Yields the message unless the gate has shut. `boot_ns` reads the boot clock."""
         if boot_ns() < self._until_ns:
-            yield from self._redelivering.deliver(self._claim, self._found, self._now)
+            for message in self._redelivering.deliver(self._claim, self._found, self._now):
+                self._raw, self.taken = [message._raw], 1
+                yield message
 
 
 def _raw(one: GivenBack) -> RawMessage:

@@ -6,9 +6,11 @@ and "Idle heartbeats". Its `expires` is `expires_s` here.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from marshal_py.errors import InvalidOption
+from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
+
+OnError = Literal["nak", "stop"]
 
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
@@ -110,6 +112,17 @@ def _threshold(unit: str, limit: int, threshold: int | None) -> int:
     if threshold > limit:
         raise InvalidOption(f"threshold_{unit}", threshold, f"at most max_{unit}, which is {limit}")
     return threshold
+
+
+def check_on_error(on_error: OnError | None, at_most_once: bool, group: str) -> OnError:
+    """Returns what a `consume` does when its handler raises. Raises InvalidOption, NeedsAtLeastOnce."""
+    if on_error is None:
+        return "stop" if at_most_once else "nak"
+    if on_error not in ("nak", "stop"):
+        raise InvalidOption("on_error", on_error, "one of nak, stop")
+    if on_error == "nak" and at_most_once:
+        raise NeedsAtLeastOnce("nak", group)
+    return on_error
 
 
 def check_heartbeat(idle_heartbeat_s: float | None, expires_s: float) -> float | None:

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, Message
-from marshal_py.errors import AlreadyConsuming, ConcurrentUse, ConsumerClosed, GroupDeleted, InvalidOption
+from marshal_py.errors import (
+    AlreadyConsuming,
+    ConcurrentUse,
+    ConsumerClosed,
+    GroupDeleted,
+    InvalidOption,
+    NeedsAtLeastOnce,
+)
 from marshal_py.protocol import codec
 from marshal_py.protocol.records import Evict, GroupConfig
 from tests.support.client_fixtures import (
@@ -321,22 +328,47 @@ def test_the_end_of_the_consumer_ends_a_consume_that_nobody_iterates(memory: Mem
         context.stop()
 
 
-def test_a_handler_that_raises_ends_the_consume(memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture) -> None:
+def fails_on(*offsets: int, kind: type[BaseException] = ValueError, times: int = 1) -> Callable[[Message], None]:
+    """A handler's body that raises for each of these messages, so many times."""
+    left = dict.fromkeys(offsets, times)
+
+    def handle(message: Message) -> None:
+        if left.get(message.offset, 0):
+            left[message.offset] -= 1
+            raise kind("no such account")
+
+    return handle
+
+
+def test_a_message_whose_handler_raises_comes_again_later(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 5)
-    broken = ValueError("no such account")
-
-    def fail(message: Message) -> None:
-        if message.offset == 2:
-            raise broken
-
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        handler = Handler(fail)
+        handler = Handler(fails_on(2, times=2))
+        context = consumer.consume(handler, max_messages=1)
+        seen = handler.got(7)
+        context.drain()
+        assert [message.offset for message in seen if message.offset != 2] == [0, 1, 3, 4]
+        assert [message.offset for message in seen].count(2) == 3
+        assert context.error is None
+        assert positions(consumer) == {0: 5}
+        failed = [event for event in consumer.events() if event.kind == "handler_failed"]
+        assert [(event.topic, event.partition, event.offset) for event in failed] == [(topic, 0, 2)] * 2
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_handler_that_raises_may_end_the_consume(
+    memory: MemoryTestCluster, delivery: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], delivery=delivery) as consumer:
+        handler = Handler(fails_on(2))
         with caplog.at_level(logging.ERROR, "marshal_py"):
-            context = consumer.consume(handler)
+            context = consumer.consume(handler, on_error="stop" if delivery == "at_least_once" else None)
             with pytest.raises(ValueError, match="no such account"):
                 context.wait(DEADLINE_S)
-        assert context.error is broken
+        assert isinstance(context.error, ValueError)
         assert context.closed
         assert [message.offset for message in handler.seen] == [0, 1, 2]
         assert "a handler failed" in caplog.text
@@ -345,6 +377,40 @@ def test_a_handler_that_raises_ends_the_consume(memory: MemoryTestCluster, caplo
         assert "no such account" in failed[0].text
         assert not consumer.closed
         assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
+
+
+def test_a_handler_that_exits_ends_the_consume(memory: MemoryTestCluster) -> None:
+    """sys.exit() in a thread would only end the thread, silently."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume(Handler(fails_on(1, kind=SystemExit)))
+        with pytest.raises(SystemExit):
+            context.wait(DEADLINE_S)
+        assert context.closed
+
+
+def test_a_wrong_policy_for_errors_is_refused(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], delivery="at_most_once") as consumer:
+        with pytest.raises(NeedsAtLeastOnce, match="nak"):
+            consumer.consume(print, on_error="nak")
+        with pytest.raises(InvalidOption, match="on_error"):
+            consumer.consume(print, on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_fetch_each_counts_messages_that_come_again(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    for _ in range(4):
+        memory.put(topic, 0, b"x" * 100)
+    each = 100 + len(topic)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for message in consumer.fetch(2):
+            message.nak(0)
+        assert [message.offset for message in consumer.fetch_each(3, max_bytes=100 * each)] == [0, 1, 2]
+        for message in consumer.fetch_each(1):
+            message.nak(0)
+        assert [message.offset for message in consumer.fetch_each(max_bytes=each, expires_s=600)] == [3]
 
 
 @pytest.mark.parametrize("handled", [True, False])
