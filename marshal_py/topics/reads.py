@@ -249,10 +249,7 @@ class Reads:
         return found
 
     def _floors(self, starts: Offsets, ends: Offsets, since_ms: int) -> dict[TopicPartition, int]:
-        try:
-            found = self._admin.offsets_at([*starts], max(0, since_ms))
-        except UnsupportedPlatform:
-            return dict(starts)  # a cluster that cannot look times up: everything is read
+        found = self._offsets_at({tp: Bounds(start, ends[tp]) for tp, start in starts.items()}, max(0, since_ms))
         return {tp: min(max(start, found.get(tp, ends[tp])), ends[tp]) for tp, start in starts.items()}
 
     def partitions_with(self, key: bytes) -> list[int]:
@@ -311,15 +308,31 @@ class Reads:
             last = up_to if isinstance(up_to, Mapping) else {request.partition: up_to}
             ends = {tp: min(end, last.get(tp.partition, -1) + 1) for tp, end in ends.items()}
         elif request.up_to_time is not None:
-            found = self._admin.offsets_at(tps, time_ms("up_to_time", request.up_to_time) + 1)
+            found = self._offsets_at(bounds, time_ms("up_to_time", request.up_to_time) + 1)
             ends = {tp: min(end, found.get(tp, end)) for tp, end in ends.items()}
         starts = {tp: max(bounds[tp].first, request.lower.get(tp.partition, 0)) for tp in tps}
         if request.offset is not None:
             starts = {tp: max(start, request.offset) for tp, start in starts.items()}
         elif request.start_time is not None:
-            found = self._admin.offsets_at(tps, time_ms("start_time", request.start_time))
+            found = self._offsets_at(bounds, time_ms("start_time", request.start_time))
             starts = {tp: max(start, found.get(tp, ends[tp])) for tp, start in starts.items()}
         return {tp: min(start, max(ends[tp], 0)) for tp, start in starts.items()}, ends
+
+    def _offsets_at(self, bounds: Mapping[TopicPartition, Bounds], at_ms: int) -> dict[TopicPartition, int]:
+        """Returns for each partition the first offset whose message is at or after `at_ms` (since 1970), if any.
+
+        A cluster that cannot look times up (the embedded broker) has short logs: they are read, as far as `bounds` say.
+        """
+        try:
+            return self._admin.offsets_at([*bounds], at_ms)
+        except UnsupportedPlatform:
+            found: dict[TopicPartition, int] = {}
+            starts, ends = ({tp: each[at] for tp, each in bounds.items()} for at in (0, 1))
+            for messages in self._read(starts, ends):
+                for message in messages:
+                    if message.timestamp()[1] >= at_ms:
+                        found.setdefault(place(message), message.offset() or 0)
+            return found
 
     def _matches(self, request: GetRequest) -> Matches:
         key = request.key

@@ -46,6 +46,14 @@ def log_end(broker: MemoryBroker) -> int:
 
 
 def test_a_group_from_its_creation_to_its_end(owner: Any, marshal: marshal_py.Marshal) -> None:
+    """ADR-37: JetStreamContext should also expose methods co manage consumers directly, bypassing the need to
+    get/create a stream. Of streams: Streams also allow for and managing consumers. Every verb is on both:
+
+    `createConsumer(streamName, consumerConfig)`, `createConsumer(consumerConfig)`,
+    `updateConsumer(streamName, consumerConfig)`, `updateConsumer(consumerConfig)`,
+    `getConsumer(streamName, consumerName)`, `getConsumer(consumerName)`,
+    `deleteConsumer(streamName, consumerName)`, `deleteConsumer(consumerName)`.
+    """
     group = owner.create_group("billing", GREEDY, reason="a test")
     assert (group.name, policy_of(group)) == ("billing", "greedy")
     with pytest.raises(GroupExists):
@@ -62,7 +70,10 @@ def test_a_group_from_its_creation_to_its_end(owner: Any, marshal: marshal_py.Ma
 
 
 def test_create_or_update(owner: Any, broker: MemoryBroker) -> None:
-    """It creates, changes, and writes nothing if there is nothing to change."""
+    """ADR-37: `createOrUpdateConsumer(streamName, consumerConfig)` and `createOrUpdateConsumer(consumerConfig)`.
+
+    It creates, changes, and writes nothing if there is nothing to change.
+    """
     owner.create_or_update_group("billing", GREEDY)
     written = log_end(broker)
     for same in (GREEDY, GroupConfig()):
@@ -97,7 +108,11 @@ def test_a_group_with_members(owner: Any, broker: MemoryBroker) -> None:
 
 
 def test_the_groups_of_a_topic(marshal: marshal_py.Marshal) -> None:
-    """Those that have consumed it. A group of other topics is missing there; a new one belongs to every topic."""
+    """ADR-37: Some libraries may support chaining functionality if it aligns with their JetStream implementation
+    semantics, such as `getStream(name).getConsumer(name)`.
+
+    A topic has the groups that have consumed it. A group of other topics is missing there; a new one belongs to all.
+    """
     marshal.create_group("new")
     with marshal.consumer("billing", ["orders"]):
         assert marshal.groups() == ("billing", "new")
@@ -135,6 +150,7 @@ def test_an_update_names_what_should_change(owner: Any) -> None:
 
 
 def test_info(marshal: marshal_py.Marshal) -> None:
+    """ADR-37: `accountInfo()`. Limits, versions, what there is."""
     found = marshal.info()
     assert (found.topics, found.partitions) == (3, 2 + 1 + 16)
     assert found.limits == {"coordination_partitions": 16, "multi_last_keys": 1024, "batch_bytes": 64 * 1024 * 1024}

@@ -10,6 +10,8 @@ import pytest
 
 from marshal_py.transport.embedded import Broker
 from tests.cli.shell import Shell
+from tests.support import direct_get_examples
+from tests.support.direct_get_examples import Example
 
 TOPIC = "get-users"
 
@@ -154,3 +156,28 @@ def test_topics_of_the_library_and_of_kafka_stay_as_they_are(shell: Shell, name:
     verb, *rest = arguments
     refused = shell.run("topics", verb, name, *rest)
     assert (refused.exit_code, "belongs to the library or to Kafka" in refused.stderr) == (1, True)
+
+
+@pytest.fixture(scope="module")
+def example_topic(shell: Shell, broker: Broker) -> str:
+    broker.create_topic("KV_mykv1", 1)
+    direct_get_examples.load(shell, "KV_mykv1")
+    return "KV_mykv1"
+
+
+@pytest.mark.parametrize("example", direct_get_examples.EXAMPLES, ids=lambda example: example.request)
+def test_the_examples_of_the_seed(shell: Shell, example_topic: str, example: Example) -> None:
+    """ADR-31: `{"last_by_subj":"$KV.mykv1.mykey1"}` is answered by sequence 1, `hello`.
+
+    `{"seq":1, "next_by_subj":"$KV.mykv1.mykey2"}` is answered by sequence 2, `goodbye`.
+    `$JS.API.DIRECT.GET.KV_mykv1.$KV.mykv1.mykey1` without a payload is answered by sequence 1, `hello`.
+    `$JS.API.DIRECT.GET.KV_mykv1.$KV.mykv1.mykey2` with the payload `{"seq":1, "next_by_subj":"$KV.mykv1.mykey2"}` is
+    answered by 408 Bad Request.
+    """
+    found = direct_get_examples.answers(shell, example_topic, example)
+    assert found[0]["topic"] == example_topic
+
+
+def test_the_example_of_a_bad_request(shell: Shell, example_topic: str) -> None:
+    """ADR-31: the payload beside a subject-appended key is refused."""
+    direct_get_examples.refuses_a_payload(shell, example_topic)

@@ -14,6 +14,8 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
+from tests.cli.shell import Shell
+from tests.support import direct_get_examples
 from tests.support.kafka import Cluster
 
 DEADLINE_S = 60
@@ -139,3 +141,19 @@ def test_nothing_is_left_behind(kafka: Cluster, name: str) -> None:
     assert set(admin.list_topics(timeout=DEADLINE_S).topics) == before
     groups = admin.list_consumer_groups(request_timeout=DEADLINE_S).result(DEADLINE_S).valid
     assert [group.group_id for group in groups if "marshal-get" in group.group_id] == []
+
+
+def test_the_examples_of_the_seed(kafka: Cluster) -> None:
+    """ADR-31: `{"last_by_subj":"$KV.mykv1.mykey1"}` is answered by sequence 1, `hello`.
+
+    `{"seq":1, "next_by_subj":"$KV.mykv1.mykey2"}` is answered by sequence 2, `goodbye`.
+    `$JS.API.DIRECT.GET.KV_mykv1.$KV.mykv1.mykey1` without a payload is answered by sequence 1, `hello`.
+    `$JS.API.DIRECT.GET.KV_mykv1.$KV.mykv1.mykey2` with the payload `{"seq":1, "next_by_subj":"$KV.mykv1.mykey2"}` is
+    answered by 408 Bad Request.
+    """
+    topic, shell = f"KV-{time.time_ns()}", Shell(kafka.bootstrap)
+    create(kafka, topic)
+    direct_get_examples.load(shell, topic)
+    for example in direct_get_examples.EXAMPLES:
+        direct_get_examples.answers(shell, topic, example)
+    direct_get_examples.refuses_a_payload(shell, topic)

@@ -20,6 +20,11 @@ def marshal() -> Iterator[marshal_py.Marshal]:
 
 
 def test_a_topic_from_its_creation_to_its_end(marshal: marshal_py.Marshal) -> None:
+    """ADR-37: It serves as the entry point for creating, configuring, and controlling the streams.
+
+    `addStream(streamConfig)`, `updateStream(streamConfig)`, `getStream(streamName)`, `deleteStream(streamName)`,
+    `listStreams()`.
+    """
     topic = marshal.create_topic("orders", partitions=2, settings={"retention.ms": "60000"})
     assert (marshal.topics(), len(topic.info().partitions)) == (("orders",), 2)
     assert topic.info().settings["retention.ms"] == "60000"

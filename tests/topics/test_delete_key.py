@@ -39,7 +39,11 @@ def topic_of(broker: MemoryBroker, **options: Any) -> Topic:
 def test_the_tombstone_goes_to_every_partition_that_has_the_key(
     broker: MemoryBroker, tmp_path: Path, with_index: bool
 ) -> None:
-    """Otherwise an older value would come back, in the partition that has no tombstone."""
+    """ADR-37: `deleteMsg(deleteMsgOpts)`. With streams, you can perform operations such as purging the entire stream
+    and fetching/deleting individual messages.
+
+    Otherwise an older value would come back, in the partition that has no tombstone.
+    """
     topic = topic_of(broker)
     if with_index:
         topic.key_index(tmp_path / "keys.db")

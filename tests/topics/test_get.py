@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from marshal_py.embedded import Broker
 from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TooManyKeys, TopicMissing
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, murmur2
-from marshal_py.topics.request import GetRequest
+from marshal_py.topics.request import MAX_BYTES_DEFAULT, GetRequest
 from marshal_py.topics.stored import StoredBatch, StoredMessage
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
@@ -97,24 +98,26 @@ def places(found: StoredBatch) -> list[tuple[int, int]]:
 
 
 def test_a_message_by_offset(fill: Any) -> None:
-    """`{seq: number}` - get a message by sequence."""
+    """ADR-31: `{seq: number}` - get a message by sequence. ADR-37: `getMsg(getMsgOpts)`."""
     found = fill(users(), 1).get(offset=1)
     assert (found.offset, found.key, found.value, found.timestamp) == (1, b"1234.surname", b"Smith", T0 + 1000)
     assert (found.num_pending, found.last_offset) == (None, None)
 
 
 def test_the_last_message_of_a_key(fill: Any) -> None:
-    """`{last_by_subj: string}` - get the last message having the subject."""
+    """ADR-31: `{last_by_subj: string}` - get the last message having the subject."""
     assert fill(users(), 1).get(last_by_key="1234.address").value == b"10 Oak Lane"
 
 
 def test_the_first_message_of_a_key(fill: Any) -> None:
-    """`{next_by_subj: string}` - get the first message (lowest seq) having the specified subject."""
+    """ADR-31: `{next_by_subj: string}` - get the first message (lowest seq) having the specified subject."""
     assert fill(users(), 1).get(next_by_key="1234.address").value == b"1 Main Street"
 
 
 def test_the_next_message_of_a_key(fill: Any) -> None:
-    """`{seq: number, next_by_subj: string}` - the first message with a seq >= to the input seq that has the subject."""
+    """ADR-31: `{seq: number, next_by_subj: string}` - get the first message with a seq >= to the input seq that has the
+    specified subject.
+    """
     topic = fill(users(), 1)
     assert topic.get(offset=2, next_by_key="1234.address").offset == 2
     assert topic.get(offset=3, next_by_key="1234.address").offset == 3
@@ -123,7 +126,10 @@ def test_the_next_message_of_a_key(fill: Any) -> None:
 
 
 def test_the_subject_appended_form(fill: Any) -> None:
-    """A shortcut for `last_by_subj`. It is an error (408) if a client includes a request payload."""
+    """ADR-31: Requests to this API endpoint will be interpreted as a shortcut for `last_by_subj` request.
+
+    It is an error (408) if a client calls Subject-Appended Direct Get and includes a request payload.
+    """
     topic = fill(users(), 1)
     assert topic["1234.name"].value == b"Bob"
     with pytest.raises(BadRequest) as caught:
@@ -131,9 +137,12 @@ def test_the_subject_appended_form(fill: Any) -> None:
     assert caught.value.status == 408
 
 
-def test_a_message_by_time() -> None:
-    """`{start_time: string}` - the first message at or newer than the time specified in RFC 3339 format."""
-    topic = in_memory(users(), 1)
+def test_a_message_by_time(fill: Any) -> None:
+    """ADR-31: `{start_time: string}` - get the first message at or newer than the time specified in RFC 3339 format.
+
+    The embedded broker finds no offsets by time, so all is read there.
+    """
+    topic = fill(users(), 1)
     for when in (datetime.fromtimestamp(T0 / 1000 + 2, UTC), "2023-11-14T22:13:22Z", "2023-11-14T22:13:21.5"):
         assert topic.get(start_time=when).offset == 2
     assert topic.get(start_time="2023-11-14T22:13:22Z", next_by_key="99.name").offset == 4
@@ -145,7 +154,12 @@ def test_a_message_by_time() -> None:
 
 
 def test_a_batch_of_a_key(fill: Any) -> None:
-    """`{seq: number, batch: number, next_by_subj: string}` - up to batch messages >= than seq that have the subject."""
+    """ADR-31: `{seq: number, batch: number, next_by_subj: string}` - gets up to batch number of messages >= than seq
+    that has specified subject.
+
+    It would also have the `Status` header set to `204` with the `Description` header being `EOB`. `204` indicates the
+    the end of a batch of messages, the description header would have value `EOB`.
+    """
     found = fill(users(), 1).get(offset=0, batch=5, next_by_key="1234.address")
     assert places(found) == [(0, 2), (0, 3)]
     assert [(message.num_pending, message.last_offset) for message in found] == [(1, -1), (0, 2)]
@@ -155,7 +169,12 @@ def test_a_batch_of_a_key(fill: Any) -> None:
 
 
 def test_a_batch_is_limited_in_bytes(fill: Any) -> None:
-    """As above but limited to a maximum size of messages received in bytes: 250 bytes over messages of 100 give 2."""
+    """ADR-31: `{seq: number, batch: number, next_by_subj: string, max_bytes: number}` - as above but limited to a
+    maximum size of messages received in bytes.
+
+    Using the `batch` and `max_bytes` keys one can request multiple messages in a single API call. 250 bytes over
+    messages of 100 give 2.
+    """
     entries = [Entry(0, b"k", b"v" * 80, T0 + at) for at in range(5)]
     topic = fill(entries, 1)
     size = 81 + len(topic.name)
@@ -167,7 +186,9 @@ def test_a_batch_is_limited_in_bytes(fill: Any) -> None:
 
 
 def test_pages_go_on_where_the_last_one_ended(fill: Any) -> None:
-    """Nats-Num-Pending and Nats-Last-Sequence let clients determine if further batch calls are needed."""
+    """ADR-31: After the batch is sent a zero length payload message will be sent with the `Nats-Num-Pending` and
+    `Nats-Last-Sequence` headers set that clients can use to determine if further batch calls are needed.
+    """
     topic = fill([Entry(at % 3, b"k%d" % at, b"v", T0 + at) for at in range(20)], 3)
     pages = list(topic.pages(GetRequest(batch=6)))
     assert [len(page) for page in pages] == [6, 6, 6, 2]
@@ -175,11 +196,45 @@ def test_pages_go_on_where_the_last_one_ended(fill: Any) -> None:
     assert [message.timestamp - T0 for page in pages for message in page] == [*range(20)], "in the order of time"
 
 
+def test_a_batch_holds_64_mib_unless_it_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ADR-31: When `max_bytes` is unset the server will use the `max_pending` configuration setting or the server
+    default (currently 64MB).
+    """
+    assert MAX_BYTES_DEFAULT == 64 * 1024 * 1024
+    monkeypatch.setattr("marshal_py.topics.reads.MAX_BYTES_DEFAULT", 300)
+    topic = in_memory([Entry(0, b"k", b"v" * 94, T0 + at) for at in range(5)], 1)
+    assert [len(page) for page in topic.pages(GetRequest(batch=5))] == [3, 2]
+    assert len(topic.get(batch=5, max_bytes=500)) == 5
+
+
+def test_what_an_answer_carries(fill: Any) -> None:
+    """ADR-31: A regular (not JSON-encoded) NATS message is returned (from the stream store).
+
+    `Nats-Stream`: stream name. `Nats-Sequence`: message sequence number. `Nats-Time-Stamp`: message publish timestamp.
+    `Nats-Subject`: message subject. `Nats-Num-Pending`: when batched, the number of messages left in the stream
+    matching the batch parameters. `Nats-Last-Sequence`: when batched, the stream sequence of the previous message.
+    """
+    topic = fill(users(), 1)
+    alone = topic.get(offset=2)
+    shown = (alone.topic, alone.partition, alone.offset, alone.timestamp, alone.key, alone.value)
+    assert shown == (topic.name, 0, 2, T0 + 2000, b"1234.address", b"1 Main Street")
+    batch = topic.get(batch=3, offset=1)
+    assert batch[1] == replace(alone, num_pending=2, last_offset=1)
+    assert [message.num_pending for message in batch] == [3, 2, 1]
+    assert [message.last_offset for message in batch] == [-1, 1, 2]
+
+
 # --- several keys at one point in time
 
 
 def test_the_last_of_several_keys(fill: Any) -> None:
-    """`{"multi_last":["$KV.USERS.1234.>"]}`: all the latest values for all subjects below that wildcard."""
+    """ADR-31: Using requests like `{"multi_last":["$KV.USERS.1234.>"]}` all the latest values for all subjects below
+    that wildcard will be returned.
+
+    `{"multi_last":["$KV.USERS.1234.name", "$KV.USERS.1234.address"]}`. Rather than getting all the user data, only
+    values for for two specific keys will be returned. If we did a normal multi read using
+    `{"multi_last":["$KV.USERS.1234.>"]}` we would get the address `10 Oak Lane` returned.
+    """
     topic = fill(users(), 1)
     assert values(topic.get(multi_last=["1234.>"])) == [b"Bob", b"Smith", b"10 Oak Lane"]
     assert values(topic.get(multi_last=["*.name"])) == [b"Bob", b"Eve"]
@@ -190,22 +245,35 @@ def test_the_last_of_several_keys(fill: Any) -> None:
 
 
 def test_as_it_was_at_an_offset(fill: Any) -> None:
-    """Adding "up_to_seq":3 to the request will return address 1 Main Street along with the other data."""
+    """ADR-31: the `up_to_seq` and `up_to_time` keys can be added which will restrict the results up to a certain point
+    in time.
+
+    In this mode we support consistent point in time reads by allowing for a group of subjects to be read as they were
+    at a point in time - assuming the stream holds enough historical data. Adding works as in the example: adding
+    `"up_to_seq":3` to the request will return address `1 Main Street` along with the other data.
+    """
     topic = fill(users(), 1)
     for up_to in ({"up_to_offset": 2, "partition": 0}, {"up_to_offset": {0: 2}}):
         assert values(topic.get(multi_last=["1234.>"], **up_to)) == [b"Bob", b"Smith", b"1 Main Street"]
         assert values(topic.get(multi_last=["1234.address", "1234.name"], **up_to)) == [b"Bob", b"1 Main Street"]
 
 
-def test_as_it_was_at_a_time() -> None:
-    """The `up_to_time` could be used as a form of temporal querying."""
-    topic = in_memory(users(), 1)
+def test_as_it_was_at_a_time(fill: Any) -> None:
+    """ADR-31: the `up_to_time` could be used as a form of temporal querying."""
+    topic = fill(users(), 1)
     when = datetime.fromtimestamp(T0 / 1000 + 2, UTC)
     assert values(topic.get(multi_last=["1234.>"], up_to_time=when)) == [b"Bob", b"Smith", b"1 Main Street"]
 
 
 def test_pages_of_keys_are_of_one_point_in_time() -> None:
-    """Nats-UpTo-Sequence ensures batches of multi-gets are done around a consistent point in time."""
+    """ADR-31: A `batch` parameter can be added to restrict the result set to a certain size.
+
+    When the server cannot send any more data it will respond, like the above Batch, with a zero-length payload message
+    including the `Nats-Num-Pending` and `Nats-Last-Sequence` headers enabling clients to determine if further batch
+    calls are needed. Of the last offset that the answer covers: This number would be used in subsequent requests as the
+    `up_to_seq` value to ensure batches of multi-gets are done around a consistent point in time. `Nats-UpTo-Sequence`:
+    when doing multi subject gets the sequence should be used for following requests to ensure consistent reads.
+    """
     broker = MemoryBroker()
     broker.create_topic(NAME, 2)
     for at in range(10):
@@ -222,7 +290,11 @@ def test_pages_of_keys_are_of_one_point_in_time() -> None:
 
 
 def test_up_to_1024_keys() -> None:
-    """Any multi-subject request may only allow matching up to 1024 subjects. Any more will result in a 413."""
+    """ADR-31: any multi-subject request may only allow matching up to 1024 subjects. Any more will result in a `413`
+    status reply.
+
+    `413` when a multi subject get matches too many subjects.
+    """
     topic = in_memory([Entry(at % 4, b"u.%d" % at, b"v", T0 + at) for at in range(1025)], 4)
     assert len(topic.get(multi_last=[f"u.{at}" for at in range(1024)])) == 1024
     for patterns in (["u.*"], [f"u.{at}" for at in range(1025)]):
@@ -248,7 +320,7 @@ def test_a_tombstone_is_not_found_unless_asked_for(fill: Any) -> None:
 
 
 def test_what_is_not_there_is_not_found(fill: Any) -> None:
-    """404 if the request is valid but no matching message is found."""
+    """ADR-31: `404` if the request is valid but no matching message found in stream."""
     topic = fill(users(), 1)
     for question in (
         {"offset": 5},
@@ -375,7 +447,7 @@ def test_an_offset_of_several_partitions_names_one(fill: Any) -> None:
     ],
 )
 def test_empty_and_contradictory_requests_are_bad(question: dict[str, Any]) -> None:
-    """408 if the request is empty or invalid. Nothing is asked of the cluster."""
+    """ADR-31: `408` if the request is empty or invalid. Nothing is asked of the cluster."""
     topic = Topic(MemoryTransport(MemoryBroker()), "not there")
     with pytest.raises(BadRequest) as caught:
         topic.get(**question)
@@ -497,6 +569,19 @@ def test_answers_are_those_of_a_list(seed: int) -> None:
         assert sorted(message.key for page in pages for message in page) == sorted(wanted_keys)
     every = [message for page in topic.pages(GetRequest(batch=dice.randrange(1, 9))) for message in page]
     assert [message.timestamp for message in every] == [entry.at_ms for entry in entries]
+
+
+def test_the_nearest_replica_may_answer() -> None:
+    """ADR-31: The JetStream Direct Get feature enables all stream peers (R>1), not just the stream leader, to respond
+    to stream read calls.
+
+    Direct Get does not assure read-after-write coherency. On Kafka `client.rack` decides (KIP-392): it reaches both
+    clients that read.
+    """
+    with Broker(topics={NAME: 1}) as broker:
+        given = {"bootstrap.servers": broker.bootstrap_servers, "client.rack": "b"}
+        reader = KafkaTransport(given, 30).reader("me", {})
+        assert [configuration["client.rack"] for configuration in reader._configurations] == ["b", "b"]
 
 
 def test_an_old_reading_that_ends_late_leaves_the_newer_one_alone(fill: Any) -> None:

@@ -31,6 +31,7 @@ def topic(broker: MemoryBroker) -> Topic:
 
 
 def test_info(topic: Topic) -> None:
+    """ADR-37: `info()`"""
     found = topic.info()
     assert (found.name, found.partitions, found.offsets) == ("orders", {0: (0, 5), 1: (0, 5)}, 10)
     assert found.topic_id
@@ -50,6 +51,9 @@ def test_info(topic: Topic) -> None:
     ],
 )
 def test_the_beginning_goes(topic: Topic, target: dict[str, Any], begins: dict[int, int]) -> None:
+    """ADR-37: `purge(purgeOpts)`. They provide a set of operations for managing the stream and its contents. The
+    beginning goes by offset, by time, or up to the newest messages.
+    """
     planned = topic.purge(**target, dry_run=True)
     assert topic.info().offsets == 10, "a dry run deletes nothing"
     assert topic.purge(**target) == planned
