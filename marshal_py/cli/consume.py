@@ -54,6 +54,12 @@ def consume(
             "their beginnings."
         ),
     ] = "fail",
+    max_deliver: Annotated[
+        int | None, typer.Option(min=1, help="After so many deliveries a message goes to --dead-letter-topic instead.")
+    ] = None,
+    dead_letter_topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Where messages go that were delivered --max-deliver times.")
+    ] = None,
     key_separator: Annotated[str | None, typer.Option(help="Print keys too, with this between key and value.")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there; 0 takes a free port.")
@@ -95,6 +101,8 @@ def consume(
         "member": member,
         "heartbeat_interval_s": heartbeat_interval,
         "on_topic_recreated": on_topic_recreated,
+        "max_deliver": max_deliver,
+        "dead_letter_topic": dead_letter_topic,
     }
     with (
         output.logging_to_stderr(),

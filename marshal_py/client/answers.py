@@ -1,7 +1,8 @@
 """Carries out what handlers answer besides acks: `nak` (deliver it again later) and `term` (never again).
 
-The tracker of the claim knows which messages wait (redelivery.py of protocol/), and delivery_queue.py delivers them
-again. Everything here is called with the Marshal's lock held.
+With a dead-letter topic, messages that are ended or were delivered `max_deliver` times go there (dead_letters.py). The
+tracker of the claim knows which messages wait (redelivery.py of protocol/), and delivery_queue.py delivers them again.
+Everything here is called with the Marshal's lock held.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from marshal_py.client.dead_letters import DeadLetters, Letter
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.reports import Reports
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
@@ -31,8 +33,12 @@ class Answers:
 
     def __init__(self, member: Member, options: ConsumerOptions, clock_now: Callable[[], Instant]) -> None:
         self._member, self._options, self._now = member, options, clock_now
-        self.reports = Reports(member)
-        self.naks = self.redelivered = self.terminated = 0
+        self.reports: Reports = Reports(member)
+        self.letters: DeadLetters | None = None  # set by the consumer's maker if there is a dead-letter topic
+        self.naks: int = 0
+        self.redelivered: int = 0
+        self.terminated: int = 0
+        self.undelivered: int = 0  # messages that went to the dead-letter topic before this consumer delivered them
 
     def tracker_of(self, claim: Claim, verb: str) -> AtLeastOnce:
         """Returns the claim's tracker. Raises NeedsAtLeastOnce in at-most-once mode, which has no such answers."""
@@ -53,7 +59,11 @@ class Answers:
         for index, message in enumerate(messages, first):
             count = tracker.delivery_count(run.offsets[index])
             delay = grown_delay_s(count) if delay_s is None else delay_s
-            if tracker.give_back(run, index, message, now_ms + round(1000 * delay)):
+            if self._exhausted(count):
+                if self._post(claim, run, index, message, count, f"given back after {count} deliveries"):
+                    waits = True
+                    self.naks += 1
+            elif tracker.give_back(run, index, message, now_ms + round(1000 * delay)):
                 waits = True
                 self.naks += 1
                 self._report_poison(claim, run.offsets[index], count)
@@ -63,12 +73,42 @@ class Answers:
 
     def term(self, claim: Claim, run: OffsetRun, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
         """Finishes messages for good, and reports each with the reason. Returns False if all of them were finished."""
-        self.tracker_of(claim, "term")
-        ended = [index for index in range(first, first + len(messages)) if run.finish(index)]
-        for index in ended:
-            self.reports.note("terminated", claim, run.offsets[index], reason)
-        self.terminated += len(ended)
-        return bool(ended)
+        tracker, ended = self.tracker_of(claim, "term"), 0
+        for index, message in enumerate(messages, first):
+            if self.letters is not None:
+                count = tracker.delivery_count(run.offsets[index])
+                ended += self._post(claim, run, index, message, count, reason or "ended by its handler")
+            elif run.finish(index):
+                ended += 1
+                self.reports.note("terminated", claim, run.offsets[index], reason)
+        self.terminated += ended
+        return ended > 0
+
+    # --- dead letters
+
+    def _exhausted(self, delivery_count: int) -> bool:
+        return self.deliveries_max is not None and delivery_count >= self.deliveries_max
+
+    def _post(
+        self, claim: Claim, run: OffsetRun, index: int, message: RawMessage, deliveries: int, reason: str
+    ) -> bool:
+        """Sends a message to the dead-letter topic. Returns False if it is finished or on its way already."""
+        assert self.letters is not None
+        if not self.tracker_of(claim, "term").post(run, index):
+            return False
+        self.letters.post(Letter(claim, run, index, message, deliveries, reason))
+        return True
+
+    @property
+    def deliveries_max(self) -> int | None:
+        """Returns after how many deliveries a message goes to the dead-letter topic; None if it never does."""
+        return self._options.max_deliver if self.letters is not None else None
+
+    def post_undelivered(self, claim: Claim, run: OffsetRun, message: RawMessage, deliveries: int) -> None:
+        """Sends the next message of `run` to the dead-letter topic instead of delivering it once more."""
+        index = run.deliver(1, self._now().mono_ms)
+        self._post(claim, run, index, message, deliveries, f"{deliveries} deliveries without an answer")
+        self.undelivered += 1
 
     def _report_poison(self, claim: Claim, offset: int, count: int) -> None:
         """Reports a message that was delivered POISON_DELIVERIES times, twice as many, four times as many, ..."""

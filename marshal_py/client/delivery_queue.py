@@ -359,7 +359,8 @@ class DeliveryQueue:
             if not buffer.fetched:
                 return None
             head = buffer.fetched[0]
-        count = min(limit, len(head.messages) - head.at)
+        count = self.redelivering.limit(claim, buffer, min(limit, len(head.messages) - head.at))
+        head = buffer.fetched[0] if buffer.fetched else head
         if limit_bytes is not None:
             count = fit(head.messages, head.at, count, limit_bytes, not have_some)
         if count <= 0:
@@ -439,7 +440,7 @@ class DeliveryQueue:
             count = 1 if claim.one_by_one else there
             if isinstance(claim.tracker, AtMostOnce):
                 count = buffer.skip_to_grant(claim.tracker)
-            count = min(count, self._left(), allowance.messages)
+            count = self.redelivering.limit(claim, buffer, min(count, self._left(), allowance.messages))
             if allowance.size_bytes is not None and count > 0:
                 head = buffer.fetched[0]
                 count = fit(head.messages, head.at, count, allowance.size_bytes, allowance.one_fits)

@@ -17,6 +17,7 @@ from marshal_py.client.waits import Change, Steps
 from marshal_py.errors import ConsumerClosed
 
 LEAVE_TIMEOUT_S: Final = 10.0
+LETTERS_TIMEOUT_S: Final = 2.0  # many round trips of a cluster; the next owner repeats the letters that are not written
 LEAVE_SLICE_S: Final = 0.1  # how often a consumer that waits until it has left wakes up: for signals, and to step
 
 
@@ -55,7 +56,19 @@ class Ending:
         A second call does nothing, unless the first one was interrupted: then it completes the stop.
         """
         self.reason = self.reason or "it was stopped"
+        yield from self._write_letters(min(timeout_s, LETTERS_TIMEOUT_S))
         yield from self._leave("stopped", 0.0, timeout_s)
+
+    def _write_letters(self, timeout_s: float) -> Steps[None]:
+        """Waits until dead letters that are on their way are written, for `timeout_s` seconds at most."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._context.lock:
+                left_s = deadline - time.monotonic()
+                if self._driver.ended or left_s <= 0 or not self._driver.claims.writing:
+                    return
+                seen = self._context.changes
+            yield Change(min(LEAVE_SLICE_S, left_s), seen)
 
     def drain(self, wait_s: float) -> None:
         """Notes that the consumer drains, for at most `wait_s` seconds; `finish_drain` releases its claims later."""

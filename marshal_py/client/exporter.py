@@ -27,6 +27,7 @@ COUNTERS: Final = {
     "naks": "Messages that handlers gave back, to be delivered again.",
     "redelivered": "Deliveries of messages that had been given back.",
     "terminated": "Messages that handlers ended for good without an ack.",
+    "dead_letters": "Messages written to the dead-letter topic.",
     "late_acks": "Acks that came after the claim had ended.",
     "amo_dropped": "Offsets granted and dropped because a lease or claim was lost, in at-most-once mode.",
 }

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from marshal_py.client.context import Context
+from marshal_py.client.dead_letters import DeadLetters
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
-from marshal_py.transport.ports import DataSource
+from marshal_py.transport.ports import DataSource, MessageWriter
 
 
 class FetchedClaims:
@@ -38,6 +39,22 @@ class FetchedClaims:
         self.source = source
         self.queue: DeliveryQueue = DeliveryQueue(member, source, options, context.lock, incarnation, context.clock.now)
         self._unsure: dict[TopicPartition, Claim] = {}  # claims whose partition's end the cluster was asked for
+
+    def write_dead_letters(self, topic: str, open_writer: Callable[[], MessageWriter]) -> None:
+        """Has messages that are delivered too often, or ended by `term`, written to `topic`. Called once, at first."""
+        answers = self.queue.answers
+        answers.letters = DeadLetters(topic, self._member, self._context, answers.reports, open_writer)
+
+    @property
+    def writing(self) -> bool:
+        """Returns whether dead letters are on their way."""
+        letters = self.queue.answers.letters
+        return letters is not None and letters.pending
+
+    def close(self) -> None:
+        """Writes no dead letters any more."""
+        if self.queue.answers.letters is not None:
+            self.queue.answers.letters.close()
 
     def open(self, claims: Sequence[Claim]) -> None:
         """Opens these accepted claims: at once, or after the cluster's answer if they are unsure."""

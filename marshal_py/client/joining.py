@@ -16,7 +16,7 @@ from marshal_py.client.loop import Loop
 from marshal_py.client.membership import Membership
 from marshal_py.client.options import ConsumerOptions, check_topics
 from marshal_py.client.planner import Planner
-from marshal_py.errors import ConsumerClosed, KafkaGroupIsLive, TopicMissing
+from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
 from marshal_py.protocol import group_settings
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.member import Member
@@ -78,7 +78,7 @@ class Joining:
         check_id("group", group)
         driver = self._drive(group, check_topics(topics), options, deadline, plans=plans)
         given = self._transport.given if isinstance(self._transport, KafkaTransport) else {}
-        ending = Ending(context, driver, lambda: self.consumers.pop(driver, None))
+        ending = Ending(context, driver, lambda: self._end(driver))
         consumer = kind(context, driver, {**given, **options.settings}, ending)
         self.consumers[driver] = consumer
         try:
@@ -88,6 +88,11 @@ class Joining:
             consumer.stop(JOIN_STOP_TIMEOUT_S)
             raise
         return consumer
+
+    def _end(self, driver: ConsumerDriver) -> None:
+        """Forgets a consumer that has ended."""
+        self.consumers.pop(driver, None)
+        driver.claims.close()
 
     def _drive(
         self, group: str, topics: tuple[str, ...], options: ConsumerOptions, deadline: float, *, plans: bool
@@ -107,7 +112,7 @@ class Joining:
             member = Member(world, group, chosen, secrets.token_bytes)
             for topic, info in found.items():  # before it can claim anything (D10)
                 member.learn_topic(topic, info.partitions, info.topic_id)
-        return ConsumerDriver(
+        driver = ConsumerDriver(
             context,
             number,
             member,
@@ -118,6 +123,9 @@ class Joining:
             loop.maintenance.refold,
             plans=plans,
         )
+        if options.dead_letter_topic is not None:
+            driver.claims.write_dead_letters(options.dead_letter_topic, self._transport.writer)
+        return driver
 
     def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
         """Checks that the topics exist, and that no ordinary Kafka consumer uses the group id (D7).
@@ -125,11 +133,15 @@ class Joining:
         Returns what the cluster says about each topic. Raises TopicMissing, KafkaGroupIsLive.
         """
         found: dict[str, TopicInfo] = {}
-        for topic in topics:
+        letters = options.dead_letter_topic
+        if letters is not None and letters in (*topics, self._context.topic):
+            raise InvalidOption("dead_letter_topic", letters, "another topic than those that the consumer reads")
+        for topic in (*topics, letters) if letters is not None else topics:
             info = self._context.admin.describe_topic(topic)
             if info is None:
                 raise TopicMissing(topic)
-            found[topic] = info
+            if topic != letters:
+                found[topic] = info
         if not options.join_live_kafka_group:
             live = self._context.admin.live_kafka_members(group)
             if live:

@@ -48,6 +48,7 @@ class ConsumerMetrics(Struct, frozen=True):
     were granted, not delivered, and dropped, because the lease or the claim was lost or because `Consumer.plan_ranges`
     was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3). `naks`: messages that handlers gave back;
     `redelivered`: deliveries of such messages; `terminated`: messages that handlers ended by `term`.
+    `dead_letters`: messages that Kafka has acknowledged in the dead-letter topic.
     """
 
     group: str
@@ -73,6 +74,7 @@ class ConsumerMetrics(Struct, frozen=True):
     naks: int = 0
     redelivered: int = 0
     terminated: int = 0
+    dead_letters: int = 0
 
     @property
     def delayed(self) -> int:
@@ -122,6 +124,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
     unacked = sum(partition.in_flight for partition in partitions)
     answers = queue.answers if isinstance(queue, DeliveryQueue) else None
     naks, redelivered, terminated = (answers.naks, answers.redelivered, answers.terminated) if answers else (0, 0, 0)
+    letters, undelivered = (answers.letters, answers.undelivered) if answers else (None, 0)
     return ConsumerMetrics(
         member.name,
         member.options.client_id,
@@ -137,7 +140,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         member.take_overs,
         len(driver.parked()),
         queue.delivered,
-        max(0, queue.delivered - redelivered - unacked - counters.abandoned),
+        max(0, queue.delivered + undelivered - redelivered - unacked - counters.abandoned),
         unacked,
         queue.buffered(),
         member.late_acks,
@@ -146,6 +149,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         naks,
         redelivered,
         terminated,
+        0 if letters is None else letters.written,
     )
 
 

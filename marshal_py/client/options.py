@@ -31,6 +31,7 @@ PREFETCH_BYTES: Final = 32 * 1024 * 1024
 PREFETCH_BYTES_MIN: Final = 1024  # librdkafka counts its own bound in KiB
 PREFETCH_BYTES_MAX: Final = 2_097_151 * 1024  # the most that librdkafka takes
 GRANT_MESSAGES: Final = 4_000  # at most this many of a partition are granted at once in at-most-once mode, however fast
+MAX_DELIVER_MAX: Final = 1_000_000  # far above what anybody wants to wait for
 TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2)
 COORDINATION_TOPIC: Final = "__marshal"
 
@@ -51,6 +52,11 @@ class ConsumerOptions:
     `start`: where the group begins to read a partition for which it has no position: a word, a time, or offsets
     (start_positions.py). A time means the first message that is not older, or the end if there is none.
 
+    `max_deliver`: after how many deliveries a message goes to the `dead_letter_topic` instead of being delivered again.
+    The log counts them, those of other consumers included (`Message.delivery_count`). Messages that handlers end by
+    `term` go there, too. A message is done when Kafka has acknowledged its dead letter; a crash in between repeats the
+    letter. Only in at-least-once groups.
+
     `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`
     was called. Then it moves, and in at-least-once mode its unacked messages are delivered again. None means 30 s, or
     `handler_timeout_s` if that is shorter; for a consumer that plans ranges it means `handler_timeout_s`.
@@ -70,6 +76,8 @@ class ConsumerOptions:
     handler_timeout_s: float = HANDLER_TIMEOUT_S
     hand_over_timeout_s: float | None = None
     unacked_max: int = UNACKED_MAX
+    max_deliver: int | None = None  # None: a message is delivered until it is acked or ended
+    dead_letter_topic: str | None = None
     prefetch_messages: int = PREFETCH_MESSAGES
     prefetch_bytes: int = PREFETCH_BYTES
     grant_messages: int = GRANT_MESSAGES
@@ -119,6 +127,7 @@ class ConsumerOptions:
             _whole("max_claims", self.max_claims, PARTITION_MAX + 1, "None means no limit")
         _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
         _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
+        self._check_dead_letters()
         _whole("prefetch_messages", self.prefetch_messages, 1_000_000, "it bounds memory")
         _whole(
             "prefetch_bytes",
@@ -128,6 +137,24 @@ class ConsumerOptions:
             PREFETCH_BYTES_MIN,
         )
         _whole("grant_messages", self.grant_messages, 1_000_000, "the most of a partition that one grant may hold")
+
+    def _check_dead_letters(self) -> None:
+        if self.max_deliver is None and self.dead_letter_topic is None:
+            return
+        if self.delivery == "at_most_once":
+            name = "max_deliver" if self.max_deliver is not None else "dead_letter_topic"
+            raise InvalidOption(name, getattr(self, name), "in an at-most-once group nothing is delivered again")
+        if self.max_deliver is not None:
+            _whole("max_deliver", self.max_deliver, MAX_DELIVER_MAX, "deliveries of one message; 5 is a good choice")
+            if self.dead_letter_topic is None:
+                raise InvalidOption(
+                    "max_deliver",
+                    self.max_deliver,
+                    "name a dead_letter_topic as well, or the messages would be lost; to drop them, look at "
+                    "message.delivery_count and call term()",
+                )
+        if self.dead_letter_topic is not None:
+            check_topics([self.dead_letter_topic])
 
     def _hand_over_timeout_s(self) -> float:
         if self.hand_over_timeout_s is not None:

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import cast
 
 from marshal_py.client.acks import Delivered, DeliveryContext
-from marshal_py.client.buffers import Reserved, message_bytes
+from marshal_py.client.buffers import Buffer, Reserved, message_bytes
 from marshal_py.client.message import Message, Part
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -108,6 +108,28 @@ class Redelivering:
     def _count(self, messages: int) -> None:
         self._context.delivered += messages
         self._context.answers.redelivered += messages
+
+    def limit(self, claim: Claim, buffer: Buffer, count: int) -> int:
+        """Returns how many of the next `count` messages of a buffer may be delivered, given `max_deliver`.
+
+        The first ones that earlier owners have delivered so often go to the dead-letter topic, which may empty the
+        buffer's first chunk. The messages are those of the chunk that is the first one then.
+        """
+        answers, tracker = self._context.answers, claim.tracker
+        if (most := answers.deliveries_max) is None or not isinstance(tracker, AtLeastOnce):
+            return count
+        while buffer.fetched:
+            head = buffer.fetched[0]
+            assert head.run is not None
+            offset = head.messages[head.at].offset() or 0
+            exhausted = tracker.next_delivered(offset, most)
+            if exhausted != offset:
+                return min(count, head.below(exhausted) - head.at, len(head.messages) - head.at)
+            answers.post_undelivered(claim, head.run, head.messages[head.at], tracker.delivery_count(offset) - 1)
+            head.at += 1
+            if head.at == len(head.messages):
+                buffer.fetched.popleft()
+        return 0
 
     def reserve(self, claim: Claim, now: Instant, until_ms: int) -> Redelivered | None:
         """Returns one due message to deliver before `until_ms` of the boot clock; None if there is none."""

@@ -41,6 +41,8 @@ KINDS: Final = {
     "opaque": "a record of a newer library ends the group for readers of this version",
     "handler_stuck": "a handler worked on a message for too long, so its partition is released; offset: that message",
     "terminated": "a handler ended a message for good, it is never delivered again; offset: that message, text: why",
+    "dead_letter": "a message is done because it is in the dead-letter topic; offset: that message, text: where, why",
+    "dead_letter_failed": "a dead letter cannot be written, and is tried again; offset: that message, text: why",
     "poison_message": "a handler gave a message back after many deliveries; offset: that message, text: how many",
     "nak_storm": "so many messages wait to be delivered again that nothing new is delivered; offset: position",
     "unreadable": "Kafka does not serve the partition to its owner, which releases it; offset: position, text: why",
@@ -62,6 +64,7 @@ KINDS: Final = {
 }
 LOCAL: Final = frozenset(
     {
+        "dead_letter_failed",
         "fenced",
         "handler_failed",
         "heartbeat_missed",
@@ -84,6 +87,8 @@ ALARMING: Final = frozenset(
         "skipped",
         "opaque",
         "handler_stuck",
+        "dead_letter",
+        "dead_letter_failed",
         "poison_message",
         "nak_storm",
         "unreadable",

@@ -340,10 +340,36 @@ class AtLeastOnce:
 
         `message` is kept for the driver. Returns False if the message is finished.
         """
+        return self._redeliveries().give_back(run, index, message, due_ms)
+
+    def post(self, run: OffsetRun, index: int) -> bool:
+        """Records that a message is on its way to a dead-letter topic: no handler has it, and it is unfinished (D15).
+
+        Returns False if it is finished, or on its way already.
+        """
+        return self._redeliveries().post(run, index)
+
+    def finish_posted(self, run: OffsetRun, index: int) -> None:
+        """Finishes a message whose dead letter is written."""
+        self._redeliveries().posted.discard(run.offsets[index])
+        run.take_up(index, None)
+        run.finish(index)
+
+    def _redeliveries(self) -> Redeliveries:
         if self.redeliveries is None:
             self.redeliveries = Redeliveries()
-        self._touched = True  # later messages may now have been handed over before earlier ones
-        return self.redeliveries.give_back(run, index, message, due_ms)
+        self._touched = True  # later messages may from now on be handed over before earlier ones
+        return self.redeliveries
+
+    def next_delivered(self, offset: int, times: int) -> int:
+        """Returns the lowest offset from `offset` on that earlier owners delivered at least `times` times.
+
+        Returns OFFSET_MAX if there is none.
+        """
+        found = [max(start, offset) for start, to, known in self._delivered_before if known >= times and to > offset]
+        if self._attempts >= times and self._first >= offset:
+            found.append(self._first)
+        return min(found, default=OFFSET_MAX)
 
     def touch(self, run: OffsetRun, first: int, stop: int, mono_ms: int) -> None:
         """Records that at `mono_ms` the handlers of the messages at the indexes [first, stop) of `run` were at work."""

@@ -31,7 +31,8 @@ class OffsetRun:
         self.low: int = 0
         self.finished: set[int] = set()
         self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, at most one per MARK_MS
-        self.aside: set[int] | None = None  # indexes that no handler has, although they were handed over
+        # Indexes that no handler has, although they were handed over -> whether a Release waits for them all the same.
+        self.aside: dict[int, bool] | None = None
         self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last reported to be at work
 
     def deliver(self, count: int, mono_ms: int) -> int:
@@ -80,20 +81,23 @@ class OffsetRun:
 
     @property
     def held(self) -> int:
-        """Returns how many messages handlers have: those that were handed over, not finished and not set aside."""
-        aside = self.aside
-        return self.unfinished - (sum(not self.is_finished(index) for index in aside) if aside else 0)
+        """Returns how many messages a Release waits for: those handed over, not finished, and not set aside."""
+        aside = self.aside or {}
+        return self.unfinished - sum(not waits and not self.is_finished(index) for index, waits in aside.items())
 
-    def set_aside(self, index: int) -> None:
-        """Records that the handler of the message at `index` has given it back."""
+    def set_aside(self, index: int, *, waits: bool = False) -> None:
+        """Records that the handler of the message at `index` is done with it, although the message is unfinished.
+
+        `waits`: whether a Release waits for it all the same, because it will soon be finished.
+        """
         if self.aside is None:
-            self.aside = set()
-        self.aside.add(index)
+            self.aside = {}
+        self.aside[index] = waits
 
     def take_up(self, index: int, mono_ms: int | None) -> None:
         """Ends `set_aside`: the message is handed over again at `mono_ms`, or is finished if that is None."""
         assert self.aside is not None
-        self.aside.discard(index)
+        self.aside.pop(index, None)
         if not self.aside:
             self.aside = None
         if mono_ms is not None:

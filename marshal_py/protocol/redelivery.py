@@ -30,30 +30,41 @@ class GivenBack(NamedTuple):
 class Redeliveries:
     """Holds the messages of one claim that wait, and how often this claim has delivered each message again."""
 
-    __slots__ = ("_due", "again", "waiting")
+    __slots__ = ("_due", "again", "posted", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, GivenBack] = {}  # by offset
         self._due: list[tuple[int, int]] = []  # heap of (due_ms, offset), with entries that are not waiting any more
+        self.posted: set[int] = set()  # offsets on their way to a dead-letter topic; they are not delivered again
         self.again: dict[int, int] = {}  # offset -> how often this claim has delivered it after the first time
 
     @property
     def full(self) -> bool:
         """Returns whether so many messages wait that nothing new of the partition may be delivered."""
-        return len(self.waiting) >= WAITING_MAX
+        return len(self.waiting) + len(self.posted) >= WAITING_MAX
 
     def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int) -> bool:
         """Makes a message that was handed over wait until `due_ms`. Returns False if it is finished.
 
         Does nothing if it waits already.
         """
-        if run.is_finished(index):
-            return False
         offset = run.offsets[index]
+        if run.is_finished(index) or offset in self.posted:
+            return False
         if offset not in self.waiting:
             run.set_aside(index)
             self.waiting[offset] = GivenBack(due_ms, offset, index, run, message)
             heappush(self._due, (due_ms, offset))
+        return True
+
+    def post(self, run: OffsetRun, index: int) -> bool:
+        """Notes that a message goes to a dead-letter topic. Returns False if it is finished or on its way already."""
+        offset = run.offsets[index]
+        if run.is_finished(index) or offset in self.posted:
+            return False
+        self.waiting.pop(offset, None)
+        self.posted.add(offset)
+        run.set_aside(index, waits=True)
         return True
 
     def is_due(self, now_ms: int) -> bool:
@@ -99,5 +110,6 @@ class Redeliveries:
         """Forgets what lies below the position, and messages that were finished while they waited."""
         for one in [one for one in self.waiting.values() if one.run.is_finished(one.at)]:
             self._forget(one)
+        self.posted = {offset for offset in self.posted if offset >= position}
         for offset in [offset for offset in self.again if offset < position]:
             del self.again[offset]

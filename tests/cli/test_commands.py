@@ -80,6 +80,8 @@ def test_no_cluster_named_is_wrong_usage() -> None:
         (["consume", "missing", "--group", "g"], "topic 'missing' does not exist"),
         (["consume", "orders", "--group", "g", "--heartbeat-interval", "0.1"], "heartbeat_interval_s=0.1"),
         (["consume", "orders", "--group", "g", "--policy", "magic"], "policy='magic'"),
+        (["consume", "orders", "--group", "g", "--max-deliver", "3"], "name a dead_letter_topic as well"),
+        (["consume", "orders", "--group", "g", "--dead-letter-topic", "orders"], "another topic than those"),
         (["state", "missing"], "group 'missing' is not in __marshal"),
         (["state", "--coordination-topic", "missing"], "coordination topic 'missing' is missing"),
         (["log", "dump", "--coordination-topic", "missing"], "coordination topic 'missing' is missing"),

@@ -180,3 +180,40 @@ def test_the_number_of_waiting_messages_is_bounded() -> None:
     assert redeliveries_of(tracker).full
     assert len(taken(tracker, 0)) == 2
     assert not redeliveries_of(tracker).full
+
+
+def test_a_message_on_its_way_to_a_dead_letter_topic() -> None:
+    """D15: no handler has it, a Release waits for it, it does not come again, and it counts when it is written."""
+    tracker, run = delivered(3)
+    tracker.give_back(run, 1, None, 10)
+    assert tracker.post(run, 1)
+    assert not tracker.post(run, 1)
+    assert tracker.post(run, 0)
+    run.finish(2)
+    assert not tracker.post(run, 2), "it is finished"
+    assert (tracker.held, tracker.in_flight, tracker.oldest()) == (2, 2, None)
+    assert not tracker.give_back(run, 1, None, 10)
+    assert taken(tracker, 1_000) == []
+    tracker.finish_posted(run, 1)
+    assert (tracker.position(), tracker.held) == (0, 1)
+    run.finish(0)
+    redeliveries_of(tracker).forget_finished(tracker.position())
+    assert (tracker.position(), tracker.held, redeliveries_of(tracker).posted) == (3, 0, set())
+
+
+def test_what_earlier_owners_delivered_too_often_is_found() -> None:
+    """D15, D11: at the position and above it, and nothing else."""
+    before, run = delivered(10, position=100)
+    for index in (0, 4, 5):
+        before.give_back(run, index, None, 0)
+    taken(before, 0)
+    tracker = AtLeastOnce(100, before.deliveries(), before.in_flight, before.progress())
+    tracker.add(range(100, 120)).deliver(20, 0)
+    counts = [tracker.delivery_count(offset) - 1 for offset in range(100, 120)]
+    assert counts == [2, 1, 1, 1, 2, 2, 1, 1, 1, 1] + [0] * 10
+    for times in (1, 2, 3):
+        found, offset = [], 100
+        while (offset := tracker.next_delivered(offset, times)) < 120:
+            found.append(offset)
+            offset += 1
+        assert found == [100 + index for index, count in enumerate(counts) if count >= times]

@@ -1,0 +1,169 @@
+"""Writes messages to the dead-letter topic: those delivered too often, and those that handlers ended by `term`.
+
+A message is done when Kafka has acknowledged its dead letter, and not before; so a crash between the two repeats the
+letter and loses none. The letters are written on a thread of their own, which begins with the first one. What the
+cluster refuses is tried again until the claim ends, with growing delays. The headers are those of Kafka's own
+dead-letter topics (KIP-1191).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from marshal_py.client.background_worker import Worker
+from marshal_py.client.context import Context
+from marshal_py.client.reports import Reports
+from marshal_py.errors import MarshalError
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.offset_run import OffsetRun
+from marshal_py.transport.ports import MessageWriter, RawMessage
+
+logger = logging.getLogger("marshal_py")
+
+LETTERS_AT_ONCE: Final = 500  # written between two waits for acknowledgements
+WRITE_TIMEOUT_S: Final = 30.0  # for their acknowledgements, then they are written again
+RETRY_S: Final = 1.0  # after the first failure; it doubles with each further one
+RETRY_S_MAX: Final = 60.0
+REASONS_MAX: Final = 100  # remembered, so that each is reported once; texts may name sizes and places
+HEADERS: Final = "__dlq.errors."  # headers with this prefix are ours; a letter that failed before has older ones
+
+
+class Letter(NamedTuple):
+    """Holds a message on its way to the dead-letter topic. `deliveries`: how often it was delivered, `reason`: why."""
+
+    claim: Claim
+    run: OffsetRun
+    at: int
+    message: RawMessage
+    deliveries: int
+    reason: str
+
+    @property
+    def needed(self) -> bool:
+        """Returns whether it must still be written: the claim is held, and nobody has acked the message meanwhile."""
+        return not self.claim.sealed and not self.run.is_finished(self.at)
+
+    @property
+    def offset(self) -> int:
+        return self.run.offsets[self.at]
+
+
+class DeadLetters:
+    """Writes the dead letters of one consumer."""
+
+    def __init__(
+        self, topic: str, member: Member, context: Context, reports: Reports, open_writer: Callable[[], MessageWriter]
+    ) -> None:
+        """Prepares letters to `topic`. Nothing is opened or started before the first one."""
+        self.topic: str = topic
+        self.written: int = 0
+        self._member, self._context, self._reports, self._open_writer = member, context, reports, open_writer
+        self._waiting: deque[Letter] = deque()
+        self._worker: Worker | None = None
+        self._writer: MessageWriter | None = None
+        self._closing = threading.Event()
+        self._failed: set[str] = set()  # why attempts failed since a letter has waited without a break
+        self._retry_s = RETRY_S
+
+    @property
+    def pending(self) -> bool:
+        """Returns whether a letter is on its way. Called with the Marshal's lock held."""
+        return any(letter.needed for letter in self._waiting)
+
+    def post(self, letter: Letter) -> None:
+        """Has a letter written soon. Called with the Marshal's lock held; waits for nothing."""
+        if self._worker is None:
+            self._worker = Worker(f"marshal-dead-letters-{self._member.name}")
+        self._waiting.append(letter)
+        self._worker.submit(f"group {self._member.name}: dead letters", self._write_all)
+
+    def close(self) -> None:
+        """Writes nothing more, and disconnects soon."""
+        self._closing.set()
+        if self._worker is not None:
+            self._worker.submit(f"group {self._member.name}: the end of dead letters", self._close_writer)
+            self._worker.end()
+
+    # --- on the thread
+
+    def _write_all(self) -> None:
+        """Writes until no letter waits. After a failure one letter at a time is tried, so that one stops no other."""
+        at_once = LETTERS_AT_ONCE
+        while not self._closing.is_set() and (letters := self._next(at_once)):
+            try:
+                self._write(letters)
+            except Exception as error:
+                if not isinstance(error, MarshalError):
+                    logger.exception("group %s: a dead letter was not written", self._member.name)
+                self._close_writer()
+                self._note_failure(str(error) or repr(error), letters[0])
+                at_once = 1
+                self._closing.wait(self._retry_s)
+                self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
+            else:
+                self._finish(letters)
+
+    def _next(self, at_once: int) -> list[Letter]:
+        with self._context.lock:
+            needed = [letter for letter in self._waiting if letter.needed]
+            self._waiting = deque(needed)
+            if not needed or len(self._failed) >= REASONS_MAX:
+                self._failed.clear()
+            return needed[:at_once]
+
+    def _write(self, letters: Sequence[Letter]) -> None:
+        if self._writer is None:
+            self._writer = self._open_writer()
+        for letter in letters:
+            message = letter.message
+            self._writer.write(self.topic, message.value(), message.key(), self._headers(letter))
+        self._writer.flush(WRITE_TIMEOUT_S)
+
+    def _headers(self, letter: Letter) -> list[tuple[str, bytes | None]]:
+        own = {
+            "topic": letter.claim.tp.topic,
+            "partition": str(letter.claim.tp.partition),
+            "offset": str(letter.offset),
+            "group": self._member.name,
+            "delivery.count": str(letter.deliveries),
+            "message": letter.reason,
+        }
+        kept = [(name, value) for name, value in letter.message.headers() or () if not name.startswith(HEADERS)]
+        return [*kept, *((HEADERS + name, text.encode()) for name, text in own.items())]
+
+    def _finish(self, letters: Sequence[Letter]) -> None:
+        """Counts the messages as done, because Kafka has acknowledged their letters."""
+        self._retry_s = RETRY_S
+        with self._context.outbox, self._context.lock:
+            for letter in letters:
+                self.written += 1
+                if letter.needed:
+                    assert isinstance(letter.claim.tracker, AtLeastOnce)
+                    letter.claim.tracker.finish_posted(letter.run, letter.at)
+                    self._reports.note("dead_letter", letter.claim, letter.offset, f"in {self.topic}: {letter.reason}")
+            self._member.request_tick()
+            self._context.changed.notify_all()
+
+    def _note_failure(self, reason: str, letter: Letter) -> None:
+        """Tells the user once for each reason, moves the letter behind the others, and tries again later."""
+        with self._context.lock:
+            if self._waiting and self._waiting[0] is letter:
+                self._waiting.rotate(-1)
+            if reason not in self._failed:
+                self._failed.add(reason)
+                text = f"not written to {self.topic}, tried again: {reason}"
+                self._member.advise(
+                    "dead_letter_failed", letter.claim.tp, epoch=letter.claim.epoch, offset=letter.offset, text=text
+                )
+                self._member.request_tick()
+
+    def _close_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
