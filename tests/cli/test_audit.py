@@ -59,7 +59,18 @@ CHANGES: dict[str, tuple[list[str], bool]] = {
     "groups shrink": (["groups", "shrink", "GROUP", "orders", "--partitions", str(PARTITIONS)], True),
     "groups rm": (["groups", "rm", "GROUP"], True),
     "members step-down": (["members", "step-down", "GROUP", "ghost"], False),
+    "members add": (["members", "add", "GROUP", "m3"], True),
+    "members drop": (["members", "drop", "GROUP", "m2"], True),
+    "members map set": (["members", "map", "set", "GROUP", "m1=0,1", "m2=2"], True),
+    "members map delete": (["members", "map", "delete", "GROUP"], True),
     "evict": (["evict", "GROUP", "ghost"], True),
+}
+# What the members of the group must be for that; other commands take a group without a list of members.
+MEMBERS: dict[str, list[str]] = {
+    "members add": ["--max-members", "3", "--member", "m1", "--member", "m2"],
+    "members drop": ["--max-members", "3", "--member", "m1", "--member", "m2"],
+    "members map set": ["--max-members", "3", "--member", "m1", "--member", "m2"],
+    "members map delete": ["--max-members", "3", "--map", "m1=0,1", "--map", "m2=2"],
 }
 # They change a log as a whole and no group; their own tests ask the same of them.
 ELSEWHERE = {
@@ -171,6 +182,9 @@ def test_a_command_that_changes_something(
 ) -> None:
     """Shows and asks; a dry run and a no write nothing; done is 0, refused 1, wrong 2; its records say who and why."""
     words, asks = CHANGES[name]
+    if name in MEMBERS:
+        group = f"listed-{uuid.uuid4().hex[:8]}"
+        shell.json("groups", "create", group, "--policy", "members", *MEMBERS[name], "--yes")
     new = f"new-{uuid.uuid4().hex[:8]}"
     where = new if "NEW" in words else group
     arguments = [{"GROUP": group, "NEW": new}.get(word, word) for word in words]
@@ -180,7 +194,7 @@ def test_a_command_that_changes_something(
         grow(shell, writer, marshal, group)
     before = len(judged(shell, where))
 
-    assert shell.run(*arguments[: 1 + (" " in name)], "--nonsense").exit_code == 2
+    assert shell.run(*arguments[: len(name.split())], "--nonsense").exit_code == 2
     planned = shell.json(*arguments, "--dry-run")
     assert (planned["group"], planned["outcome"]) == (where, "dry_run")
     shown = shell.run(*arguments, "--dry-run")

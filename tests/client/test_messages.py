@@ -170,7 +170,8 @@ def test_a_value_that_refers_to_its_message_is_freed(memory: MemoryTestCluster) 
 def test_what_is_printed(memory: MemoryTestCluster) -> None:
     topic, group = filled(memory, partitions=2), memory.group()
     with memory.connect("host-1") as marshal:
-        assert repr(marshal) == "Marshal('memory', client_id='host-1', consumers=0)"
+        address = memory.broker.bootstrap_servers
+        assert repr(marshal) == f"Marshal('{address}', client_id='host-1', consumers=0)"
         with joined(marshal, group, [topic]) as consumer:
             until(owns(consumer, 0, 1), "both partitions are claimed")
             assert repr(consumer) == f"Consumer({group!r}, [{topic!r}], client_id='host-1', claims=2)"
@@ -186,7 +187,7 @@ def test_what_is_printed(memory: MemoryTestCluster) -> None:
         planner = marshal.planner(group, [topic])
         assert repr(planner).startswith(f"Planner({group!r}, ")
         assert repr(marshal.topic(topic)) == f"Topic({topic!r})"
-    assert repr(marshal) == "Marshal('memory', client_id='host-1', consumers=0, closed)"
+    assert repr(marshal) == f"Marshal('{address}', client_id='host-1', consumers=0, closed)"
     assert isinstance(marshal, Marshal)
 
 
