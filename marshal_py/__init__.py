@@ -13,10 +13,10 @@ Packages; each may import from those above it (tests/test_architecture.py checks
 """
 
 from marshal_py.admin.group import Group, group
-from marshal_py.admin.groups import GroupConfig
 from marshal_py.admin.marshal import Marshal, MarshalInfo, Topic, connect
 from marshal_py.client.consume import ConsumeContext
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.group_config import GroupConfig
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.message import Batch, Message, Part
 from marshal_py.client.options import ConsumerOptions

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from marshal_py.admin.membership import Edit
 from marshal_py.admin.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
 from marshal_py.admin.pause import Drain
 from marshal_py.admin.pause_lock import PauseLock
-from marshal_py.admin.settings import Edit, Wanted, base_of, changes_mode, check_settings, check_wanted, settle
 from marshal_py.admin.suggestions import suggestion
+from marshal_py.client.group_config import Wanted, base_of, changes_mode, check_settings, check_wanted, settle
 from marshal_py.errors import (
     AdminGaveUp,
     GroupDeleted,

@@ -16,6 +16,7 @@ from marshal_py.admin import overview
 from marshal_py.admin.author import Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, others_mode
 from marshal_py.admin.impact import Impact, check_pause, of_shrink
+from marshal_py.admin.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan, check_size
@@ -24,17 +25,9 @@ from marshal_py.admin.position_resolver import PositionResolver
 from marshal_py.admin.recreated_topics import RecreatedTopic, find_recreated
 from marshal_py.admin.runner import OperationRunner, Watcher
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.admin.settings import (
-    Edit,
-    Wanted,
-    origin_of,
-    with_mappings,
-    with_members,
-    without_mappings,
-    without_members,
-)
 from marshal_py.admin.suggestions import suggestion
 from marshal_py.admin.targets import Target, parse, shift
+from marshal_py.client.group_config import Wanted, origin_of
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
@@ -228,7 +221,7 @@ class Group:
         return self.change_members(without_mappings, reason)
 
     def change_members(self, edit: Edit, reason: str = "") -> int:
-        """Changes settings by a function of admin/settings.py that returns them; returns the offset of the record."""
+        """Changes settings by a function of admin/membership.py that returns them; returns the offset of the record."""
         return self._settle(edit, False, reason)
 
     def _settle(

@@ -5,58 +5,13 @@ It finds groups by reading the log; what it changes is done by Group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
-
 from marshal_py.admin.group import Group
-from marshal_py.admin.settings import base_of, check_settings, settings_named, settings_of
+from marshal_py.client.group_config import GroupConfig
 from marshal_py.client.observer import Observer
 from marshal_py.errors import GroupExists, GroupMissing
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.world import Group as GroupState
 from marshal_py.transport.ports import Transport
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupConfig:
-    """Says how the consumers of a group share partitions. None leaves a setting as it is.
-
-    `delivery`: "at_least_once" or "at_most_once"; if nobody sets it, the first consumer decides. `policy`: "balanced",
-    "greedy", or "own", so that each consumer follows its own; or "members" or "blocks", which are for the group's whole
-    life and go with `max_members` and either `members` (names) or `mappings` (name -> partitions).
-    `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
-    nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
-    `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes`: the most messages, seconds and bytes that
-    one `fetch`, or one request of a `consume`, may ask for; 0 is no limit. Raises InvalidOption.
-    """
-
-    delivery: str | None = None
-    policy: str | None = None
-    on_topic_recreated: str | None = None
-    max_members: int | None = None
-    members: Sequence[str] | None = None
-    mappings: Mapping[str, Sequence[int]] | None = None
-    max_request_batch: int | None = None
-    max_request_expires_s: float | None = None
-    max_request_max_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self.named())
-
-    def named(self) -> dict[str, Any]:
-        """Returns the settings that are not None, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-    def is_part_of(self, group: GroupState) -> bool:
-        """Returns whether the group has these settings already."""
-        named = self.named()
-        known = settings_of(group)
-        wanted = {**known, **settings_named(base_of(group), named)}
-        return all(known.get(name) == wanted[name] for name in named)
-
-
-EMPTY: Final = GroupConfig()
 
 
 class Groups:

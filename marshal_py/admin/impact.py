@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from marshal_py.admin import overview
 from marshal_py.admin.change import check_group, check_shrink, held_beyond
+from marshal_py.admin.membership import Edit
 from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.pause import name_of
 from marshal_py.admin.pause_lock import busy, is_named
 from marshal_py.admin.position_preview import clone, drained, owners_of, rehearse
 from marshal_py.admin.sessions import find_session
-from marshal_py.admin.settings import (
-    Edit,
+from marshal_py.client.group_config import (
     Wanted,
     base_of,
     changes_mode,

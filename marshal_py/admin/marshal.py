@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from marshal_py.admin.group import Group
-from marshal_py.admin.groups import EMPTY, GroupConfig, Groups
+from marshal_py.admin.groups import Groups
 from marshal_py.client import marshal
+from marshal_py.client.group_config import EMPTY, GroupConfig
 from marshal_py.client.options import check_topics
 from marshal_py.protocol.rationalizer import PROTOCOL_VERSION
 from marshal_py.protocol.world import FOLD_VERSION

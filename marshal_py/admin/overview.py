@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.recreated_topics import RecreatedTopic, partitions_of
-from marshal_py.admin.settings import limits_of, partitioned_of
+from marshal_py.client.group_config import limits_of, partitioned_of
 from marshal_py.errors import PartitionParked
 from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol import parking

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import impact, overview
-from marshal_py.admin.settings import LIMITS, check_settings
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
 from marshal_py.cli.state import NOBODY, paused
+from marshal_py.client.group_config import LIMITS, check_settings
 from marshal_py.errors import InvalidOption
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")

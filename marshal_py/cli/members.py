@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import impact, overview
-from marshal_py.admin.settings import Edit, with_mappings, with_members, without_mappings, without_members
+from marshal_py.admin.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
 

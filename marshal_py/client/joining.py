@@ -12,12 +12,12 @@ from marshal_py.client.consumer import Consumer
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.ending import Ending
+from marshal_py.client.group_config import check_joining
 from marshal_py.client.loop import Loop
 from marshal_py.client.membership import Membership
 from marshal_py.client.options import ConsumerOptions, check_topics
 from marshal_py.client.planner import Planner
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
-from marshal_py.protocol import group_settings
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import Genesis
@@ -103,7 +103,7 @@ class Joining:
         found = self._check(group, topics, options)
         number = route(group, self._root.partitions)
         world = loop.open_world(number, None if number == 0 else self._root, deadline)
-        group_settings.check_consumer(world.groups.get(group), options.member or "")
+        check_joining(group, world.groups.get(group), options.group_config, options.member or "")
         source = self._transport.source(group, self._client_id, options.settings, options.prefetch_bytes)
         source.learn_leaders(topics)
         with context.lock:

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, ParamSpec, TypedDict, TypeVar
 
+from marshal_py.client.group_config import GroupConfig
 from marshal_py.client.options import ConsumerOptions, Delivery, OnClaim, OnLost, OnRevoking, OnTopicRecreated
 from marshal_py.errors import InvalidOption
 
@@ -27,6 +28,7 @@ class ConsumerKeywords(TypedDict, total=False):
     delivery: Delivery
     policy: str | None
     member: str | None
+    group_config: GroupConfig | None
     heartbeat_interval_s: float
     max_claims: int | None
     capacity: int

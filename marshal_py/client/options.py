@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from marshal_py.client import start_positions
+from marshal_py.client.group_config import GroupConfig
 from marshal_py.client.info import ClaimInfo
 from marshal_py.client.retention import RetentionPolicy
 from marshal_py.errors import InvalidName, InvalidOption
@@ -45,6 +46,9 @@ OnLost = Callable[[ClaimInfo, str], None]
 class ConsumerOptions:
     """Holds the options of `Marshal.consumer`, and checks them when it is made. Raises InvalidOption, InvalidName.
 
+    `group_config`: the settings with which this consumer creates the group if it has none. Of settings that it has, the
+    policy and `max_members` must be the same; the others stay as they are.
+
     `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
     handler's speed: about a second's work, shared by the partitions, at least one message each. A crash loses up to two
     grants per partition.
@@ -65,6 +69,7 @@ class ConsumerOptions:
     delivery: Delivery = "at_least_once"
     policy: str | None = None
     member: str | None = None
+    group_config: GroupConfig | None = None
     heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S
     max_claims: int | None = None
     capacity: int = 1
@@ -99,6 +104,9 @@ class ConsumerOptions:
         _one_of("on_topic_recreated", self.on_topic_recreated, ON_TOPIC_RECREATED)
         if self.policy is not None:
             _one_of("policy", self.policy, tuple(POLICIES))
+        if self.group_config is not None:
+            self.group_config.record()
+            _one_of("group_config.delivery", self.group_config.delivery or self.delivery, (self.delivery,))
         if self.member is not None:
             check_id("member", self.member)
         _within(
@@ -171,6 +179,7 @@ class ConsumerOptions:
             capacity=self.capacity,
             claims_max=self.max_claims or 0,
             policy=self.policy or DEFAULT_POLICY,
+            group_config=self.group_config.record() if self.group_config is not None else None,
             handler_timeout_ms=round(self.handler_timeout_s * 1000),
             hand_over_timeout_ms=round(1000 * self._hand_over_timeout_s()),
             fast_reclaim=self.fast_reclaim,

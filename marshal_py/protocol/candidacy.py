@@ -81,8 +81,9 @@ class Candidacy:
         self.revision += 1
         self.stopping &= group.sessions.keys()
         self.policy = self.member.options.policy
-        if group.config is not None and (group.config.policy in POLICIES or group.config.policy in RESTRICTED):
-            self.policy = group.config.policy
+        config = self.member.options.group_config if group.config is None else group.config
+        if config is not None and (config.policy in POLICIES or config.policy in RESTRICTED):
+            self.policy = config.policy
         self.order = candidate_order(group, self.waited_out)
         self.lines = self._lines(group, self.order)
         self.target = self._target(group, self.order, self.lines)

@@ -14,7 +14,6 @@ from marshal_py.protocol.assignment import POLICIES, RESTRICTED
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.records import PARTITION_MAX, GroupConfig
 from marshal_py.protocol.records import Mapping as MemberMapping
-from marshal_py.protocol.world import Group
 
 OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
 PARTITIONED: Final = frozenset({"members", "blocks"})  # an admin says which members share the partitions
@@ -98,15 +97,14 @@ def check_change(before: GroupConfig, after: GroupConfig) -> None:
         )
 
 
-def check_consumer(group: Group | None, member: str) -> None:
+def check_consumer(group: str, config: GroupConfig, member: str) -> None:
     """Raises InvalidOption if a consumer of this group must say for which member it works, and does not."""
-    config = None if group is None else group.config
-    if group is not None and config is not None and config.policy in PARTITIONED and not member:
+    if config.policy in PARTITIONED and not member:
         names = config.members or tuple(each.member for each in config.mappings)
         raise InvalidOption(
             "member",
             None,
-            f"group {group.name!r} has the policy {config.policy}, so each consumer works for a member: name one of "
+            f"group {group!r} has the policy {config.policy}, so each consumer works for a member: name one of "
             f"{', '.join(names) or 'those that `marshal members add` adds'}",
         )
 

@@ -16,7 +16,7 @@ from marshal_py.protocol.assignment import DEFAULT_POLICY
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.codec import RECORD_VERSION
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import AT_LEAST_ONCE, Record
+from marshal_py.protocol.records import AT_LEAST_ONCE, GroupConfig, Record
 
 SENT_AT_ONCE: Final = 2_000  # claims at most, and as many releases, in one tick, so that they delay no heartbeat
 
@@ -35,6 +35,7 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     priority: int = 0
     priority_group: str = ""
     policy: str = DEFAULT_POLICY
+    group_config: GroupConfig | None = None  # written if the group has no settings (A8)
     handler_timeout_ms: int = 300_000
     hand_over_timeout_ms: int = 30_000  # how long a successor waits for handlers (A3)
     fast_reclaim: bool = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.creation import Creation
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.head_starts import HeadStarts
@@ -44,6 +45,7 @@ class Rebalancer:
         self.candidacy = candidacy
         self.topics = topics
         self.divergence = divergence
+        self.creation: Creation = Creation(member)
         self._more = False  # whether the last `act` left claims for the next one, which follows at once
         self._head_starts = HeadStarts(member.third_ms)
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # claims in flight -> (observed, when sent, in ms)
@@ -147,6 +149,7 @@ class Rebalancer:
         self._now_ms, self._more = now.mono_ms, False
         self.candidacy.refresh(group)
         self.topics.write(group, self.candidacy, now, out)
+        self.creation.write(group, self.candidacy, now, out)
         evicted = self._evict(group, now, out)
         if self.divergence.active:
             return

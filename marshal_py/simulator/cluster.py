@@ -24,7 +24,7 @@ from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import Group
-from marshal_py.simulator import dump_state
+from marshal_py.simulator import dump_state, restricted
 from marshal_py.simulator.auditor_evidence import Client as AnyClient
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Stop, ToolReport
 from marshal_py.simulator.auditor_history import root_of
@@ -273,7 +273,7 @@ class Cluster:
         mode = self.modes[group.name]
         if "mixed_modes" in scenario.kinds and rng.random() < 0.3:
             mode = AT_LEAST_ONCE + AT_MOST_ONCE - mode  # misconfigured: this one is refused (F1.2), or all others are
-        return MemberOptions(
+        options = MemberOptions(
             client_id=name,
             mode=mode,
             topics=group.topics,
@@ -286,6 +286,7 @@ class Cluster:
             handler_timeout_ms=HANDLER_TIMEOUT_INTERVALS * interval_ms,
             hand_over_timeout_ms=HAND_OVER_INTERVALS * interval_ms,
         )
+        return restricted.options_of(options, group, scenario.partitions)
 
     def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:
         """Starts a new consumer process, which begins to read the log at once."""

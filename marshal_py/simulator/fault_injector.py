@@ -7,7 +7,8 @@ notices faults only through clocks, bytes and silence.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -17,9 +18,11 @@ from marshal_py.admin.operation import GroupContext, Operation
 from marshal_py.admin.pause import PausePlan
 from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan
+from marshal_py.protocol.group_settings import PARTITIONED
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, MODE_NAMES, Genesis, StepDown
 from marshal_py.protocol.refusals import LEFT_INTERVALS
+from marshal_py.simulator import restricted
 from marshal_py.simulator.admins import AdminProcess, CrashPoint
 from marshal_py.simulator.broker import MISSING
 from marshal_py.simulator.client import Client
@@ -27,6 +30,7 @@ from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.faults import DAMAGE_KINDS, LATE_MS_MAX, STRIKE_KINDS, spread
 from marshal_py.simulator.malformed_records import damaged_envelope, harmless, newer_record
 from marshal_py.simulator.query import Checkpoint, Query
+from marshal_py.simulator.restricted import MEMBERS
 from marshal_py.simulator.scenario import GroupPlan
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two faults
@@ -98,6 +102,10 @@ class FaultInjector:
             self.cluster.schedule(delay_ms, None, self._join, group)
         if self.kinds:
             self._schedule()
+        for group in scenario.groups:
+            for change in range(restricted.CHANGES if group.policy in PARTITIONED else 0):
+                at_ms = int(rng.random() * scenario.safety_ms)
+                self.cluster.schedule(at_ms, None, self._change_members, (group, MEMBERS[change % 3 : change % 3 + 1]))
         for kind in DAMAGE_KINDS:
             if kind in scenario.kinds:
                 self.cluster.schedule(int((0.2 + 0.6 * rng.random()) * scenario.safety_ms), None, self._damage, kind)
@@ -135,7 +143,7 @@ class FaultInjector:
                 process.thaw()
         self._recover(None)
         for group in cluster.scenario.groups:
-            if not any(client.group == group.name for client in cluster.staying()):
+            while not restricted.enough(group, cluster.staying()):
                 self._join(group)
         for topic in cluster.broker.counts:
             self._spread_count(topic)
@@ -372,6 +380,12 @@ class FaultInjector:
         self._run_tool(
             group, lambda context: ConfigPlan(context, wanted, duration_ms=duration_ms, patience_ms=patience_ms), {}
         )
+
+    def _change_members(self, change: tuple[GroupPlan, Sequence[str]]) -> None:
+        """Lets an admin set a partitioned group's list of members, without those that `change` names."""
+        group, dropped = change
+        edit, patience_ms = partial(restricted.changed, dropped=dropped), PATIENCE_INTERVALS * self.interval_ms
+        self._run_tool(group, lambda context: ConfigPlan(context, edit, patience_ms=patience_ms), {})
 
     def _shrink(self) -> None:
         """Lets an admin say that a topic has become smaller. It has not, and consumers that see this say so."""

@@ -26,6 +26,8 @@ CROWD: Final = 0.006  # how often a run has many clients, who read each other's 
 TOPICS: Final = ("orders", "bills")
 # Faults that take away what a run inherits from a dump, or come before anything can be inherited.
 NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "truncation", "compaction"})
+# Faults after which a group's settings, or the numbers of its members, no longer cover all partitions.
+NOT_RESTRICTED: Final = frozenset({"grow", "shrink"})
 
 
 class Options(NamedTuple):
@@ -41,6 +43,7 @@ class Options(NamedTuple):
     calm: bool = False  # no faults, few messages, no process killed: for measuring
     audit: bool = True
     queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
+    policy: str = ""  # of every group
     # Set by shrink.py to make a failing run small:
     salt: int = 0  # another course of all chance
     skip: frozenset[int] = frozenset()  # faults that do not happen, by their number
@@ -130,6 +133,9 @@ def draw(rng: Random, options: Options) -> Scenario:
         until_ms=options.until_ms,
         queries=options.queries,
     )
+    if options.policy:
+        groups = [group._replace(policy=options.policy) for group in groups]
+        scenario = scenario._replace(groups=tuple(groups), kinds=kinds - NOT_RESTRICTED)
     return _from_dump(scenario, options, dump_state.read(options.dump, options.group)) if options.dump else scenario
 
 

@@ -17,7 +17,7 @@ from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.admin.settings import WORDS, settings_of
+from marshal_py.client.group_config import WORDS, settings_of
 from marshal_py.errors import (
     AdminBusy,
     AdminGaveUp,

@@ -324,9 +324,35 @@ def test_of_a_partitioned_group_only_members_and_mappings_change() -> None:
 
 
 def test_a_consumer_of_a_partitioned_group_names_its_member() -> None:
-    cluster = cluster_of(members=("m1",))
-    group = cluster.world.groups["billing"]
-    group_settings.check_consumer(group, "m1")
-    group_settings.check_consumer(None, "")
+    config = GroupConfig(NONE, policy="members", max_members=2, members=("m1",))
+    group_settings.check_consumer("billing", config, "m1")
+    group_settings.check_consumer("billing", GroupConfig(NONE), "")
     with pytest.raises(InvalidOption, match="name one of m1"):
-        group_settings.check_consumer(group, "")
+        group_settings.check_consumer("billing", config, "")
+
+
+# --- a group that its first consumer creates
+
+
+def test_the_first_consumer_creates_the_group_once() -> None:
+    """A8: whoever writes first; a consumer that brings other settings obeys the ones that are there."""
+    cluster = VirtualCluster(partitions=4)
+    first, second = (
+        GroupConfig(NONE, policy="blocks", max_members=4, members=members) for members in (("m1", "m2"), ("m1",))
+    )
+    one = cluster.add("one", member="m1", group_config=first)
+    two = cluster.add("two", member="m2", group_config=first)
+    cluster.add("three", member="m1", group_config=second)
+    cluster.run(3 * INTERVAL_MS)
+    assert (one.owned, two.owned) == ({0, 1}, {2, 3})
+    (accepted,) = [record for verdict, record in cluster.records(GroupConfig) if verdict.accepted]
+    assert (accepted.policy, accepted.members, accepted.by) == ("blocks", ("m1", "m2"), "one")
+
+
+def test_the_settings_of_a_group_that_has_some_stay() -> None:
+    """A8"""
+    cluster = VirtualCluster(partitions=4)
+    cluster.must(GroupConfig(NONE, policy="greedy"))
+    cluster.add("one", group_config=GroupConfig(NONE, policy="balanced"))
+    cluster.run(3 * INTERVAL_MS)
+    assert len(list(cluster.records(GroupConfig))) == 1

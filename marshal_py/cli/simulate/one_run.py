@@ -67,16 +67,16 @@ def run_seed(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Resul
 
 
 def show(
-    file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool, queries: int = 0
+    file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool, options: Options | None = None
 ) -> None:
     """Runs the schedule in `file`, or the one of `seed`, and shows what `asked` wants of it.
 
-    `queries`: how many streaming queries take part. Exit code 1 if the run violates a promise.
+    `options`: what the caller fixed, of --queries and --policy. Exit code 1 if the run violates a promise.
     """
     schedule, again = _wanted(file, seed, mutant)
-    if queries:
-        schedule = schedule._replace(options=schedule.options._replace(queries=queries))
-        again = f"marshal simulate --queries {queries} --seed {seed} --trace"
+    if options is not None and options != Options():
+        schedule = schedule._replace(options=schedule.options._replace(queries=options.queries, policy=options.policy))
+        again = f"marshal simulate {seeds.words_of(options)}--seed {seed} --trace"
     run_one(schedule, again, asked, as_json)
 
 

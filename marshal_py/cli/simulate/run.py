@@ -11,6 +11,7 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
 from marshal_py.cli.simulate import one_run, seeds
+from marshal_py.protocol.assignment import POLICIES, RESTRICTED
 from marshal_py.simulator import sweep
 from marshal_py.simulator.scenario import Options
 from marshal_py.simulator.sweep import Counted
@@ -38,6 +39,15 @@ def run(
             "--queries", min=0, metavar="N", help="Make N of the consumers streaming queries of Spark. Not --scenario."
         ),
     ] = 0,
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help="Every group has this policy. Not --scenario.",
+            show_default="balanced or greedy, as the seed says",
+        ),
+    ] = "",
     processes: seeds.Processes = None,
     spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,
     master: Annotated[
@@ -62,19 +72,26 @@ def run(
         raise typer.BadParameter("--trace needs --seed")
     if (shrink is not None or html is not None) and seed is None and scenario is None:
         raise typer.BadParameter("--shrink and --html need --seed or --scenario")
-    if queries and (scenario is not None or spark):
-        raise typer.BadParameter("--queries goes with --seeds or --seed")
+    options = Options(queries=queries, policy=policy)
+    fixed = options != Options()
+    if fixed and (scenario is not None or spark):
+        raise typer.BadParameter("--queries and --policy go with --seeds or --seed")
+    if policy and policy not in {*POLICIES, *RESTRICTED}:
+        raise typer.BadParameter(f"--policy {policy!r}: one of {', '.join([*POLICIES, *RESTRICTED])}")
     if (spark or master is not None) and (not spark or seed is not None or processes):
         raise typer.BadParameter("--spark goes with --seeds, and --master with --spark")
-    if scenario is not None or shrink is not None or html is not None or (queries and seed is not None):
-        one_run.show(scenario, seed, None, one_run.Asked(trace and queries > 0, shrink, html), as_json, queries)
+    if scenario is not None or shrink is not None or html is not None or (fixed and seed is not None):
+        one_run.show(scenario, seed, None, one_run.Asked(trace and fixed, shrink, html), as_json, options)
     elif seed is not None:
         one_run.show_seed(seed, trace, as_json)
     else:
         chosen = seeds.seed_range(wanted or seeds.SEEDS)
-        options = Options(queries=queries) if queries else None
-        results = _on_spark(chosen, master) if spark else sweep.sweep(chosen, processes or sweep.cores(), options)
-        seeds.print_many(results, len(chosen), as_json, f"--queries {queries} " if queries else "")
+        results = (
+            _on_spark(chosen, master)
+            if spark
+            else sweep.sweep(chosen, processes or sweep.cores(), options if fixed else None)
+        )
+        seeds.print_many(results, len(chosen), as_json, seeds.words_of(options))
 
 
 def _on_spark(chosen: range, master: str | None) -> Iterable[Counted]:

@@ -12,6 +12,7 @@ import typer
 from marshal_py.cli import output
 from marshal_py.simulator import sweep
 from marshal_py.simulator.auditor_evidence import Violation
+from marshal_py.simulator.scenario import Options
 from marshal_py.simulator.sweep import Counted
 
 SEEDS: Final = "0:200"
@@ -84,6 +85,12 @@ def sentence(violation: Violation) -> str:
     when = f" at {violation.ms} ms" if violation.ms >= 0 else ""  # a statement of an admin's tool has no time
     where = f", log offset {violation.offset}" if violation.offset >= 0 else ""
     return f"{violation.invariant} violated{when}{where}: {violation.text}"
+
+
+def words_of(options: Options) -> str:
+    """Returns the options, besides the seed, that repeat a run."""
+    queries = f"--queries {options.queries} " if options.queries else ""
+    return queries + (f"--policy {options.policy} " if options.policy else "")
 
 
 def again(seed: int, mutant: str | None = None, words: str = "") -> str:

@@ -5,7 +5,8 @@ A setting that is not named stays. Whether settings belong together is decided b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -14,7 +15,8 @@ from marshal_py.errors import InvalidOption
 from marshal_py.protocol import group_settings
 from marshal_py.protocol.group_settings import OWN_POLICY, PARTITIONED
 from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import MODE_NAMES, MODES, ON_TOPIC_RECREATED, GroupConfig
+from marshal_py.protocol.records import MODE_NAMES, MODES, ON_TOPIC_RECREATED
+from marshal_py.protocol.records import GroupConfig as ConfigRecord
 from marshal_py.protocol.world import Group
 
 Wanted = Mapping[str, Any]  # setting -> its new value; check_settings says which there are
@@ -59,7 +61,7 @@ def _check_limit(name: str, value: object) -> None:
         raise InvalidOption(name, value, f"{kind} from 0 (no limit) to {LIMIT_MAX}")
 
 
-def limits_of(config: GroupConfig | None) -> dict[str, Any]:
+def limits_of(config: ConfigRecord | None) -> dict[str, Any]:
     """Returns the limits of a group by name; None where there is no limit."""
     if config is None:
         return dict.fromkeys(LIMITS)
@@ -67,16 +69,16 @@ def limits_of(config: GroupConfig | None) -> dict[str, Any]:
     return {name: value or None for name, value in zip(LIMITS, values, strict=True)}
 
 
-def base_of(group: Group | None) -> GroupConfig:
-    """Returns the settings that a change starts from: the group's own, or an empty GroupConfig if the group is new or
+def base_of(group: Group | None) -> ConfigRecord:
+    """Returns the settings that a change starts from: the group's own, or an empty record if the group is new or
     deleted.
     """
     if group is None or group.config is None or group.deleted:
-        return GroupConfig(NONE)
+        return ConfigRecord(NONE)
     return group.config
 
 
-def settle(base: GroupConfig, wanted: Wanted, observed: int, token: int, by: str) -> GroupConfig:
+def settle(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: str) -> ConfigRecord:
     """Returns the record that sets what `wanted` names. Every other setting stays as in `base`, and so do fields that
     this release does not know.
 
@@ -132,13 +134,13 @@ def settings_of(group: Group | None) -> dict[str, Any]:
     return {"delivery": MODE_NAMES[group.mode] if group.mode else None, **_in_config(base_of(group))}
 
 
-def settings_named(base: GroupConfig, wanted: Wanted) -> dict[str, Any]:
+def settings_named(base: ConfigRecord, wanted: Wanted) -> dict[str, Any]:
     """Returns the settings by name as `settings_of` would return them if `wanted` were set. Raises InvalidOption."""
     given = {"delivery": wanted["delivery"]} if "delivery" in wanted else {}
     return {**given, **_in_config(settle(base, wanted, NONE, NONE, ""))}
 
 
-def _in_config(config: GroupConfig) -> dict[str, Any]:
+def _in_config(config: ConfigRecord) -> dict[str, Any]:
     return {
         "policy": config.policy or None,
         "on_topic_recreated": config.on_topic_recreated or None,
@@ -147,7 +149,7 @@ def _in_config(config: GroupConfig) -> dict[str, Any]:
     }
 
 
-def partitioned_of(config: GroupConfig) -> dict[str, Any]:
+def partitioned_of(config: ConfigRecord) -> dict[str, Any]:
     """Returns the settings that only a partitioned group has, by name; nothing for another group."""
     if config.policy not in PARTITIONED:
         return {}
@@ -163,75 +165,63 @@ def origin_of(group: Group) -> dict[str, str | int] | None:
     return None if group.config is None else {"offset": group.config_offset, "by": group.config.by}
 
 
-# --- changes of a partitioned group's members, each from the settings as they are
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Says how the consumers of a group share partitions. None leaves a setting as it is.
 
-Edit = Callable[[GroupConfig], Wanted]
-
-
-def with_members(added: Iterable[str]) -> Edit:
-    """Adds members to the list. Raises InvalidOption for a group with mappings, or if the list has them all."""
-    names = list(added)
-
-    def edit(config: GroupConfig) -> Wanted:
-        _check_list(config, names)
-        new = [name for name in names if name not in config.members]
-        if not new:
-            raise InvalidOption("members", names, "the group has them already")
-        return {"members": [*config.members, *new]}
-
-    return edit
-
-
-def without_members(dropped: Iterable[str]) -> Edit:
-    """Drops members from the list. Raises InvalidOption for a group with mappings, or if one is not in the list."""
-    names = list(dropped)
-
-    def edit(config: GroupConfig) -> Wanted:
-        _check_list(config, names)
-        for name in names:
-            if name not in config.members:
-                raise InvalidOption("members", name, f"the members are {', '.join(config.members) or 'none'}")
-        return {"members": [name for name in config.members if name not in names]}
-
-    return edit
-
-
-def with_mappings(mappings: Mapping[str, Iterable[int]]) -> Edit:
-    """Sets the mappings, which take the place of the mappings or the list of members that the group has."""
-    given = {name: list(partitions) for name, partitions in mappings.items()}
-
-    def edit(config: GroupConfig) -> Wanted:
-        _check_partitioned(config)
-        if not given:
-            raise InvalidOption("mappings", given, "name every partition; to have none, delete the mappings")
-        return {"members": [], "mappings": given}
-
-    return edit
-
-
-def without_mappings(config: GroupConfig) -> Wanted:
-    """Deletes the mappings: nobody consumes until there are members or mappings again. Raises InvalidOption if there
-    are none.
+    `delivery`: "at_least_once" or "at_most_once"; if nobody sets it, the first consumer decides. `policy`: "balanced",
+    "greedy", or "own", so that each consumer follows its own; or "members" or "blocks", which are for the group's whole
+    life and go with `max_members` and either `members` (names) or `mappings` (name -> partitions).
+    `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
+    nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
+    `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes`: the most messages, seconds and bytes that
+    one `fetch`, or one request of a `consume`, may ask for; 0 is no limit. Raises InvalidOption.
     """
-    _check_partitioned(config)
-    if not config.mappings:
-        raise InvalidOption("mappings", None, "the group has none")
-    return {"mappings": {}}
+
+    delivery: str | None = None
+    policy: str | None = None
+    on_topic_recreated: str | None = None
+    max_members: int | None = None
+    members: Sequence[str] | None = None
+    mappings: Mapping[str, Sequence[int]] | None = None
+    max_request_batch: int | None = None
+    max_request_expires_s: float | None = None
+    max_request_max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self.named())
+
+    def named(self) -> dict[str, Any]:
+        """Returns the settings that are not None, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def record(self) -> ConfigRecord:
+        """Returns the record that creates a group with these settings. Raises InvalidOption."""
+        return settle(ConfigRecord(NONE), self.named(), NONE, NONE, "")
+
+    def is_part_of(self, group: Group) -> bool:
+        """Returns whether the group has these settings already."""
+        named = self.named()
+        known = settings_of(group)
+        wanted = {**known, **settings_named(base_of(group), named)}
+        return all(known.get(name) == wanted[name] for name in named)
 
 
-def _check_partitioned(config: GroupConfig) -> None:
-    if config.policy not in PARTITIONED:
-        raise InvalidOption(
-            "policy",
-            config.policy or OWN_POLICY,
-            f"only a group with policy {' or '.join(sorted(PARTITIONED))} has members; it gets that policy when it is "
-            "created",
-        )
+EMPTY: Final = GroupConfig()
 
 
-def _check_list(config: GroupConfig, names: list[str]) -> None:
-    _check_partitioned(config)
-    if config.mappings:
-        raise InvalidOption("members", names, "the group has mappings: change these, or delete them first")
-    if not names:
-        raise InvalidOption("members", names, "name at least one member")
+def check_joining(name: str, group: Group | None, config: GroupConfig | None, member: str) -> None:
+    """Raises InvalidOption if a consumer with these options may not join the group.
+
+    `group`: None if nobody ever used it. `config`: the settings that the consumer would create it with.
+    """
+    settings = base_of(group)
+    if config is not None:
+        record = config.record()
+        if group is None or (group.config is None and not group.sessions and not group.partitions):
+            settings = record
+        else:
+            policy = settings.policy if config.policy is None else record.policy
+            max_members = settings.max_members if config.max_members is None else record.max_members
+            group_settings.check_change(settings, replace(settings, policy=policy, max_members=max_members))
+    group_settings.check_consumer(name, settings, member)

@@ -1,0 +1,81 @@
+"""Changes of a partitioned group's members, each computed from the settings as they are (PROTOCOL.md M13, A7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from marshal_py.client.group_config import Wanted
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol.group_settings import OWN_POLICY, PARTITIONED
+from marshal_py.protocol.records import GroupConfig
+
+Edit = Callable[[GroupConfig], Wanted]
+
+
+def with_members(added: Iterable[str]) -> Edit:
+    """Adds members to the list. Raises InvalidOption for a group with mappings, or if the list has them all."""
+    names = list(added)
+
+    def edit(config: GroupConfig) -> Wanted:
+        _check_list(config, names)
+        new = [name for name in names if name not in config.members]
+        if not new:
+            raise InvalidOption("members", names, "the group has them already")
+        return {"members": [*config.members, *new]}
+
+    return edit
+
+
+def without_members(dropped: Iterable[str]) -> Edit:
+    """Drops members from the list. Raises InvalidOption for a group with mappings, or if one is not in the list."""
+    names = list(dropped)
+
+    def edit(config: GroupConfig) -> Wanted:
+        _check_list(config, names)
+        for name in names:
+            if name not in config.members:
+                raise InvalidOption("members", name, f"the members are {', '.join(config.members) or 'none'}")
+        return {"members": [name for name in config.members if name not in names]}
+
+    return edit
+
+
+def with_mappings(mappings: Mapping[str, Iterable[int]]) -> Edit:
+    """Sets the mappings, which take the place of the mappings or the list of members that the group has."""
+    given = {name: list(partitions) for name, partitions in mappings.items()}
+
+    def edit(config: GroupConfig) -> Wanted:
+        _check_partitioned(config)
+        if not given:
+            raise InvalidOption("mappings", given, "name every partition; to have none, delete the mappings")
+        return {"members": [], "mappings": given}
+
+    return edit
+
+
+def without_mappings(config: GroupConfig) -> Wanted:
+    """Deletes the mappings: nobody consumes until there are members or mappings again. Raises InvalidOption if there
+    are none.
+    """
+    _check_partitioned(config)
+    if not config.mappings:
+        raise InvalidOption("mappings", None, "the group has none")
+    return {"mappings": {}}
+
+
+def _check_partitioned(config: GroupConfig) -> None:
+    if config.policy not in PARTITIONED:
+        raise InvalidOption(
+            "policy",
+            config.policy or OWN_POLICY,
+            f"only a group with policy {' or '.join(sorted(PARTITIONED))} has members; it gets that policy when it is "
+            "created",
+        )
+
+
+def _check_list(config: GroupConfig, names: list[str]) -> None:
+    _check_partitioned(config)
+    if config.mappings:
+        raise InvalidOption("members", names, "the group has mappings: change these, or delete them first")
+    if not names:
+        raise InvalidOption("members", names, "name at least one member")

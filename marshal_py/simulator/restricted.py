@@ -1,0 +1,48 @@
+"""Runs under a restricted policy: which member a consumer works for, the group's settings, and how they change.
+
+Every consumer brings the group's settings, and the first one creates the group (PROTOCOL.md A8). An admin changes the
+list of members during the faults. When all is healed, each member has more consumers than will still depart, so that
+every partition must be owned (V1 to V3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from marshal_py.protocol.assignment import DEFAULT_POLICY
+from marshal_py.protocol.group_settings import PARTITIONED
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.ready import MemberOptions
+from marshal_py.protocol.records import GroupConfig
+from marshal_py.simulator.client import Client
+from marshal_py.simulator.scenario import GroupPlan
+
+MEMBERS: Final = ("m1", "m2")
+INSTANCES: Final = 6  # of each member when all is healed: at most five clients depart afterwards
+CHANGES: Final = 4  # of the list of members, during the faults
+
+
+def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> MemberOptions:
+    """Returns the options of a new consumer as its group's policy needs them."""
+    if group.policy not in PARTITIONED:
+        return options
+    member = MEMBERS[int(options.client_id[1:]) % len(MEMBERS)]
+    settings = GroupConfig(NONE, policy=group.policy, max_members=partitions, members=MEMBERS)
+    return replace(options, policy=DEFAULT_POLICY, member=member, group_config=settings)
+
+
+def enough(group: GroupPlan, staying: Iterable[Client]) -> bool:
+    """Returns whether a group has the consumers that it needs when all is healed."""
+    members = [client.options.member for client in staying if client.group == group.name]
+    if group.policy not in PARTITIONED:
+        return bool(members)
+    return all(members.count(name) >= INSTANCES for name in MEMBERS)
+
+
+def changed(config: GroupConfig, dropped: Collection[str]) -> dict[str, Any]:
+    """Returns the settings that an admin wants: the list of members without `dropped`."""
+    members = [name for name in MEMBERS if name not in dropped]
+    return {"members": members} if config.policy in PARTITIONED else {}

@@ -1,0 +1,50 @@
+"""A consumer that creates its group with settings, and what it may not bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import marshal_py
+from marshal_py import GroupConfig
+from marshal_py.errors import InvalidOption
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryBroker
+
+CONFIG = GroupConfig(policy="members", max_members=2, members=["m1", "m2"])
+
+
+@pytest.fixture
+def marshal() -> Iterator[marshal_py.Marshal]:
+    broker = MemoryBroker()
+    broker.create_topic("orders", 2)
+    with marshal_py.connect(MemoryTransport(broker), coordination_partitions=1) as connected:
+        yield connected
+
+
+def test_the_first_consumer_creates_the_group(marshal: marshal_py.Marshal) -> None:
+    with marshal.consumer("billing", ["orders"], member="m1", group_config=CONFIG) as consumer:
+        while not consumer.claims():
+            consumer.fetch(1, expires_s=0.1)
+        found = marshal_py.group(marshal, "billing").info()
+        assert (found["policy"], found["member_list"]) == ("members", ["m1", "m2"])
+        assert found["missing_members"] == ["m2"]
+        wrong = [
+            ({"member": None}, "name one of m1, m2"),
+            ({"group_config": GroupConfig(policy="blocks", max_members=2)}, "delete the group"),
+            ({"group_config": GroupConfig(policy="members", max_members=3)}, "only the members"),
+        ]
+        for options, reason in wrong:
+            with pytest.raises(InvalidOption, match=reason):
+                marshal.consumer("billing", ["orders"], **{"member": "m2", **options})  # type: ignore[arg-type]
+
+
+def test_a_running_group_cannot_become_partitioned(marshal: marshal_py.Marshal) -> None:
+    with marshal.consumer("billing", ["orders"]), pytest.raises(InvalidOption, match="cannot become this one"):
+        marshal.consumer("billing", ["orders"], member="m1", group_config=CONFIG)
+
+
+def test_settings_that_contradict_each_other_are_refused_before_anything_is_sent(marshal: marshal_py.Marshal) -> None:
+    with pytest.raises(InvalidOption, match="to how many members"):
+        marshal.consumer("billing", ["orders"], member="m1", group_config=GroupConfig(policy="members"))

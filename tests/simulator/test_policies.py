@@ -1,0 +1,32 @@
+"""Every promise under the policies that restrict who may claim, while an admin changes the members."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from marshal_py.cli.app import app
+from marshal_py.protocol.assignment import RESTRICTED
+from marshal_py.simulator.run import simulate
+from marshal_py.simulator.scenario import Options
+from marshal_py.simulator.schedule import Schedule, parse, text_of
+
+
+@pytest.mark.parametrize("policy", sorted(RESTRICTED))
+def test_every_promise_holds(policy: str) -> None:
+    results = [simulate(seed, Options(policy=policy)) for seed in range(20, 26)]
+    assert [(result.seed, result.violations) for result in results if result.violations] == []
+    assert sum(result.deliveries for result in results) > 500
+    assert sum(result.takeovers + result.handovers for result in results) > 20
+
+
+def test_a_seed_with_a_policy_can_be_kept_and_run_again() -> None:
+    schedule = Schedule(4, Options(policy="blocks"))
+    assert "policy blocks" in text_of(schedule)
+    assert parse(text_of(schedule)) == schedule
+    done = CliRunner().invoke(app, ["simulate", "--seeds", "20:22", "--policy", "members", "--json"])
+    assert done.exit_code in (0, 1), done.output
+    assert json.loads(done.stdout.splitlines()[-1])["violations"] == 0
+    assert CliRunner().invoke(app, ["simulate", "--policy", "dice"]).exit_code == 2
