@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from marshal_py.cli import lines, output
 from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.errors import BadRequest
 from marshal_py.topics.keys import ALL, PARTITIONERS
 from marshal_py.topics.request import GetRequest
@@ -49,6 +51,9 @@ def get(
     ] = None,
     up_to_time: Annotated[str | None, typer.Option(metavar="TIME", help="Of --multi-last, as of this time.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every page, and not the first alone.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what is written later and matches, until Ctrl-C.")
+    ] = False,
     tombstones: Annotated[bool, typer.Option("--tombstones", help="Also messages that delete their key.")] = False,
     partitioner: Annotated[
         str, typer.Option(help=f"How the producers choose the partition of a key: {', '.join(PARTITIONERS)}.")
@@ -64,6 +69,10 @@ def get(
 
     A value is printed as text, as indented JSON or as hexadecimal bytes, whatever it is. With --json each message is
     one line, and a batch ends with a line that says what is left. Exit code 1 if nothing is found.
+
+    With --follow every page is printed, and then what comes later. Of a key or of --multi-last, the last message of
+    each key comes first, and then each change, of which some may be passed over if they come faster than twice a
+    second.
     """
     asked: dict[str, Any] = {
         "offset": offset,
@@ -80,28 +89,43 @@ def get(
         if asked or up_to_offset or every:
             raise typer.BadParameter("KEY alone means its last message: use --last or --next together with options")
         asked["last_by_key"] = key
+    if follow and key is None and not asked:
+        raise typer.BadParameter("--follow: name where to begin, for example --batch 1000, --time or --last")
     if every and "batch" not in asked:
         asked["batch"] = PAGE
     try:
         request = GetRequest(**asked, partition=partition, up_to_offset=_offsets(up_to_offset), tombstones=tombstones)
     except BadRequest as error:
         raise typer.BadParameter(error.rule) from error
+    if follow and (request.up_to_offset is not None or request.up_to_time is not None):
+        raise typer.BadParameter("--up-to-offset and --up-to-time end the answer, so --follow has nothing to wait for")
     isolation = "read_uncommitted" if read_uncommitted else "read_committed"
-    source = Topic(options.transport(), topic, partitioner=partitioner, isolation=isolation)
+    bar = ScanBar()
+    source = Topic(options.transport(), topic, partitioner=partitioner, isolation=isolation, on_progress=bar.show)
     try:
         if index is not None:
             source.key_index(index)
-        _print(source, request, every, options.as_json)
+        if follow:
+            with contextlib.suppress(KeyboardInterrupt):
+                for message in source.follow(request):
+                    bar.hide()
+                    _show(message, options.as_json)
+            return
+        _print(source, request, every, options.as_json, bar)
     finally:
+        bar.hide()
         source.close()
 
 
-def _print(source: Topic, request: GetRequest, every: bool, as_json: bool) -> None:
+def _print(source: Topic, request: GetRequest, every: bool, as_json: bool, bar: ScanBar) -> None:
     if not request.is_batch:
-        _show(source.find(request), as_json)
+        found = source.find(request)
+        bar.hide()
+        _show(found, as_json)
         return
     count = 0
     for page in source.pages(request):
+        bar.hide()
         for message in page:
             _show(message, as_json)
         count += len(page)
@@ -128,7 +152,7 @@ def _show(message: StoredMessage, as_json: bool) -> None:
         found = lines.content(message)
         if message.num_pending is not None:
             found |= {"num_pending": message.num_pending, "last_offset": message.last_offset}
-        print(json.dumps(found, ensure_ascii=False))
+        output.print_json(found)
         return
     console = Console(soft_wrap=True, highlight=False)
     when = "-"

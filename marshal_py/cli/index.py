@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.topics.key_index import Status
 from marshal_py.topics.topic import Topic
 
@@ -30,7 +32,8 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite
 def build(options: CommonOptions, topic: TopicName, file: File) -> None:
     """Index what a topic holds now. Goes on where an earlier build ended, and creates the file if it does not exist."""
     with _opened(options, topic, file) as source:
-        _print(options, source.update_index())
+        found = source.update_index()
+    _print(options, found)
 
 
 @app.command("status", epilog=STATUS_EXAMPLE)
@@ -47,7 +50,7 @@ def status(options: CommonOptions, topic: TopicName, file: File) -> None:
 @command
 def follow(options: CommonOptions, topic: TopicName, file: File) -> None:
     """Keep an index up to date until Ctrl-C. Other processes can use the index meanwhile."""
-    with _opened(options, topic, file) as source:
+    with _opened(options, topic, file) as source, contextlib.suppress(KeyboardInterrupt):
         known: Status | None = None
         while True:
             found = source.update_index()
@@ -59,11 +62,13 @@ def follow(options: CommonOptions, topic: TopicName, file: File) -> None:
 
 @contextmanager
 def _opened(options: CommonOptions, topic: str, file: Path) -> Iterator[Topic]:
-    source = Topic(options.transport(), topic)
+    bar = ScanBar()
+    source = Topic(options.transport(), topic, on_progress=bar.show)
     try:
         source.key_index(file)
         yield source
     finally:
+        bar.hide()
         source.close()
 
 

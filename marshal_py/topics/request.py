@@ -91,6 +91,26 @@ class GetRequest:
             batch=self.batch or OFFSET_MAX,
         )
 
+    def followed(self, page: int) -> Self:
+        """Returns the request whose pages, and those of `after` it, are everything that matches, now and later.
+
+        `page`: how many messages a page has unless the request says so. Raises BadRequest if the request has an end.
+        """
+        if self.up_to_offset is not None or self.up_to_time is not None:
+            raise BadRequest("up_to_offset and up_to_time end the answer, so it cannot be followed")
+        if self.last_by_key is not None:
+            key = self.key
+            assert key is not None
+            return replace(self, last_by_key=None, multi_last=[key], batch=page)
+        return replace(self, batch=self.batch or page)
+
+    def after(self, up_to: Mapping[int, int], topic_id: str) -> Self:
+        """Returns the same question about messages that came later. The arguments mean what they mean in `page`."""
+        lower = {partition: offset + 1 for partition, offset in up_to.items()}
+        return replace(
+            self, offset=None, start_time=None, lower=lower, up_to_offset=None, up_to_time=None, topic_id=topic_id
+        )
+
     def _check_combination(self) -> None:
         if self.last_by_key is not None:
             self._refuse("last_by_key", "offset", "start_time", "next_by_key", "batch", "max_bytes", "multi_last")

@@ -61,8 +61,10 @@ class StoredBatch(Sequence[StoredMessage]):
 
     end: EndOfBatch
 
-    def __init__(self, messages: Sequence[StoredMessage], end: EndOfBatch, following: GetRequest | None) -> None:
-        self._messages, self.end, self._following = tuple(messages), end, following
+    def __init__(
+        self, messages: Sequence[StoredMessage], end: EndOfBatch, following: GetRequest | None, later: GetRequest
+    ) -> None:
+        self._messages, self.end, self._following, self._later = tuple(messages), end, following, later
 
     def next_request(self) -> GetRequest | None:
         """Returns the request for the next page, at the same point in time; None when all is read.
@@ -70,6 +72,13 @@ class StoredBatch(Sequence[StoredMessage]):
         Pass it to `Topic.get_page`.
         """
         return self._following
+
+    def later_request(self) -> GetRequest:
+        """Returns the same question about messages that come after the point in time of this answer.
+
+        Pass it to `Topic.get_page`. Of `multi_last` it asks for the keys that have changed since.
+        """
+        return self._later
 
     @overload
     def __getitem__(self, index: int) -> StoredMessage: ...

@@ -6,6 +6,7 @@ Only `purge` and `delete_key` change it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from marshal_py.topics.changes import check_name
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
 from marshal_py.topics.keys import ALL, PARTITIONERS, Key, exact
+from marshal_py.topics.progress import Progress, ReportingReader
 from marshal_py.topics.purging import Purged, PurgeTarget, TopicInfo, info_of, purge
 from marshal_py.topics.reads import Reads
 from marshal_py.topics.request import GetRequest, Time
@@ -24,6 +26,8 @@ from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage, 
 from marshal_py.transport.serialization import Deserializer, context_of
 
 TIMEOUT_S: Final = 30.0
+FOLLOW_S: Final = 0.5  # between two looks for later messages
+FOLLOW_PAGE: Final = 1_000  # messages that are read before the first of them is returned
 
 
 class Topic:
@@ -45,8 +49,13 @@ class Topic:
         value_deserializer: Deserializer | None = None,
         timeout_s: float = TIMEOUT_S,
         coordination_topic: str = "",
+        on_progress: Progress | None = None,
     ) -> None:
-        """`coordination_topic`: the name of the topic that nothing here may change, beside Kafka's own topics."""
+        """`coordination_topic`: the name of the topic that nothing here may change, beside Kafka's own topics.
+
+        `on_progress(read, wanted)` is called while a question reads: how many offsets it has read, and how many it
+        reads at most as far as it knows.
+        """
         if partitioner not in PARTITIONERS:
             raise InvalidOption("partitioner", partitioner, f"one of {', '.join(PARTITIONERS)}")
         if isolation not in ("read_committed", "read_uncommitted"):
@@ -57,7 +66,7 @@ class Topic:
         self._transport, self._client_id = transport, client_id
         self._partitioner, self._isolation, self._timeout_s = partitioner, isolation, timeout_s
         self._key, self._value = key_deserializer, value_deserializer
-        self._coordination_topic = coordination_topic
+        self._coordination_topic, self._on_progress = coordination_topic, on_progress
         self._lock = threading.Lock()
         self._open: tuple[ClusterAdmin, MessageReader] | None = None
         self._index: KeyIndex | None = None
@@ -137,7 +146,8 @@ class Topic:
             messages.append(self._stored(raw, pending, last.get(number, -1)))
             last[number] = at
         end = EndOfBatch(page.left, last, page.up_to)
-        return StoredBatch(messages, end, request.page(page.lower, page.up_to, reads.topic_id) if page.left else None)
+        following = request.page(page.lower, page.up_to, reads.topic_id) if page.left else None
+        return StoredBatch(messages, end, following, request.after(page.up_to, reads.topic_id))
 
     def pages(self, request: GetRequest) -> Iterator[StoredBatch]:
         """Yields every page of a question. All pages show the point in time of the first one."""
@@ -146,6 +156,22 @@ class Topic:
             batch = self.get_page(following)
             yield batch
             following = batch.next_request()
+
+    def follow(self, request: GetRequest, *, every_s: float = FOLLOW_S) -> Iterator[StoredMessage]:
+        """Yields everything that answers the request, then what is written later and answers it, without end.
+
+        `offset`, `start_time` and `next_by_key` begin there; of `last_by_key` and `multi_last` the last message of each
+        key comes first, and then the last one of each key that has changed, every `every_s` seconds. Waits in between,
+        so leave the loop to end it. Raises what `get` raises, but not MessageNotFound, and BadRequest for a request
+        with `up_to_offset` or `up_to_time` and for a topic that was deleted and created again.
+        """
+        following = request.followed(FOLLOW_PAGE)
+        while True:
+            for page in self.pages(following):
+                yield from page
+                later = page.later_request()
+            following = later
+            time.sleep(every_s)
 
     def info(self) -> TopicInfo:
         """Returns what the cluster says of the topic. Raises TopicMissing, ClusterUnreachable, AccessDenied."""
@@ -264,8 +290,10 @@ class Topic:
         return self._open
 
     def _reads(self) -> Reads:
-        committed = self._isolation == "read_committed"
-        arguments = (self.name, *self._connection(), self._partitioner, committed, self._timeout_s)
+        committed, (admin, reader) = self._isolation == "read_committed", self._connection()
+        if self._on_progress is not None:
+            reader = ReportingReader(reader, self._on_progress)
+        arguments = (self.name, admin, reader, self._partitioner, committed, self._timeout_s)
         return Reads(*arguments) if self._index is None else IndexedReads(*arguments, self._index)
 
     def _stored(self, raw: RawMessage, pending: int | None, last_offset: int | None) -> StoredMessage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,8 @@ def test_a_page_says_what_is_left(users: Shell) -> None:
         (["--multi-last", "a.>.b"], 2, "only the last token"),
         (["--multi-last", "a", "--up-to-offset", "x"], 2, "PARTITION:OFFSET"),
         (["--time", "soon"], 2, "2026-01-31"),
+        (["--follow"], 2, "name where to begin"),
+        (["--multi-last", "a", "--up-to-offset", "0:1", "--follow"], 2, "nothing to wait for"),
         (["--offset", "99"], 1, "has no message for offset=99"),
         (["nobody"], 1, "404"),
         (["--multi-last", "nobody"], 1, "no message that matches"),
@@ -128,6 +131,23 @@ def test_an_index_is_followed(users: Shell, tmp_path: Path) -> None:
             assert json.loads(follower.stdout.readline())["keys"] == 7
         finally:
             follower.terminate()
+
+
+def test_an_answer_is_followed(users: Shell) -> None:
+    with users.start("get", TOPIC, "--last", "json", "--follow", "--json") as follower:
+        try:
+            assert follower.stdout is not None
+            assert json.loads(follower.stdout.readline())["value"] == '{"a": [1, 2]}'
+            assert (
+                users.run("produce", TOPIC, "--key-separator", ":", stdin=b"json:7\nother:8\njson:9\n").exit_code == 0
+            )
+            later = json.loads(follower.stdout.readline())["value"]
+            while later != "9":  # each change, or the last of several
+                assert later == "7"
+                later = json.loads(follower.stdout.readline())["value"]
+        finally:
+            follower.send_signal(signal.SIGINT)
+    assert follower.returncode == 0
 
 
 def test_topics_are_listed_shown_and_purged(shell: Shell, broker: Broker) -> None:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pytest
+from confluent_kafka.serialization import IntegerDeserializer, StringDeserializer
 
 from marshal_py.embedded import Broker
 from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TooManyKeys, TopicMissing
@@ -513,6 +514,14 @@ def test_deserializers_get_what_confluent_kafkas_get() -> None:
     topic = in_memory([Entry(0, b"k", b"v", T0)], 1, key_deserializer=read, value_deserializer=read)
     found = topic["k"]
     assert (found.key, found.value, seen) == ("K", "V", [(NAME, "key"), (NAME, "value")])
+
+
+def test_the_deserializers_of_confluent_kafka() -> None:
+    """The same objects as in consumers; those for a Schema Registry have the same form."""
+    entries = [Entry(0, b"k", (7).to_bytes(4), T0), Entry(0, b"gone", None, T0 + 1)]
+    topic = in_memory(entries, 1, key_deserializer=StringDeserializer(), value_deserializer=IntegerDeserializer())
+    assert (topic["k"].key, topic["k"].value) == ("k", 7)
+    assert topic.get(multi_last=["*"], tombstones=True)[1].value is None
 
 
 # --- against a plain model
