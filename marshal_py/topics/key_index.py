@@ -228,10 +228,11 @@ class KeyIndex:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # SQLite has ended it already if the disk is full
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -244,9 +245,18 @@ class KeyIndex:
         except sqlite3.OperationalError as error:
             if "locked" in str(error) or "busy" in str(error):
                 raise IndexBusy(str(self.path), LOCK_TIMEOUT_S) from error
-            raise IndexUnusable(str(self.path), f"{error}") from error
+            raise IndexUnusable(str(self.path), _with_way_out(str(error))) from error
         except sqlite3.DatabaseError as error:
             raise IndexUnusable(str(self.path), f"{error}: it is no index, or damaged; delete the file") from error
+
+
+def _with_way_out(reason: str) -> str:
+    """Returns SQLite's reason with what people can do about it."""
+    if "full" in reason:
+        return f"{reason}: make room, or give a path on another disk; the index is as it was"
+    if "readonly" in reason:
+        return f"{reason}: give a file that may be written"
+    return f"{reason}: delete the file"
 
 
 def _after(prefix: bytes) -> bytes | None:

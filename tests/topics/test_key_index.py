@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -243,6 +244,88 @@ def test_files_that_are_no_index(broker: MemoryBroker, tmp_path: Path) -> None:
     database.close()
     with pytest.raises(IndexUnusable, match="version 99"):
         opened(broker, tmp_path / "keys.db")
+
+
+def filled(broker: MemoryBroker, path: Path) -> int:
+    """An index of some size in one file. Returns its size in bytes."""
+    for at in range(2_000):
+        broker.produce(NAME, at % 3, b"v", b"key.%d" % at, None, T0 + at)
+    topic = opened(broker, path)
+    topic.update_index()
+    topic.close()  # the write-ahead log becomes part of the file
+    return path.stat().st_size
+
+
+def ask_for_all(topic: Topic, path: Path) -> None:
+    topic.key_index(path)
+    for at in range(0, 2_000, 500):
+        topic.get(multi_last=[f"key.{number}" for number in range(at, at + 500)])
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9])
+def test_a_file_that_is_cut_off(broker: MemoryBroker, tmp_path: Path, share: float) -> None:
+    path, topic = tmp_path / "keys.db", Topic(MemoryTransport(broker), NAME)
+    size = filled(broker, path)
+    os.truncate(path, int(size * share))
+    with pytest.raises(IndexUnusable, match="delete the file"):
+        ask_for_all(topic, path)
+    topic.close()
+    path.unlink()
+    ask_for_all(topic, path)
+    topic.close()
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_a_file_with_damaged_pages(broker: MemoryBroker, tmp_path: Path, share: float) -> None:
+    path, topic = tmp_path / "keys.db", Topic(MemoryTransport(broker), NAME)
+    size = filled(broker, path)
+    with path.open("r+b") as file:
+        file.seek(int(size * share) // 4096 * 4096)
+        file.write(b"\xa5" * 4096 * 2)
+    with pytest.raises(IndexUnusable, match="delete the file"):
+        ask_for_all(topic, path)
+    topic.close()
+
+
+def test_a_full_disk_leaves_the_index_as_it_was(broker: MemoryBroker, tmp_path: Path) -> None:
+    """The error names the way out. When there is room again, the index goes on."""
+    write(broker, random.Random(8), 20)
+    topic = opened(broker, tmp_path / "keys.db")
+    before = topic.update_index()
+    for at in range(5_000):
+        broker.produce(NAME, at % 3, b"v", b"new.%d" % at, None, T0 + at)
+    database = topic._index
+    assert database is not None
+    [pages] = database._database.execute("PRAGMA page_count").fetchone()
+    database._database.execute(f"PRAGMA max_page_count={pages + 2}")  # then SQLite says what it says of a full disk
+    for ask in (topic.update_index, lambda: topic["new.4"]):
+        with pytest.raises(IndexUnusable, match="full: make room"):
+            ask()
+    assert topic.index_status()._replace(behind=0) == before
+    database._database.execute("PRAGMA max_page_count=1000000")
+    assert topic.update_index().behind == 0
+    assert topic["new.4"].value == b"v"
+    topic.close()
+
+
+def test_a_file_that_may_not_be_written(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers as long as it is up to date. (The tests may run as root, to whom permissions do not apply.)"""
+    broker.produce(NAME, 0, b"1", b"k", None, T0)
+    with_index = opened(broker, tmp_path / "keys.db")
+    with_index.update_index()
+    with_index.close()
+    connect = sqlite3.connect
+
+    def read_only(path: Path, **options: Any) -> sqlite3.Connection:
+        return connect(f"file:{path}?mode=ro", uri=True, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    topic = opened(broker, tmp_path / "keys.db")
+    assert topic["k"].value == b"1"
+    broker.produce(NAME, 0, b"2", b"k", None, T0 + 1)
+    with pytest.raises(IndexUnusable, match="readonly database: give a file that may be written"):
+        _ = topic["k"]
+    topic.close()
 
 
 def test_an_update_needs_an_index(broker: MemoryBroker) -> None:
