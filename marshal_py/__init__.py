@@ -104,7 +104,7 @@ from marshal_py.errors import (
     WriteFenced,
     WrongTopicSetting,
 )
-from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
@@ -117,6 +117,7 @@ __all__ = [
     "AdminBusy",
     "AdminGaveUp",
     "Advisory",
+    "AdvisoryKind",
     "AlreadyConsuming",
     "AuthenticationFailed",
     "BackgroundThreadEnded",

@@ -271,6 +271,9 @@ class UnsupportedPlatform(CallerError):
 class NeedsAtLeastOnce(CallerError):
     """An answer was given that only at-least-once groups have: in at-most-once mode nothing is delivered again."""
 
+    verb: str
+    group: str
+
     def __init__(self, verb: str, group: str) -> None:
         self.verb, self.group = verb, group
         super().__init__(

@@ -240,4 +240,4 @@ class Marshal(marshal.Marshal):
         return Groups(self.transport, self.coordination_topic)
 
 
-connect = Marshal.connect
+connect: Final = Marshal.connect

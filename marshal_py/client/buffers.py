@@ -104,7 +104,7 @@ class Reserved:
         self._buffer, self._head, self._delivered = buffer, head, delivered
         self._count, self._until_ns, self._mono_ms = count, until_ms * 1_000_000, mono_ms
         self._first = head.at
-        self.taken = 0  # how many messages were delivered; known once `messages` has ended
+        self.taken: int = 0  # how many messages were delivered; known once `messages` has ended
 
     def raw(self) -> Sequence[RawMessage]:
         """Returns the messages that were delivered, once `messages` has ended."""

@@ -35,7 +35,7 @@ from marshal_py.protocol.advisory import Advisory
 from marshal_py.transport.ports import Chunk
 from marshal_py.transport.serialization import K_co, V_co
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 Handler = Callable[[Message[K_co, V_co]], object]
 ACKS_SLICE_S: Final = 0.02  # how often a drain looks whether the last messages are acked

@@ -38,7 +38,7 @@ from marshal_py.errors import (
     PartitionError,
 )
 from marshal_py.protocol import codec, parking
-from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
@@ -426,7 +426,7 @@ class ConsumerDriver:
             self.source.learn_leaders([topic])
             self.kick()
 
-    def _publish_topic(self, kind: str, topic: str, text: str) -> None:
+    def _publish_topic(self, kind: AdvisoryKind, topic: str, text: str) -> None:
         self.publish(
             Advisory(
                 kind,

@@ -24,7 +24,7 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.transport.ports import MessageWriter, RawMessage
 
-logger = logging.getLogger("marshal_py")
+logger: Final = logging.getLogger("marshal_py")
 
 LETTERS_AT_ONCE: Final = 500  # written between two waits for acknowledgements
 WRITE_TIMEOUT_S: Final = 30.0  # for their acknowledgements, then they are written again

@@ -64,7 +64,7 @@ class DeliveryQueue:
         self.delivery: DeliveryContext = DeliveryContext(
             member, lock, clock_now, incarnation, make, options, self.answers
         )
-        self.redelivering = Redelivering(self.delivery)
+        self.redelivering: Redelivering = Redelivering(self.delivery)
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
         self._order: deque[TopicPartition] = deque()  # claimed partitions; the first is the next to deliver from

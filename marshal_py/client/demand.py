@@ -18,6 +18,9 @@ from marshal_py.client.waits import Steps
 class Demand:
     """Asks for every message, without an end."""
 
+    intake: Intake
+    watch: IdleHeartbeat | None
+
     verb = "iteration"
     looks = True  # whether a slow user's consumer reads the source's queue to its end (prefetch.py)
 

@@ -16,7 +16,7 @@ from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.errors import ClusterError, CoordinationError, HistoryTruncated, MarshalError, SnapshotRefused
 from marshal_py.protocol import codec, snapshot
-from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.orphans import Presence
@@ -140,7 +140,7 @@ class LogMaintenance:
     def _warn(self, number: int, error: MarshalError) -> None:
         logger.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
 
-    def _publish(self, number: int, kind: str, offset: int, text: str) -> None:
+    def _publish(self, number: int, kind: AdvisoryKind, offset: int, text: str) -> None:
         for driver in self._logs.drivers:
             if driver.log == number:
                 member = driver.member

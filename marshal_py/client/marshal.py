@@ -330,7 +330,7 @@ class Marshal:
         open_marshals.discard(self)
 
 
-connect = Marshal.connect
+connect: Final = Marshal.connect
 
 
 def _close_all() -> None:

@@ -129,7 +129,7 @@ class Changes(threading.Condition):
     def __init__(self, lock: threading.RLock, outbox: Outbox) -> None:
         super().__init__(lock)
         self._outbox = outbox
-        self.count = 0  # changes so far
+        self.count: int = 0  # changes so far
         self.listeners: tuple[Callable[[], object], ...] = ()  # called at each change, with the lock held
 
     def notify(self, n: int = 1) -> None:

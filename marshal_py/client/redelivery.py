@@ -170,7 +170,7 @@ class Redelivered(Reserved):
         self._redelivering, self._claim, self._found, self._now = redelivering, claim, found, now
         self._until_ns = until_ms * 1_000_000
         self._raw: list[RawMessage] = []
-        self.taken = 0
+        self.taken: int = 0
 
     def raw(self) -> Sequence[RawMessage]:
         return self._raw

@@ -13,6 +13,9 @@ from collections.abc import Callable
 class Refill:
     """Keeps the units that were asked for and have not come, for one limit and its threshold."""
 
+    limit: int
+    threshold: int
+
     def __init__(self, limit: int, threshold: int, expires_ms: int) -> None:
         """Asks for what is missing up to `limit` pending units whenever at most `threshold` are pending.
 
@@ -21,7 +24,7 @@ class Refill:
         self.limit, self.threshold = limit, threshold
         self._expires_ms = expires_ms
         self._until_ms = 0
-        self.to_come = 0
+        self.to_come: int = 0
 
     def pending(self, buffered: int) -> int:
         return self.to_come + buffered

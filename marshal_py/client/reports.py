@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from marshal_py.protocol.advisory import AdvisoryKind
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
@@ -32,9 +33,9 @@ class Reports:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._left = NOTES_EACH_MAX
-        self._more: dict[tuple[str, TopicPartition], _More] = {}
+        self._more: dict[tuple[AdvisoryKind, TopicPartition], _More] = {}
 
-    def note(self, kind: str, claim: Claim, offset: int, text: str) -> None:
+    def note(self, kind: AdvisoryKind, claim: Claim, offset: int, text: str) -> None:
         """Reports that `kind` happened to the message at `offset`; `text` says why."""
         if self._left:
             self._left -= 1
@@ -55,7 +56,7 @@ class Reports:
         for key in [*self._more]:
             self._send(key)
 
-    def _send(self, key: tuple[str, TopicPartition]) -> None:
+    def _send(self, key: tuple[AdvisoryKind, TopicPartition]) -> None:
         more = self._more.pop(key, None)
         if more is not None:
             text = f"{more.messages} messages of this range; the last one: {more.text}"

@@ -7,12 +7,12 @@ owned what, so this module remembers what was so before the record. Pure. protoc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, cast
 
 from msgspec import Struct
 
 from marshal_py.protocol import parking
-from marshal_py.protocol.advisory import PROBE, Advisory, GroupEvents, silence
+from marshal_py.protocol.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
     ClaimingMessages,
@@ -98,7 +98,7 @@ class Advisories:
         known: _KnownGroup,
         verdict: Verdict,
         time_ms: int,
-        kind: str,
+        kind: AdvisoryKind,
         session: int,
         tp: TopicPartition | None,
         epoch: int,
@@ -131,7 +131,8 @@ class Advisories:
             case Note() if record.kind != PROBE:
                 tp = TopicPartition(record.topic, record.partition) if record.topic else None
                 epoch = next((epoch for epoch, claim in known.claims.items() if claim == (tp, record.session)), NONE)
-                yield record.kind, record.session, tp, epoch, record.from_, record.to, record.text
+                kind = cast(AdvisoryKind, record.kind)  # or that of a newer library
+                yield kind, record.session, tp, epoch, record.from_, record.to, record.text
             case StepDown():
                 why = ", ".join(part for part in (record.reason, f"by {record.by}" if record.by else "") if part)
                 yield "stepped_down", record.session, None, NONE, NONE, NONE, why
@@ -145,11 +146,10 @@ class Advisories:
                 known.claims[at] = claim.tp, claim.owner
                 yield "claimed", claim.owner, claim.tp, at, claim.position, NONE, ""
             case ReleasingPartition() if group is not None:
-                kind, why = "released", record.reason
+                why = record.reason
                 if record.parked:
-                    kind, tp = "parked", known.claims[record.epoch][0]
-                    why = parking.describe(group.name, tp, record.parked, record.reason)
-                yield self._end_of_claim(known, group, record.epoch, kind, why)
+                    why = parking.describe(group.name, known.claims[record.epoch][0], record.parked, why)
+                yield self._end_of_claim(known, group, record.epoch, "parked" if record.parked else "released", why)
             case SeekingPartition() if group is not None:
                 tp, session = known.claims[at] = known.claims.pop(record.epoch)
                 yield "moved", session, tp, at, NONE, record.position, "by its owner"
@@ -161,7 +161,7 @@ class Advisories:
                 was, known.free_positions[tp] = known.free_positions.get(tp, NONE), to
             yield kind, NONE, tp, NONE, was, to, text
 
-    def _end_of_claim(self, known: _KnownGroup, group: Group, epoch: int, kind: str, why: str) -> _Event:
+    def _end_of_claim(self, known: _KnownGroup, group: Group, epoch: int, kind: AdvisoryKind, why: str) -> _Event:
         tp, session = known.claims.pop(epoch)
         position = known.free_positions[tp] = group.partitions[tp].position
         return kind, session, tp, epoch, position, NONE, why
@@ -183,11 +183,11 @@ class Advisories:
 
 
 # The fields of an advisory: (kind, session, partition, epoch, offset, to, text)
-_Event = tuple[str, int, TopicPartition | None, int, int, int, str]
+_Event = tuple[AdvisoryKind, int, TopicPartition | None, int, int, int, str]
 _VERBS: Final = {"left": "left", "evicted": "was evicted", "replaced": "was replaced", "ended": "ended"}
 
 
-def _ending(at: int, record: Record | None) -> tuple[str, str]:
+def _ending(at: int, record: Record | None) -> tuple[AdvisoryKind, str]:
     """Returns two texts about the sessions that a record ends: the kind of their advisories, and why they end.
 
     `at`: the record's offset. The kind is "left", "evicted", "replaced" or "ended".

@@ -8,7 +8,7 @@ connection, which may be unable to write at that moment: no log holds them. docs
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -19,7 +19,52 @@ from marshal_py.protocol.world import Group
 PROBE: Final = "probe"  # kind of the Note whose reading back proves that the log's end was read (T2, T10): no advisory
 UNCOMMITTED: Final = "uncommitted"
 
-KINDS: Final = {
+AdvisoryKind = Literal[
+    "joined",
+    "left",
+    "evicted",
+    "replaced",
+    "ended",
+    "claimed",
+    "revoking",
+    "released",
+    "parked",
+    "lost",
+    "paused",
+    "resumed",
+    "moved",
+    "skipped",
+    "topology",
+    "configured",
+    "deleted",
+    "stepped_down",
+    "opaque",
+    "unacked",
+    "handler_stuck",
+    "terminated",
+    "dead_letter",
+    "dead_letter_failed",
+    "poison_message",
+    "nak_storm",
+    "unreadable",
+    "offset_lost",
+    "amo_dropped",
+    "uncommitted",
+    "diverged",
+    "mirror_refused",
+    "topic_missing",
+    "topic_found",
+    "fenced",
+    "unfenced",
+    "handler_failed",
+    "heartbeat_missed",
+    "request_limited",
+    "snapshot_refused",
+    "truncation_refused",
+    "state_kept",
+]
+
+KINDS: Final[dict[AdvisoryKind, str]] = {
     "joined": "a consumer's session began",
     "left": "a consumer ended its session; text: why",
     "evicted": "a session ended because it was silent; text: for how long, and who evicted it",
@@ -63,7 +108,7 @@ KINDS: Final = {
     "truncation_refused": "the log's old records were not deleted; text: why",
     "state_kept": "this process ended because its state was not what the log says; text: the file with that state",
 }
-LOCAL: Final = frozenset(
+LOCAL: Final[frozenset[AdvisoryKind]] = frozenset(
     {
         "dead_letter_failed",
         "fenced",
@@ -82,7 +127,7 @@ LOCAL: Final = frozenset(
     }
 )
 # An operator should look at these; the others are part of normal operation.
-ALARMING: Final = frozenset(
+ALARMING: Final[frozenset[AdvisoryKind]] = frozenset(
     {
         "evicted",
         "lost",
@@ -120,7 +165,7 @@ class Advisory(Struct, frozen=True, gc=False):
     `Consumer.events` it is the moment at which this process learned of the event.
     """
 
-    kind: str
+    kind: AdvisoryKind
     group: str
     client_id: str = ""
     topic: str = ""
@@ -143,7 +188,7 @@ class GroupEvents:
         self._paused = group is not None and group.paused
         self._topics = {name: (topic.count, topic.id) for name, topic in group.topics.items()} if group else {}
 
-    def read(self, record: Record | None) -> Iterator[tuple[str, TopicPartition | None, int, str]]:
+    def read(self, record: Record | None) -> Iterator[tuple[AdvisoryKind, TopicPartition | None, int, str]]:
         """Yields what an accepted record did, as the (kind, partition, `to`, text) of an Advisory."""
         match record:
             case ReleaseGroup(duration_ms=0):
@@ -180,7 +225,7 @@ class GroupEvents:
             return "the topic was recreated: the positions of all its partitions are forgotten"
         return "the topic's id is known now" if count == record.partitions else ""
 
-    def _resume(self, text: str) -> Iterator[tuple[str, TopicPartition | None, int, str]]:
+    def _resume(self, text: str) -> Iterator[tuple[AdvisoryKind, TopicPartition | None, int, str]]:
         if self._paused:
             self._paused = False
             yield "resumed", None, NONE, text

@@ -11,7 +11,7 @@ from typing import Final
 
 from marshal_py.errors import MarshalError
 from marshal_py.protocol import parking
-from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.failure_detector import FailureDetector
@@ -123,7 +123,7 @@ class MemberState:
             self.lose(claim, "stopped" if error is None else type(error).__name__)
         self.liveness.lease.end()
 
-    def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
+    def lose(self, claim: Claim, reason: str, kind: AdvisoryKind = "lost", at: int = NONE) -> None:
         """Ends a claim and advises the user; `reason` tells the user why.
 
         `kind`: "released" if the claim's Release was accepted, else "lost". `at`: offset of the record that ended the
@@ -161,7 +161,7 @@ class MemberState:
 
     def advise(
         self,
-        kind: str,
+        kind: AdvisoryKind,
         tp: TopicPartition | None = None,
         *,
         epoch: int = NONE,
@@ -196,7 +196,7 @@ class MemberState:
 
     def note(
         self,
-        kind: str,
+        kind: AdvisoryKind,
         tp: TopicPartition | None = None,
         from_: int = NONE,
         to: int = NONE,

@@ -255,7 +255,7 @@ class MemoryCluster(LocalCluster):
     def __init__(self) -> None:
         super().__init__()
         clock = MovableClock()
-        self.broker = MemoryBroker(clock)
+        self.broker: MemoryBroker = MemoryBroker(clock)
         self._time = Timekeeper(self.broker, clock)
 
     @property
@@ -335,7 +335,7 @@ class EmbeddedCluster(LocalCluster):
     def __init__(self, coordination_partitions: int = COORDINATION_PARTITIONS) -> None:
         """Starts the broker and creates the coordination topic, which clients cannot do there."""
         super().__init__()
-        self.broker = Broker(topics={COORDINATION_TOPIC: coordination_partitions}).start()
+        self.broker: Broker = Broker(topics={COORDINATION_TOPIC: coordination_partitions}).start()
 
     @property
     def bootstrap_servers(self) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 from zlib import crc32
 
 from marshal_py.history.advisories import Advisories, ranges_text, to_lines, to_text
 from marshal_py.protocol import rationalizer
-from marshal_py.protocol.advisory import ALARMING, KINDS, LOCAL, PROBE, Advisory
+from marshal_py.protocol.advisory import ALARMING, KINDS, LOCAL, PROBE, Advisory, AdvisoryKind
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
     ClaimingMessages,
@@ -230,3 +231,7 @@ def test_what_differs_in_the_partition_alone_is_one_line() -> None:
     ]
     assert sorted(map(id, (one for alike, _ in lines for one in alike))) == sorted(map(id, together))
     assert ranges_text([]) == ""
+
+
+def test_checkers_know_every_kind() -> None:
+    assert get_args(AdvisoryKind) == tuple(KINDS)

@@ -39,6 +39,7 @@ SLOW: Final = (
     "tests/properties/test_folds_agree.py",
     "tests/transport/test_client_versions.py",
     "tests/test_api_reference.py",
+    "tests/test_types.py",
 )
 
 

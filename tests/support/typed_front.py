@@ -54,6 +54,10 @@ def values_of_a_narrower_type_fit(message: Message[str, bool]) -> Message[str | 
     return message
 
 
+def a_kind_of_event_that_does_not_exist_is_found(consumer: Consumer) -> list[str]:
+    return [event.text for event in consumer.events() if event.kind == "claimd"]  # type: ignore[comparison-overlap]
+
+
 def options_are_checked(marshal: Marshal) -> None:
     chosen = ConsumerOptions(delivery="at_most_once", value_deserializer=as_int)
     assert_type(marshal.consumer("billing", ["orders"], options=chosen, capacity=2), Consumer[Any, Any])
