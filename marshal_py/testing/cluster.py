@@ -148,23 +148,20 @@ class LocalCluster(ABC):
         if session == NONE or driver.ended:
             raise ConsumerClosed("Consumer", "it has no session that could be evicted")
         log = self._transport().log(driver.context.topic, BY)
-        try:
-            while member.session == session:
-                with driver.context.lock:
-                    state = None if member.group is None else member.group.sessions.get(session)
-                    extended = NONE if state is None else state.extended
-                    waited_ms = 0 if state is None else 2 * state.join.interval_ms
-                    version = member.writes_version
-                if state is None:  # its own member has not been told yet
-                    continue
-                record = Evict(session, extended, waited_ms, BY)
+        sent: set[int] = set()  # the signs of life that an Evict of ours has named
+
+        def evicted() -> bool:
+            with driver.context.lock:
+                state = None if member.group is None else member.group.sessions.get(session)
+                version = member.writes_version
+            if state is not None and state.extended not in sent:  # at first, and when a heartbeat came before it
+                sent.add(state.extended)
+                record = Evict(session, state.extended, 2 * state.join.interval_ms, BY)
                 log.append(driver.log, driver.group_key, codec.encode(record, member.name, driver.incarnation, version))
+            return member.session != session
 
-                def read(extended: int = extended) -> bool:
-                    known = None if member.group is None else member.group.sessions.get(session)
-                    return member.session != session or (known is not None and known.extended != extended)
-
-                _wait(read, "the consumer to read that it was evicted")  # or a heartbeat came first: evict once more
+        try:
+            _wait(evicted, "the eviction")
         finally:
             log.close(TIMEOUT_S)
 
