@@ -33,10 +33,10 @@ ROUNDS: Final = 3
 READY_TIMEOUT_S: Final = 60.0
 FIRST_EACH_S: Final = 0.2  # between two messages that are sent until the contestant has received one
 
-Values = Iterator[bytes | None]
+Values = Iterator[tuple[bytes | None, int]]
 
 
-# --- contestants: each yields the values of messages as they come, without an end
+# --- contestants: each yields the values of messages as they come, with the time in ns, without an end
 
 
 def bare(bootstrap: str, topic: str) -> Values:
@@ -47,7 +47,7 @@ def bare(bootstrap: str, topic: str) -> Values:
     while True:
         message = consumer.poll(1.0)
         if message is not None and not message.error():
-            yield message.value()
+            yield message.value(), time.monotonic_ns()
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def joined(bootstrap: str, topic: str, delivery: str = "at_least_once") -> Itera
 def iteration(bootstrap: str, topic: str, delivery: str = "at_least_once") -> Values:
     with joined(bootstrap, topic, delivery) as consumer:
         for message in consumer:
-            yield message.value
+            yield message.value, time.monotonic_ns()
             message.ack()
 
 
@@ -73,7 +73,7 @@ def one_by_one(bootstrap: str, topic: str) -> Values:
         while True:
             message = consumer.next()
             if message is not None:
-                yield message.value
+                yield message.value, time.monotonic_ns()
                 message.ack()
 
 
@@ -82,8 +82,36 @@ def batches(bootstrap: str, topic: str) -> Values:
         while True:
             batch = consumer.fetch(1000, min_messages=1)
             for message in batch:
-                yield message.value
+                yield message.value, time.monotonic_ns()
             batch.ack()
+
+
+def with_handler(bootstrap: str, topic: str) -> Values:
+    found: queue.SimpleQueue[tuple[bytes | None, int]] = queue.SimpleQueue()
+
+    def handle(message: Any) -> None:
+        found.put((message.value, time.monotonic_ns()))
+        message.ack()
+
+    with joined(bootstrap, topic) as consumer:
+        consumer.consume(handle)
+        while True:
+            yield found.get(timeout=READY_TIMEOUT_S)
+
+
+def each_of_a_fetch(bootstrap: str, topic: str) -> Values:
+    with joined(bootstrap, topic) as consumer:
+        while True:
+            for message in consumer.fetch_each(1000):
+                yield message.value, time.monotonic_ns()
+                message.ack()
+
+
+def consuming(bootstrap: str, topic: str) -> Values:
+    with joined(bootstrap, topic) as consumer:
+        for message in consumer.consume():
+            yield message.value, time.monotonic_ns()
+            message.ack()
 
 
 CONTESTANTS: Final[dict[str, Callable[[str, str], Values]]] = {
@@ -92,6 +120,9 @@ CONTESTANTS: Final[dict[str, Callable[[str, str], Values]]] = {
     "marshal iteration, at most once": lambda b, t: iteration(b, t, "at_most_once"),
     "marshal next()": one_by_one,
     "marshal fetch(1000, min_messages=1)": batches,
+    "marshal fetch_each(1000)": each_of_a_fetch,
+    "marshal consume(), iterator": consuming,
+    "marshal consume(), handler": with_handler,
 }
 
 
@@ -103,8 +134,7 @@ def one(name: str, bootstrap: str, topic: str, count: int) -> dict[str, Any]:
     found: list[float] = []
     ready = False
     idle_cpu_s = idle_s = 0.0
-    for value in CONTESTANTS[name](bootstrap, topic):
-        now_ns = time.monotonic_ns()
+    for value, now_ns in CONTESTANTS[name](bootstrap, topic):
         if not value:
             if not ready:
                 print("ready", flush=True)

@@ -1,11 +1,12 @@
 """How fast are messages handed over, compared with bare clients with the same and with default settings?
 
 Contestants, each in a fresh process, one after the other, in turn: marshal_py in batches (at least once, at most
-once) and message by message with an ack each; confluent-kafka's `consume(1000)` and `poll()`, bare, with librdkafka's
-defaults and with the settings that marshal_py ships; aiokafka's `getmany` and `getone`. Each reads a filled topic
-(page cache warm) from its beginning and looks at every value. The clock runs from the first message to the last one
-read, so that connecting and joining do not count: join.py measures these. The topic holds some batches more than are
-read, so that no contestant waits a second for a last batch that is not full.
+once), message by message with an ack each, and by its `consume` with and without a handler; confluent-kafka's
+`consume(1000)` and `poll()`, bare, with librdkafka's defaults and with the settings that marshal_py ships; aiokafka's
+`getmany` and `getone`. Each reads a filled topic (page cache warm) from its beginning and looks at every value. The
+clock runs from the first message to the last one read, so that connecting and joining do not count: join.py measures
+these. The topic holds some batches more than are read, so that no contestant waits a second for a last batch that is
+not full.
 
 The bare clients do the least that a correct program must do: they check whether a message is an error, because an error
 arrives as a message whose value is its text. They track no positions and check no lease.
@@ -98,6 +99,37 @@ def marshal_single(bootstrap: str, topic: str, count: int) -> Batches:
                 return
 
 
+def marshal_consume(bootstrap: str, topic: str, count: int, handled: bool) -> Batches:
+    import queue
+
+    import marshal_py
+
+    with (
+        marshal_py.connect(bootstrap, coordination_topic=f"{topic}-m") as marshal,
+        marshal.consumer(f"g-{time.time_ns()}", [topic], start="earliest") as consumer,
+    ):
+        if not handled:
+            for seen, message in enumerate(consumer.consume(max_messages=BATCH), 1):
+                yield [message.value]
+                message.ack()
+                if seen == count:
+                    return
+        done: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        values: list[Any] = []
+
+        def handle(message: Any) -> None:
+            nonlocal values
+            values.append(message.value)
+            message.ack()
+            if len(values) == BATCH:  # so that the queue between the threads is no part of the measurement
+                done.put(values)
+                values = []
+
+        consumer.consume(handle, max_messages=BATCH)
+        while True:
+            yield done.get(timeout=IDLE_LIMIT_S)
+
+
 def aiokafka(bootstrap: str, topic: str, count: int, single: bool) -> Batches:
     import asyncio
 
@@ -138,6 +170,8 @@ CONTESTANTS: Final[dict[str, Callable[[str, str, int], Batches]]] = {
     "bare poll(), default settings": lambda b, t, n: bare(b, t, n, False, True),
     "bare poll(), our settings": lambda b, t, n: bare(b, t, n, True, True),
     "marshal iteration with ack": marshal_single,
+    "marshal consume(1000), iterator": lambda b, t, n: marshal_consume(b, t, n, False),
+    "marshal consume(1000), handler": lambda b, t, n: marshal_consume(b, t, n, True),
     "aiokafka getone()": lambda b, t, n: aiokafka(b, t, n, True),
 }
 SLOW: Final = frozenset(name for name in CONTESTANTS if "default" in name or "aiokafka" in name)
@@ -146,6 +180,8 @@ RATIOS: Final = (
     ("marshal fetch(1000), at least once", "bare consume(1000), our settings", ">= 0.95"),
     ("marshal fetch(1000), at least once", "bare consume(1000), default settings", ">= 3"),
     ("marshal fetch(1000), at most once", "bare consume(1000), our settings", ">= 0.85"),
+    ("marshal consume(1000), iterator", "bare consume(1000), our settings", ">= 0.95"),
+    ("marshal consume(1000), handler", "bare consume(1000), our settings", ">= 0.95"),
     ("marshal iteration with ack", "bare poll(), our settings", ">= 1.0"),
     ("marshal iteration with ack", "bare poll(), default settings", ">= 3"),
 )
