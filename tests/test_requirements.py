@@ -13,6 +13,9 @@ It says:
 - Read `it`
   twice.
 - Never | write.
+  > differs: seldom
+- Ask a server.
+  > no meaning here: there is none
 """
 TESTS = '''
 def test_reading():
@@ -43,8 +46,9 @@ def test_each_sentence_is_listed_once() -> None:
 def test_what_the_table_shows() -> None:
     """A quotation may be broken into lines; a function that is no test shows nothing."""
     seed, quotes = seed_of(SEED), list(quotes_of("tests/test_a.py", TESTS))
-    assert seed.sections == {"Reading": ["Read `it` twice.", "Never | write."]}
+    assert seed.sections == {"Reading": ["Read `it` twice.", "Never | write.", "Ask a server."]}
     assert quotes[0] == Quoted("tests/test_a.py::test_reading", "AD-1: read it, Read it twice. And more.")
     lines = table([seed], quotes).splitlines()
-    assert "| Read `it` twice. | `tests/test_a.py::test_reading` |" in lines
-    assert rf"| Never \| write. | {OPEN} |" in lines
+    assert "| Read `it` twice. | `tests/test_a.py::test_reading` | as written |" in lines
+    assert rf"| Never \| write. | {OPEN} | differs: seldom |" in lines
+    assert "| Ask a server. |  | no meaning here: there is none |" in lines

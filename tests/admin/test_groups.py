@@ -53,6 +53,7 @@ def test_a_group_from_its_creation_to_its_end(owner: Any, marshal: marshal_py.Ma
     `updateConsumer(streamName, consumerConfig)`, `updateConsumer(consumerConfig)`,
     `getConsumer(streamName, consumerName)`, `getConsumer(consumerName)`,
     `deleteConsumer(streamName, consumerName)`, `deleteConsumer(consumerName)`.
+    ADR-37: "An optional operation that allows deleting the consumer."
     """
     group = owner.create_group("billing", GREEDY, reason="a test")
     assert (group.name, policy_of(group)) == ("billing", "greedy")

@@ -20,6 +20,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol import codec
 from marshal_py.protocol.records import Evict, GroupConfig
+from marshal_py.transport.memory import MemoryTransport
 from tests.support.client_fixtures import (
     DEADLINE_S,
     LOG,
@@ -69,7 +70,10 @@ def test_a_loop_gets_everything_once_and_in_order(
     memory: MemoryTestCluster, delivery: str, given: dict[str, int]
 ) -> None:
     """ADR-37: "Retrieve messages from the server while maintaining a buffer that will refill at some point during the
-    message processing." """
+    message processing."
+    ADR-37: "An algorithm for continuously fetching messages should be implemented in clients, taking into account
+    language constructs."
+    """
     topic = memory.topic(2)
     memory.fill(topic, 0, 100)
     memory.fill(topic, 1, 100)
@@ -118,7 +122,10 @@ def test_the_buffer_is_filled_to_its_limit_and_never_above(
 ) -> None:
     """ADR-37: "Consume() should pre-buffer messages up to a limit set by max_messages or max_bytes options (whichever
     is provided)."
-    ADR-37: "Clients should track the total amount of messages pending in a buffer." """
+    ADR-37: "Clients should track the total amount of messages pending in a buffer."
+    ADR-37: "For each constraint, a custom threshold can be set, containing the number of messages/bytes that should
+    be processed to trigger the next pull request."
+    """
     topic = memory.topic()
     memory.fill(topic, 0, 100)
     pending: list[int] = []
@@ -135,7 +142,12 @@ def test_the_buffer_is_filled_to_its_limit_and_never_above(
 
 
 def test_bytes_are_limited_by_the_size_of_whole_messages(memory: MemoryTestCluster) -> None:
-    """ADR-37: "Size consists of: - Data (payload + headers) - Subject - Reply subject" """
+    """ADR-37: "Size consists of: - Data (payload + headers) - Subject - Reply subject"
+    ADR-37: "Note that if max_bytes is set, client should set batch_size in requests to a large number (e.g. 1 000
+    000) instead of leaving it empty to bypass server sending only one message if batch_size == 0."
+    ADR-37: "If max_bytes is set by the user, the value should be set for max_bytes and max_messages should be set to
+    a large value internally (e.g. 1 000 000)"
+    """
     topic = memory.topic()
     for number in range(60):
         memory.put(topic, 0, b"v" * (1 + number % 7), b"key", [("h", b"1")])
@@ -217,6 +229,9 @@ def test_stop_drops_the_buffer_and_loses_nothing(memory: MemoryTestCluster, deli
 
 
 def test_stop_waits_for_the_running_handler(memory: MemoryTestCluster) -> None:
+    """ADR-37: "Lifecycle of Consume may need to be controlled - for example to stop delivering messages to the callback
+    or drain messages already accumulated before stopping the consumer"
+    """
     topic = memory.topic()
     memory.fill(topic, 0, 50)
     handler = Handler()
@@ -415,7 +430,12 @@ def test_fetch_each_counts_messages_that_come_again(memory: MemoryTestCluster) -
 
 @pytest.mark.parametrize("handled", [True, False])
 def test_a_deleted_group_ends_the_consume(memory: MemoryTestCluster, handled: bool) -> None:
-    """ADR-37: "409 Consumer Deleted" """
+    """ADR-37: "409 Consumer Deleted"
+    ADR-37: "Statuses that are errors should be telegraphed to the user in language specific way."
+    ADR-37: "If consumer is not available, terminate Consume() execution with error."
+    ADR-37: "verify if error should be terminal based on Status handling, then issue a warning/error (if required) and
+    conclude the call if necessary."
+    """
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 3)
     found: list[BaseException] = []
@@ -478,6 +498,47 @@ def test_partitions_that_move_do_not_disturb_it(cluster: TestCluster) -> None:
         assert sorted(set(seen)) == [(partition, offset) for partition in range(4) for offset in range(100)]
         assert len(seen) == 400
         assert handlers[1].seen
+
+
+def test_a_connection_that_is_lost_ends_nothing(memory: MemoryTestCluster) -> None:
+    """Nothing is lost, and nothing is doubled, as the lease and the claims are the same afterwards.
+
+    ADR-37: "Clients should detect server disconnect and reconnect."
+    ADR-37: "Check if consumer exists (fetch consumer info)."
+    ADR-37: "Publish a new pull request."
+    """
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 10)
+    handler = Handler()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume(handler, max_messages=4, expires_s=1)
+        handler.got(10)
+        claims = consumer.claims().keys()
+        assert isinstance(marshal.transport, MemoryTransport)
+        marshal.transport.connection.cut = True
+        memory.broker.wake()
+        until(lambda: "fenced" in [event.kind for event in consumer.events()], "nothing is delivered any more")
+        assert consumer.cached_info().waiting_for
+        memory.fill(topic, 0, 10, first=10)
+        memory.fill(topic, 1, 10)
+        marshal.transport.connection.cut = False
+        memory.broker.wake()
+        handler.got(30)
+        context.drain()
+        assert sorted(places(handler.seen)) == [(0, at) for at in range(20)] + [(1, at) for at in range(10)]
+        assert consumer.claims().keys() == claims
+        assert context.error is None
+        assert "heartbeat_missed" not in [event.kind for event in consumer.events()]
+
+
+def test_a_consumer_that_plans_ranges_does_not_consume(memory: MemoryTestCluster) -> None:
+    """ADR-37: "409 Consumer is push based" """
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        consumer.plan_ranges()
+        for verb in (consumer.consume, consumer.fetch, lambda: next(consumer.fetch_each(1))):
+            with pytest.raises(ConsumerClosed, match="it plans ranges"):
+                verb()
 
 
 def test_fetch_each_delivers_messages_as_they_come(cluster: TestCluster) -> None:

@@ -53,6 +53,9 @@ def test_leaving_the_iteration_leaves_the_consumer_running(cluster: TestCluster)
 
 
 def test_fetch_ends_by_count(cluster: TestCluster) -> None:
+    """ADR-37: "This operation will end once the RPC expires or the number of messages/data batch requested is
+    provided."
+    """
     topic = cluster.topic()
     cluster.fill(topic, 0, 10)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
@@ -86,6 +89,7 @@ def test_fetch_with_bytes_waits_for_the_rest(memory: MemoryTestCluster) -> None:
 
 
 def test_the_size_of_a_message_counts_all_its_parts(memory: MemoryTestCluster) -> None:
+    """ADR-37: "The message size (in bytes) should be calculated as the server does it." """
     topic = memory.topic()
     memory.put(topic, 0, b"12345", b"key", [("head", b"12"), ("none", b"")])
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -94,6 +98,9 @@ def test_the_size_of_a_message_counts_all_its_parts(memory: MemoryTestCluster) -
 
 
 def test_fetch_with_no_expiry_takes_what_is_there(cluster: TestCluster) -> None:
+    """ADR-37: "404 No Messages"
+    ADR-37: "The user is in control of when they retrieve the messages from the server."
+    """
     topic = cluster.topic()
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         assert len(consumer.fetch(10, expires_s=0)) == 0
@@ -104,6 +111,10 @@ def test_fetch_with_no_expiry_takes_what_is_there(cluster: TestCluster) -> None:
 
 
 def test_fetch_that_expires_brings_what_came(cluster: TestCluster) -> None:
+    """ADR-37: "This operation will end once the RPC expires or the number of messages/data batch requested is
+    provided."
+    ADR-37: "408 Request Timeout"
+    """
     topic = cluster.topic()
     cluster.fill(topic, 0, 2)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
@@ -144,7 +155,19 @@ def test_fetch_by_bytes_alone_is_not_limited_to_a_thousand(memory: MemoryTestClu
         assert len(consumer.fetch(max_bytes=1_500 * (4 + len(topic)), expires_s=60)) == 1_500
 
 
+def test_a_fetch_without_a_limit_has_one(memory: MemoryTestCluster) -> None:
+    """ADR-37: "Note that while max_messages and max_bytes are described as optional at least one of them is
+    required." """
+    topic = memory.topic()
+    memory.fill(topic, 0, 1_001)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        assert len(consumer.fetch()) == 1_000
+
+
 def test_next(cluster: TestCluster) -> None:
+    """ADR-37: "Get a single message from the server."
+    ADR-37: "The pull request to fetch the message should only be sent once Next is invoked."
+    """
     topic = cluster.topic()
     cluster.fill(topic, 0, 2)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
@@ -183,6 +206,7 @@ def test_a_fetch_inside_the_iteration_takes_no_message_twice(cluster: TestCluste
     ],
 )
 def test_fetch_refuses_what_cannot_be(memory: MemoryTestCluster, wrong: dict[str, int]) -> None:
+    """ADR-37: "400 Bad Request" """
     topic = memory.topic()
     with (
         memory.connect() as marshal,
@@ -328,6 +352,10 @@ def test_acks_of_another_thread_let_a_waiting_fetch_continue(memory: MemoryTestC
 
 
 def test_info_is_asked_and_cached_info_is_not(cluster: TestCluster) -> None:
+    """ADR-37: "An optional operation that returns the consumer info."
+    ADR-37: "Clients may optionally expose a way to retrieved cached info (from the Consumer instance itself),
+    bypassing CONSUMER.INFO request to the server."
+    """
     topic = cluster.topic(2)
     cluster.fill(topic, 0, 5)
     group = cluster.group()

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from marshal_py import Message
 from marshal_py.client.idle_heartbeat import HeartbeatTimer, IdleHeartbeat
 from marshal_py.client.requests import check_fetch
 from marshal_py.errors import ClusterUnreachable, InvalidOption
@@ -43,7 +44,11 @@ def test_the_cluster_is_asked_once_per_interval_without_a_message() -> None:
 
 def test_a_paused_timer_neither_asks_nor_misses() -> None:
     """ADR-37: "Heartbeat timer should be reset and paused in the event of client disconnect and resumed on
-    reconnect." """
+    reconnect."
+    ADR-37: "Reset the heartbeat timer."
+    ADR-37: "Pause the heartbeat timer."
+    ADR-37: "Resume the heartbeat timer."
+    """
     timer = HeartbeatTimer(1_000, 0)
     timer.pause()
     assert not timer.missed(10_000)
@@ -136,6 +141,25 @@ def test_a_waiting_fetch_reports_it_and_continues(memory: MemoryTestCluster, mon
         memory.fill(topic, 0, 1)
         reader.join()
         assert len(found) == 1
+
+
+def test_a_waiting_consume_reports_it_and_continues(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ADR-37: "Consume() should always utilize idle heartbeats." """
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        until(lambda: consumer.claims(), "the partition is ours")
+        seen: list[Message] = []
+        context = consumer.consume(seen.append, expires_s=1)
+
+        def unreachable(*_: object, **__: object) -> None:
+            raise ClusterUnreachable("servers", "bounds", "no answer")
+
+        monkeypatch.setattr(consumer._context.admin, "bounds", unreachable)
+        until(lambda: any(event.kind == "heartbeat_missed" for event in consumer.events()), "the event comes")
+        memory.fill(topic, 0, 1)
+        until(lambda: seen, "the message comes")
+        seen[0].ack()
+        assert not context.closed
 
 
 @pytest.mark.parametrize(("expires_s", "expected"), [(30.0, None), (30.1, 15.05), (45.0, 22.5), (90.0, 30.0)])

@@ -33,7 +33,12 @@ def test_what_was_asked_for_is_pending_until_it_is_delivered() -> None:
     """ADR-37: "A new pull request is published - add a value of request.batch_size to the pending messages count and
     the value of request.max_bytes to the pending byte count."
     ADR-37: "A new user message is processed - subtract 1 from pending messages count and subtract message size from
-    pending byte count." """
+    pending byte count."
+    ADR-37: "If yes, publish a new pull request and add request's batch and max_bytes to pending messages and bytes
+    counters."
+    ADR-37: "if message is a user message, handle it (return or execute callback) and subtract 1 message from pending
+    message count and message size from pending bytes count and go to #1"
+    """
     refill = Refill(10, 5, EXPIRES_MS)
     refill.request(0, 0)
     assert refill.pending(0) == 10
@@ -48,7 +53,9 @@ def test_what_was_asked_for_is_pending_until_it_is_delivered() -> None:
 def test_what_has_not_come_when_the_request_expires_is_not_pending() -> None:
     """ADR-37: "A pull request termination status is received containing Nats-Pending-Messages and Nats-Pending-Bytes
     headers, subtract the value of Nats-Pending-Messages header from pending messages count and subtract the value of
-    Nats-Pending-Bytes from pending bytes count." """
+    Nats-Pending-Bytes from pending bytes count."
+    ADR-37: "Subtract the values from pending messages count and pending bytes count respectively."
+    """
     refill = Refill(10, 5, EXPIRES_MS)
     refill.request(0, 0)
     refill.came(4)
@@ -99,7 +106,15 @@ def test_the_defaults_of_consume() -> None:
     ADR-37: "expires - default 30s, minimum 1s"
     ADR-37: "idle_heartbeat - default 1/2 of expires capping at 30s, minimum 500ms, maximum 30s"
     ADR-37: "threshold_messages - 50% of max_messages"
-    ADR-37: "threshold_bytes - 50% of max_bytes" """
+    ADR-37: "threshold_bytes - 50% of max_bytes"
+    ADR-37: "max_messages - depends on a client, probably between 100 and 1000 messages"
+    ADR-37: "max_bytes - not set, use max_messages if not provided"
+    ADR-37: "If no option is provided, the default value for max_messages should be used, and max_bytes should not be
+    set."
+    ADR-37: "If max_messages is set by the user, the value should be set for max_messages and max_bytes should not be
+    set."
+    ADR-37: "For each constraint, a corresponding threshold can be set."
+    """
     assert check_consume(None, None, 30.0, None, None, None) == ConsumeRequest(1_000, 500, False, 30.0, 15.0)
     assert check_consume(None, 1_001, 90.0, None, None, None) == ConsumeRequest(1_001, 501, True, 90.0, 30.0)
     assert check_consume(None, None, 1.0, None, None, None).idle_heartbeat_s == 0.5
@@ -131,7 +146,11 @@ MORE_WRONG = [
 @pytest.mark.parametrize(("option", "given"), [*WRONG.items(), *MORE_WRONG])
 def test_consume_refuses_what_cannot_be(option: str, given: dict[str, float]) -> None:
     """ADR-37: "User cannot set both constraints for a single Consume() execution."
-    ADR-37: "The value of threshold cannot be higher than the corresponding constraint's value." """
+    ADR-37: "The value of threshold cannot be higher than the corresponding constraint's value."
+    ADR-37: "Note that max_messages and max_bytes are exclusive."
+    ADR-37: "Clients should not allow depending on both constraints."
+    ADR-37: "Users should be able to set either max_messages or max_bytes values, but not both"
+    """
     names = ("max_messages", "max_bytes", "expires_s", "idle_heartbeat_s", "threshold_messages", "threshold_bytes")
     values = {**dict.fromkeys(names), "expires_s": 30.0, **given}
     with pytest.raises(InvalidOption, match=option):

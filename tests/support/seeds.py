@@ -1,8 +1,9 @@
 """Which test shows which sentence of a design that the library follows: a table, `docs/requirements.md`.
 
-Each file `tests/seeds/*.md` lists the requirement sentences of one design, `- ` before each of them. A test shows a
-sentence if its docstring names the design (as the title does in parentheses) and quotes the sentence. Backticks and
-line breaks do not count.
+Each file `tests/seeds/*.md` lists the requirement sentences of one design, `- ` before each of them. A line that begins
+with `> ` below a sentence says how the library does it; without one it does it as written. A test shows a sentence if
+its docstring names the design (as the title does in parentheses) and quotes the sentence. Backticks and line breaks do
+not count. A sentence that has no meaning here needs no test.
 
     python -m tests.support.seeds        writes the table again
 """
@@ -18,6 +19,7 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parents[2]
 TABLE = REPOSITORY / "docs" / "requirements.md"
 OPEN = "**open**"
+MEANINGLESS = "no meaning here"  # how a status begins that stands for a test
 
 HEAD = """# Requirements and their tests
 
@@ -29,12 +31,13 @@ generated (`python -m tests.support.seeds`); a test fails if it is out of date, 
 class Seed(NamedTuple):
     """A design. `text`: what its file says before the first list, in Markdown. `sections`: by title, the sentences.
 
-    `name`: what tests call it, for example ADR-31.
+    `name`: what tests call it, for example ADR-31. `statuses`: by sentence, how the library does it if not as written.
     """
 
     name: str
     text: str
     sections: dict[str, list[str]]
+    statuses: dict[str, str]
 
 
 class Quoted(NamedTuple):
@@ -52,6 +55,7 @@ def seed_of(text: str) -> Seed:
     """Parses a file of tests/seeds: a title, some text, and sections with lists."""
     before: list[str] = []
     sections: dict[str, list[str]] = {}
+    statuses: dict[str, str] = {}
     for line in text.splitlines():
         if line.startswith("## "):
             sections[line.removeprefix("## ")] = []
@@ -59,10 +63,12 @@ def seed_of(text: str) -> Seed:
             before.append(line.replace("# ", "## ", 1) if line.startswith("# ") else line)
         elif line.startswith("- "):
             [*sections.values()][-1].append(line.removeprefix("- "))
+        elif line.strip().startswith("> "):
+            statuses[[*sections.values()][-1][-1]] = line.strip().removeprefix("> ")
         elif line.strip():
             [*sections.values()][-1][-1] += " " + line.strip()
     name = re.search(r"\((.+?)\)", before[0])
-    return Seed(name[1] if name else before[0], "\n".join(before).strip(), sections)
+    return Seed(name[1] if name else before[0], "\n".join(before).strip(), sections, statuses)
 
 
 def quotes_of(path: str, text: str) -> Iterator[Quoted]:
@@ -89,11 +95,12 @@ def table(seeds: list[Seed], quotes: list[Quoted]) -> str:
     for seed in seeds:
         lines.append(seed.text)
         for title, sentences in seed.sections.items():
-            lines += ["", f"### {title}", "", "| requirement | tests |", "|---|---|"]
+            lines += ["", f"### {title}", "", "| requirement | tests | status |", "|---|---|---|"]
             for sentence in sentences:
+                status = seed.statuses.get(sentence, "as written")
                 tests = [f"`{quoted.test}`" for quoted in quotes if shows(quoted, seed, sentence)]
-                cell = sentence.replace("|", r"\|")
-                lines.append(f"| {cell} | {'<br>'.join(tests) or OPEN} |")
+                cell, missing = sentence.replace("|", r"\|"), "" if status.startswith(MEANINGLESS) else OPEN
+                lines.append(f"| {cell} | {'<br>'.join(tests) or missing} | {status} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
