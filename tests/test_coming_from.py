@@ -16,7 +16,7 @@ MESSAGES = 30
 
 
 class Enough(BaseException):
-    """Ends a program that would wait for more. No Exception: a consume gives a message back if its handler raises one."""
+    """Ends a program that would wait for more. After an Exception in its handler a consume would continue."""
 
 
 @pytest.fixture
