@@ -216,6 +216,14 @@ class AlreadyConsuming(CallerError):
         )
 
 
+class EventLoopMisuse(CallerError):
+    """A call of the asyncio front came from another event loop than its own, or would block its own."""
+
+    def __init__(self, verb: str, problem: str) -> None:
+        self.verb, self.problem = verb, problem
+        super().__init__(f"{verb}() {problem}")
+
+
 class UsedAfterFork(CallerError):
     """An object from before os.fork() was used in the child, where its threads and sockets do not exist."""
 

@@ -38,7 +38,14 @@ def test_the_package_is_marked_as_typed() -> None:
 # --- types can be resolved at run time, as `inspect`, `help`, documentation tools and containers do
 
 PUBLIC_MODULES = (
-    *("marshal_py", "marshal_py.embedded", "marshal_py.errors", "marshal_py.metrics", "marshal_py.sql"),
+    *(
+        "marshal_py",
+        "marshal_py.aio",
+        "marshal_py.embedded",
+        "marshal_py.errors",
+        "marshal_py.metrics",
+        "marshal_py.sql",
+    ),
     "marshal_py.testing",
 )
 

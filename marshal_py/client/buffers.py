@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Final, NamedTuple
 
 from marshal_py.client.acks import Delivered
@@ -110,12 +110,12 @@ class Reserved:
         """Returns the messages that were delivered, once `messages` has ended."""
         return self._head.messages[self._first : self._first + self.taken]
 
-    def messages(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
+    def messages(self, boot_ns: Callable[[], int]) -> Generator[Message, None, None]:
         """Yields the messages until the gate shuts or none is left. `boot_ns` reads the boot clock."""
         run = self._head.run
         return self._at_most_once(boot_ns) if run is None else self._at_least_once(run, boot_ns)
 
-    def _at_least_once(self, run: OffsetRun, boot_ns: Callable[[], int]) -> Iterator[Message]:
+    def _at_least_once(self, run: OffsetRun, boot_ns: Callable[[], int]) -> Generator[Message, None, None]:
         """Yields the messages without taking the lock, for speed.
 
         This thread puts a message in flight and then checks the gate. The loop shuts the gate and then checks whether
@@ -152,7 +152,7 @@ class Reserved:
             delivered.context.delivered += done - first
             self.taken = done - first
 
-    def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
+    def _at_most_once(self, boot_ns: Callable[[], int]) -> Generator[Message, None, None]:
         """Yields the messages, taking the lock for each, because another thread may drop the grant that covers it."""
         buffer, head, delivered = self._buffer, self._head, self._delivered
         claim, fetched = delivered.claim, buffer.fetched

@@ -50,7 +50,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._queue = driver.queue
         self._intake = Intake(context, driver, driver.queue)
         self._limits = GroupLimits(context, driver)
-        driver.queue.delivery.confirm = Confirmations(context, driver).wait
+        self._confirmations = Confirmations(context, driver)
+        driver.queue.delivery.confirm = self._confirmations.wait
         self._planner: Planner | None = None
         self._consuming: ConsumeContext[K_co, V_co] | None = None
 

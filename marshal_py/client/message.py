@@ -127,9 +127,12 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         message is delivered again. Raises AckNotConfirmed after `timeout_s` seconds, ReentrantCall, UsedAfterFork. In
         at-most-once mode it only checks that the claim is still held.
         """
-        delivered, index = self._delivered, self._index
-        delivered.context.confirm([delivered.acked(index, index + 1, self.ack())], timeout_s)
+        self._delivered.context.confirm(self._acked(), timeout_s)
         return True
+
+    def _acked(self) -> list[Acked]:
+        """Marks the message as done. Returns what the log must accept then."""
+        return [self._delivered.acked(self._index, self._index + 1, self.ack())]
 
     def nak(self, delay_s: float | None = None) -> bool:
         """Gives the message back: this consumer delivers it again after `delay_s` seconds (PROTOCOL.md D14).
@@ -267,11 +270,11 @@ class Part(Generic[K_co, V_co]):
 
     def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Marks all messages of this part as done, and waits until the log has accepted it: `Message.double_ack`."""
-        self._delivered.context.confirm([self._acked()], timeout_s)
+        self._delivered.context.confirm(self._acked(), timeout_s)
         return True
 
-    def _acked(self) -> Acked:
-        return self._delivered.acked(self._first, self._first + len(self.raw), self.ack())
+    def _acked(self) -> list[Acked]:
+        return [self._delivered.acked(self._first, self._first + len(self.raw), self.ack())]
 
     def nak(self, delay_s: float | None = None) -> bool:
         """Gives all messages of this part that are not done back, as `Message.nak` does."""
@@ -356,8 +359,11 @@ class Batch(Generic[K_co, V_co]):
         True, also if the batch is empty.
         """
         if self.parts:
-            self.parts[0]._delivered.context.confirm([part._acked() for part in self.parts], timeout_s)
+            self.parts[0]._delivered.context.confirm(self._acked(), timeout_s)
         return True
+
+    def _acked(self) -> list[Acked]:
+        return [acked for part in self.parts for acked in part._acked()]
 
     def nak(self, delay_s: float | None = None) -> bool:
         """Gives all messages that are not done back, as `Message.nak` does.

@@ -6,7 +6,7 @@ Marshal's lock, with the gate checked (D8); what an exception keeps from the use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import cast
 
@@ -175,7 +175,7 @@ class Redelivered(Reserved):
     def raw(self) -> Sequence[RawMessage]:
         return self._raw
 
-    def messages(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
+    def messages(self, boot_ns: Callable[[], int]) -> Generator[Message, None, None]:
         """Yields the message unless the gate has shut. `boot_ns` reads the boot clock."""
         if boot_ns() < self._until_ns:
             for message in self._redelivering.deliver(self._claim, self._found, self._now):

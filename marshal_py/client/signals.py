@@ -11,12 +11,14 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
+from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consumer import Consumer
 from marshal_py.errors import InvalidOption
 
 Handler = Callable[[int, FrameType | None], object] | int
+AnyConsumer = Consumer[Any, Any] | AsyncConsumer[Any, Any]
 
 
 class SignalHandlers:
@@ -25,7 +27,7 @@ class SignalHandlers:
     It is a context manager: leaving it puts the former handlers back.
     """
 
-    def __init__(self, consumers: Sequence[Consumer], signals: Sequence[int]) -> None:
+    def __init__(self, consumers: Sequence[AnyConsumer], signals: Sequence[int]) -> None:
         _check_thread()
         self._consumers = consumers
         self._pid = os.getpid()
@@ -103,7 +105,9 @@ def _check_thread() -> None:
         )
 
 
-def stop_on_signals(*consumers: Consumer, signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> SignalHandlers:
+def stop_on_signals(
+    *consumers: AnyConsumer, signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
+) -> SignalHandlers:
     """Ends the iteration of these consumers when a signal comes; the program then leaves its `with` block as usual.
 
         with marshal.consumer("billing", ["orders"]) as consumer, stop_on_signals(consumer):

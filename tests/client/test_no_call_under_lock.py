@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ class Watch:
         self.contexts: list[context.Context] = []
         self.calls: set[str] = set()
         self.under_lock: set[str] = set()
+        self.threads: defaultdict[int, set[str]] = defaultdict(set)  # which thread has called what
         plain = context.Context.__init__
 
         def made(this: context.Context, *arguments: Any, **named: Any) -> None:
@@ -51,6 +53,7 @@ class Watch:
             @functools.wraps(call)
             def watched(*arguments: Any, **named: Any) -> Any:
                 self.calls.add(name)
+                self.threads[threading.get_ident()].add(name)
                 if any(one.lock._is_owned() for one in self.contexts):  # type: ignore[attr-defined]
                     self.under_lock.add(name)
                 return call(*arguments, **named)

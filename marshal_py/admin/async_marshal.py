@@ -1,0 +1,379 @@
+"""The Marshal of an asyncio program, with its topics and groups: the verbs of the synchronous ones, awaited.
+
+Consumers wait without a thread (client/async_consumer.py). All other verbs that wait are rare: they run on a few
+threads of the Marshal, and the event loop goes on meanwhile. A verb that is cancelled continues on its thread; what it
+was to open is closed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+
+from marshal_py.admin.group import Group
+from marshal_py.admin.marshal import Marshal, Topic
+from marshal_py.client.async_consumer import AsyncConsumer
+from marshal_py.client.consumer import Consumer
+from marshal_py.client.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.event_loop import VERBS_AT_ONCE_MAX, EventLoop, Opening, Threads
+from marshal_py.client.group_config import EMPTY, GroupConfig
+from marshal_py.client.keywords import ConsumerKeywords, explicit
+from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.client.metrics import Metrics
+from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions
+from marshal_py.client.retention import HISTORY_KEPT_S
+from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
+from marshal_py.topics.keys import ALL, Key
+from marshal_py.topics.request import GetRequest
+from marshal_py.topics.stored import StoredBatch, StoredMessage
+from marshal_py.topics.topic import FOLLOW_PAGE, FOLLOW_S
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.serialization import Deserializer
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
+
+K = TypeVar("K")
+V = TypeVar("V")
+W = TypeVar("W")
+T = TypeVar("T")
+P = ParamSpec("P")
+
+END: Final = object()  # an iterator has no more
+
+
+def awaited(verb: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[Blocking[Any], P], Coroutine[Any, Any, T]]:
+    """Makes a method that awaits `verb` of the synchronous object, which runs on one of the Marshal's threads."""
+
+    @functools.wraps(verb)
+    async def run(self: Blocking[Any], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await self._threads.run(lambda: verb(self._plain, *arguments, **named))
+
+    return run
+
+
+class Blocking(Generic[W]):
+    """Holds a synchronous object and the threads on which its verbs may block."""
+
+    def __init__(self, plain: W, threads: Threads) -> None:
+        self._plain, self._threads = plain, threads
+
+    def __repr__(self) -> str:
+        return f"Async{self._plain!r}"
+
+    async def _each(self, items: Iterator[T]) -> AsyncIterator[T]:
+        """Yields the items of an iterator that blocks."""
+        while (item := await self._threads.run(lambda: next(items, END))) is not END:
+            yield item  # type: ignore[misc]  # it is not END
+
+
+class AsyncGroup(Blocking[Group]):
+    """Does what `Group` does, with `await`. `AsyncMarshal.group` makes it."""
+
+    @property
+    def name(self) -> str:
+        return self._plain.name
+
+    info = awaited(Group.info)
+    members = awaited(Group.members)
+    add_members = awaited(Group.add_members)
+    drop_members = awaited(Group.drop_members)
+    change_members = awaited(Group.change_members)
+    set_mappings = awaited(Group.set_mappings)
+    delete_mappings = awaited(Group.delete_mappings)
+    create = awaited(Group.create)  # type: ignore[arg-type]  # no setting is called self
+    set_config = awaited(Group.set_config)  # type: ignore[arg-type]  # no setting is called self
+    shrink = awaited(Group.shrink)
+    impact = awaited(Group.impact)
+    impact_of_shrink = awaited(Group.impact_of_shrink)
+    pause = awaited(Group.pause)
+    resume = awaited(Group.resume)
+    set_position = awaited(Group.set_position)
+    positions = awaited(Group.positions)
+    step_down = awaited(Group.step_down)
+    evict = awaited(Group.evict)
+    delete = awaited(Group.delete)
+
+    def advisories(self, follow: bool = False) -> AsyncIterator[Advisory]:
+        """Yields the group's advisories, for `async for`, as `Group.advisories` does."""
+        return self._each(self._plain.advisories(follow))
+
+
+class AsyncTopic(Blocking[Topic]):
+    """Does what `Topic` does, with `await`. `AsyncMarshal.topic` makes it. One question is answered at a time."""
+
+    @property
+    def name(self) -> str:
+        return self._plain.name
+
+    get = awaited(Topic.get)
+    find = awaited(Topic.find)
+    get_page = awaited(Topic.get_page)
+    info = awaited(Topic.info)
+    purge = awaited(Topic.purge)
+    delete_key = awaited(Topic.delete_key)
+    key_index = awaited(Topic.key_index)
+    update_index = awaited(Topic.update_index)
+    index_status = awaited(Topic.index_status)
+    close = awaited(Topic.close)
+    groups = awaited(Topic.groups)
+    delete_group = awaited(Topic.delete_group)
+
+    def __getitem__(self, key: Key) -> Coroutine[Any, Any, StoredMessage]:
+        """Reads the last message of a key: `await topic["key"]`."""
+        return self._threads.run(lambda: self._plain[key])
+
+    def pages(self, request: GetRequest) -> AsyncIterator[StoredBatch]:
+        """Yields every page of a question, for `async for`, as `Topic.pages` does."""
+        return self._each(self._plain.pages(request))
+
+    async def follow(self, request: GetRequest, *, every_s: float = FOLLOW_S) -> AsyncIterator[StoredMessage]:
+        """Yields what answers the request, then what is written later, for `async for`, as `Topic.follow` does."""
+        following = request.followed(FOLLOW_PAGE)
+        while True:
+            async for page in self.pages(following):
+                for message in page:
+                    yield message
+                later = page.later_request()
+            following = later
+            await asyncio.sleep(every_s)  # not on a thread, of which there are few
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncMarshal(Blocking[Marshal]):
+    """Does what `Marshal` does, for asyncio. Made by `aio.connect`. Leaving its `async with` stops its consumers.
+
+    It belongs to the event loop that has made it. Beside the threads of `Marshal` it has one that polls for all its
+    consumers, and up to eight, made as they are needed, for verbs that block.
+    """
+
+    def __init__(self, plain: Marshal, threads: Threads) -> None:
+        super().__init__(plain, threads)
+        self._shared = EventLoop(threads, plain._context)
+
+    @property
+    def client_id(self) -> str:
+        return self._plain.client_id
+
+    @property
+    def coordination_topic(self) -> str:
+        return self._plain.coordination_topic
+
+    @property
+    def waiting_for(self) -> str:
+        """Returns what the connection is waiting for, in words for people; "" when all is well."""
+        return self._plain.waiting_for
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Stops every consumer, sends what is queued and disconnects, as `Marshal.close` does."""
+        await self._threads.run(lambda: self._plain.close(timeout_s))
+        self._shared.close()
+
+    def metrics(self) -> Metrics:
+        """Returns figures of this connection and its consumers, as `Marshal.metrics` does. It sends nothing."""
+        return self._plain.metrics()
+
+    info = awaited(Marshal.info)
+
+    # --- topics and groups
+
+    topics = awaited(Marshal.topics)
+    update_topic = awaited(Marshal.update_topic)
+    delete_topic = awaited(Marshal.delete_topic)
+    groups = awaited(Marshal.groups)
+    delete_group = awaited(Marshal.delete_group)
+
+    def topic(
+        self,
+        name: str,
+        *,
+        partitioner: str = ALL,
+        isolation: str = "read_committed",
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+    ) -> AsyncTopic:
+        """Returns a topic, to read any of its messages from, as `Marshal.topic` does. It sends no request.
+
+        Deserializers run on a thread of the Marshal.
+        """
+        plain = self._plain.topic(
+            name,
+            partitioner=partitioner,
+            isolation=isolation,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+        )
+        return AsyncTopic(plain, self._shared.reads)
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        replication: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> AsyncTopic:
+        """Creates a topic and returns it, as `Marshal.create_topic` does."""
+        create = functools.partial(
+            self._plain.create_topic,
+            name,
+            partitions=partitions,
+            replication=replication,
+            settings=settings,
+            dry_run=dry_run,
+        )
+        return AsyncTopic(await self._threads.run(create), self._shared.reads)
+
+    def group(self, name: str) -> AsyncGroup:
+        """Returns the operations on a group, as `Marshal.group` does. Nothing is sent."""
+        return self._async_group(self._plain.group(name))
+
+    async def create_group(self, name: str, config: GroupConfig = EMPTY, *, reason: str = "") -> AsyncGroup:
+        """Creates a group before its first consumer, as `Marshal.create_group` does."""
+        return self._async_group(await self._threads.run(lambda: self._plain.create_group(name, config, reason=reason)))
+
+    async def update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> AsyncGroup:
+        """Changes the settings of a group, as `Marshal.update_group` does."""
+        return self._async_group(await self._threads.run(lambda: self._plain.update_group(name, config, reason=reason)))
+
+    async def create_or_update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> AsyncGroup:
+        """Creates a group, or changes its settings, as `Marshal.create_or_update_group` does."""
+        return self._async_group(
+            await self._threads.run(lambda: self._plain.create_or_update_group(name, config, reason=reason))
+        )
+
+    def _async_group(self, plain: Group) -> AsyncGroup:
+        return AsyncGroup(plain, self._shared.reads)
+
+    # --- consumers
+
+    # The overloads of Marshal.consumer.
+
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        key_deserializer: None = None,
+        value_deserializer: None = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Opening[AsyncConsumer[bytes | None, bytes | None]]: ...
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        key_deserializer: None = None,
+        value_deserializer: Deserializer[V],
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Opening[AsyncConsumer[bytes | None, V]]: ...
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        key_deserializer: Deserializer[K],
+        value_deserializer: None = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Opening[AsyncConsumer[K, bytes | None]]: ...
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        key_deserializer: Deserializer[K],
+        value_deserializer: Deserializer[V],
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Opening[AsyncConsumer[K, V]]: ...
+    @overload
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        options: ConsumerOptions,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> Opening[AsyncConsumer[Any, Any]]: ...
+    @explicit
+    def consumer(
+        self, group: str, topics: Sequence[str], *, options: ConsumerOptions | None = None, **keywords: Any
+    ) -> Opening[AsyncConsumer[Any, Any]]:
+        """Joins `group` as a consumer of `topics`, as `Marshal.consumer` does: `await` it, or use it in `async with`.
+
+        The callbacks run on the thread "marshal-callbacks", not on the event loop: they hand things over by
+        `loop.call_soon_threadsafe`.
+        """
+        return Opening(lambda: self._join(group, topics, options, keywords))
+
+    async def _join(
+        self, group: str, topics: Sequence[str], options: ConsumerOptions | None, keywords: Mapping[str, Any]
+    ) -> AsyncConsumer[Any, Any]:
+        given: Mapping[str, Any] = {"options": options, **keywords}
+        joined: Consumer[Any, Any] = await self._threads.run(
+            lambda: self._plain.consumer(group, topics, **given), Consumer.stop
+        )
+        return AsyncConsumer(joined, self._shared)
+
+
+def connect(
+    servers_or_config: str | Mapping[str, Any] | MemoryTransport,
+    *,
+    client_id: str | None = None,
+    coordination_topic: str = COORDINATION_TOPIC,
+    coordination_partitions: int = COORDINATION_PARTITIONS,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS,
+    history_kept_s: float = HISTORY_KEPT_S,
+    statistics_interval_ms: int = 0,
+    evidence_dir: str | None = None,
+) -> Opening[AsyncMarshal]:
+    """Connects to a cluster, as `marshal_py.connect` does: `await` it, or use it in `async with`.
+
+    The Marshal belongs to the event loop that runs then.
+    """
+    plainly = functools.partial(
+        Marshal.connect,
+        servers_or_config,
+        client_id=client_id,
+        coordination_topic=coordination_topic,
+        coordination_partitions=coordination_partitions,
+        timeout_s=timeout_s,
+        snapshot_every_records=snapshot_every_records,
+        history_kept_s=history_kept_s,
+        statistics_interval_ms=statistics_interval_ms,
+        evidence_dir=evidence_dir,
+    )
+    return Opening(lambda: _connect(plainly))
+
+
+async def _connect(plainly: Callable[[], Marshal]) -> AsyncMarshal:
+    threads = Threads(VERBS_AT_ONCE_MAX, "marshal-verbs")
+    try:
+        return AsyncMarshal(await threads.run(plainly, Marshal.close), threads)
+    except BaseException:
+        threads.close()
+        raise

@@ -1,0 +1,10 @@
+"""marshal_py for asyncio: `connect`, and the classes that its verbs return.
+
+The same verbs as in `marshal_py`, in the same order of parameters; those that wait are awaited. docs/asyncio.md has a
+guide, and a table of what each front can do.
+"""
+
+from marshal_py.admin.async_marshal import AsyncGroup, AsyncMarshal, AsyncTopic, connect
+from marshal_py.client.async_consumer import AsyncConsumer
+
+__all__ = ["AsyncConsumer", "AsyncGroup", "AsyncMarshal", "AsyncTopic", "connect"]

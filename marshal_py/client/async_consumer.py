@@ -1,0 +1,339 @@
+"""The consumer of an asyncio program: the Consumer's own calls, waited for without blocking the event loop.
+
+It decides nothing: it carries out the waits of `Consumer` in another way (waits.py). Gates are checked and messages are
+taken on the event loop's thread, with no `await` between that and the user's code. So a call that is cancelled has
+taken nothing: what was fetched stays in the buffers, and the next call delivers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Generic, Self
+
+from marshal_py.client import requests
+from marshal_py.client.acks import ACK_TIMEOUT_S, Acked
+from marshal_py.client.buffers import Reserved
+from marshal_py.client.consumer import Consumer
+from marshal_py.client.demand import Demand, LimitedDemand
+from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
+from marshal_py.client.event_loop import EventLoop, Feed
+from marshal_py.client.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.membership import HAND_OVER_S, Call
+from marshal_py.client.message import Batch, Message, Part
+from marshal_py.client.requests import FETCH_EXPIRES_S
+from marshal_py.client.waits import Poll, PollAhead, Steps, T, Wait, following
+from marshal_py.errors import ConcurrentUse, EventLoopMisuse, MarshalError
+from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.serialization import K_co, V_co
+
+# Seconds. Other tasks of the event loop have their turn at least so often while messages are there without a wait.
+TURN_S: Final = 0.005
+
+
+class Iterating:
+    """Holds an iteration that runs: its generator, and the messages that it is delivering."""
+
+    __slots__ = ("iterator", "messages")
+
+    def __init__(self) -> None:
+        self.iterator: Callable[[], object] = str  # returns None once the program has dropped the generator
+        self.messages: Generator[Message[Any, Any], None, None] | None = None
+
+
+class AsyncConsumer(Generic[K_co, V_co]):
+    """Does what `Consumer` does, for asyncio. It is an asynchronous context manager: leaving it stops the consumer.
+
+    It belongs to the event loop that has made it. `fetch`, `next` and iteration are for one task at a time. Acks do not
+    wait, so they are not awaited; they may come from any task or thread.
+
+    A call may be cancelled at any time: it has delivered nothing then, and the next call delivers the messages. A
+    message that a cancelled handler had received is the handler's: without an ack it is delivered again, after a stop
+    or to the next owner.
+    """
+
+    def __init__(self, consumer: Consumer[K_co, V_co], event_loop: EventLoop) -> None:
+        self._consumer = consumer
+        self._shared = event_loop
+        self._feed = Feed(event_loop.receiver, event_loop.loop, consumer._queue.pull, consumer._intake.add)
+        self._turn_at = 0.0  # when other tasks had their last turn, in seconds of the monotonic clock
+        self._running: Iterating | None = None
+        consumer.identify = _task
+        self._ending = consumer._ending
+        self._ending.dispose = self._dispose
+        consumer._queue.delivery.confirm = self._confirm
+
+    # --- life
+
+    @property
+    def group(self) -> str:
+        return self._consumer.group
+
+    @property
+    def client_id(self) -> str:
+        return self._consumer.client_id
+
+    @property
+    def closed(self) -> bool:
+        """Tells whether the consumer has ended, by itself or because the user stopped it."""
+        return self._consumer.closed
+
+    @property
+    def stopping(self) -> bool:
+        """Tells whether the consumer has ended, is draining, or was asked to stop. A loop around `fetch` ends then."""
+        return self._consumer.stopping
+
+    def __repr__(self) -> str:
+        return f"Async{self._consumer!r}"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Drops what is buffered, releases every claim and leaves the group, as `Consumer.stop` does.
+
+        After a cancellation a second call completes the stop.
+        """
+        self._consumer._context.check_call("Consumer", "stop", waits=True)
+        await self._complete(self._ending.stop(timeout_s))
+        await self._close()
+
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Fetches no more, delivers what is buffered, releases the claims and leaves, as `Consumer.drain` does.
+
+        While an iteration runs, the call returns at once, and the iteration ends when the rest is delivered.
+        """
+        consumer = self._consumer
+        consumer._context.check_call("Consumer", "drain", waits=True)
+        with consumer._context.lock:
+            consumer._queue.drain()
+        consumer._begin_drain(timeout_s)
+        if not consumer._iterating:
+            await self._finish_drain()
+
+    def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
+        """Makes iterations and waiting fetches end soon, as `Consumer.request_stop` does. Signal handlers may call it.
+
+        A waiting call ends within a tenth of a second after `hand_over_s`.
+        """
+        self._consumer.request_stop(hand_over_s)
+
+    async def _finish_drain(self) -> None:
+        await self._complete(self._ending.finish_drain())
+        await self._close()
+
+    async def _close(self) -> None:
+        await self._shared.verbs.run(self._ending.close)
+        self._feed.close()
+
+    def _dispose(self, ending: Ending) -> None:
+        self._feed.close()
+        self._shared.verbs.submit(ending.close)
+
+    # --- fetching
+
+    async def fetch(
+        self,
+        max_messages: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        expires_s: float = FETCH_EXPIRES_S,
+        min_messages: int | None = None,
+        idle_heartbeat_s: float | None = None,
+    ) -> Batch[K_co, V_co]:
+        """Waits for messages and returns at most `max_messages` of them, as `Consumer.fetch` does."""
+        request = requests.check_fetch(max_messages, max_bytes, expires_s, min_messages, idle_heartbeat_s)
+        await self._give_turn()
+        consumer, call = self._consumer, Call("fetch")
+        try:
+            self._enter(call)
+            consumer._queue.begin()
+            return await self._complete(consumer._fetch(consumer._limits.cut(request)))
+        except BaseException as error:
+            if consumer._inside is call and not isinstance(error, MarshalError | asyncio.CancelledError):
+                with consumer._context.lock:
+                    consumer._queue.take_back()
+            raise
+        finally:  # as in Consumer.fetch
+            if consumer._inside is call:
+                consumer._inside = None
+                consumer._user = consumer._user if consumer._iterating else None
+
+    async def next(
+        self, expires_s: float = FETCH_EXPIRES_S, *, idle_heartbeat_s: float | None = None
+    ) -> Message[K_co, V_co] | None:
+        """Returns the next message, or None after `expires_s` seconds without one, as `Consumer.next` does."""
+        batch = await self.fetch(1, expires_s=expires_s, idle_heartbeat_s=idle_heartbeat_s)
+        return next(iter(batch), None)
+
+    def __aiter__(self) -> AsyncIterator[Message[K_co, V_co]]:
+        """Delivers messages one by one until a stop, a drain or a signal, as the iteration of `Consumer` does.
+
+        While messages are buffered, `async for` does not wait; other tasks then have their turn every 5 ms.
+        """
+        return self._iterate(Demand(self._consumer._intake))
+
+    def fetch_each(
+        self,
+        max_messages: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        expires_s: float = FETCH_EXPIRES_S,
+        idle_heartbeat_s: float | None = None,
+    ) -> AsyncIterator[Message[K_co, V_co]]:
+        """Delivers the messages of a `fetch` one by one, for `async for`, as `Consumer.fetch_each` does."""
+        consumer = self._consumer
+        request = requests.check_fetch(max_messages, max_bytes, expires_s, None, idle_heartbeat_s)
+        request = consumer._limits.cut(request)
+        watch = consumer._watch(request.idle_heartbeat_s)
+        return self._iterate(LimitedDemand(consumer._intake, request, watch))
+
+    def _iterate(self, demand: Demand) -> AsyncIterator[Message[K_co, V_co]]:
+        iterating = Iterating()
+        iterator = self._messages(iterating, demand)
+        iterating.iterator = weakref.ref(iterator)
+        return iterator
+
+    async def _messages(self, iterating: Iterating, demand: Demand) -> AsyncGenerator[Message[K_co, V_co], None]:
+        consumer, call = self._consumer, Call(demand.verb)
+        boot_ns = consumer._context.clock.boot_ns
+        try:
+            self._enter(call)
+            if consumer._iterating is not None:
+                raise ConcurrentUse(demand.verb)
+            consumer._iterating, self._running = call, iterating
+            steps = consumer._reserve(demand)
+            step = next(steps, None)
+            while step is not None:
+                if isinstance(step, Reserved):
+                    iterating.messages = messages = step.messages(boot_ns)
+                    consumer._inside = None  # between two messages the user is in no call of the consumer
+                    for message in messages:
+                        yield message
+                    consumer._inside = call
+                    await self._give_turn()
+                    step = next(steps, None)
+                else:
+                    step = following(steps, await self._carry_out(step))
+        except BaseException as error:
+            if consumer._inside is call and not isinstance(error, MarshalError | asyncio.CancelledError):
+                with consumer._context.lock:
+                    consumer._queue.fetch_again()
+            raise
+        finally:  # as in Consumer.fetch
+            if consumer._inside is call:
+                consumer._inside = None
+            if consumer._iterating is call:
+                consumer._iterating = consumer._user = self._running = None
+                if self._ending.draining:
+                    await self._finish_drain()
+
+    def _enter(self, call: Call) -> None:
+        """Begins a call that only one task at a time may be in. Raises ConcurrentUse and what ended the consumer."""
+        consumer, running = self._consumer, self._running
+        if asyncio.get_running_loop() is not self._shared.loop:
+            raise EventLoopMisuse(call.verb, "was called in another event loop than the one that opened the consumer")
+        if running is not None and running.iterator() is None:
+            # The program has left the loop, and asyncio closes its generator only later.
+            if running.messages is not None:
+                running.messages.close()
+            consumer._iterating = consumer._user = self._running = None
+        consumer._enter(call)
+
+    # --- waiting
+
+    async def _complete(self, steps: Steps[T]) -> T:
+        """Runs a call to its end and returns its result."""
+        try:
+            wait = next(steps)
+            while True:
+                wait = steps.send(await self._carry_out(wait))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+    async def _carry_out(self, wait: Wait) -> Any:
+        if isinstance(wait, PollAhead):
+            self._feed.poll_ahead(wait.max_messages)
+            return ()
+        try:
+            return await (self._feed.poll(wait) if isinstance(wait, Poll) else self._shared.changes.wait(wait))
+        finally:
+            self._turn_at = time.monotonic()
+
+    async def _give_turn(self) -> None:
+        """Lets other tasks run if they had no turn for TURN_S."""
+        if time.monotonic() - self._turn_at >= TURN_S:
+            await asyncio.sleep(0)
+            self._turn_at = time.monotonic()
+
+    # --- positions
+
+    async def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Waits until the log has accepted the positions of all messages acked before, as `Consumer.flush` does."""
+        self._consumer._pass("flush")
+        await self._complete(self._consumer._flush(timeout_s))
+
+    async def double_ack(
+        self, message: Message[Any, Any] | Part[Any, Any] | Batch[Any, Any], timeout_s: float = ACK_TIMEOUT_S
+    ) -> bool:
+        """Acks a message, a part or a batch, and returns True once the log has accepted that: `Message.double_ack`.
+
+        Raises ClaimLost, AckNotConfirmed after `timeout_s` seconds.
+        """
+        acked = message._acked()
+        if acked:
+            await self._complete(self._consumer._confirmations.accepted(acked, timeout_s))
+        return True
+
+    def _confirm(self, acked: Sequence[Acked], timeout_s: float) -> None:
+        """Waits for the log, in a thread that may block. `ack(wait=True)` and `double_ack` of a message call it."""
+        if threading.get_ident() == self._shared.thread:
+            raise EventLoopMisuse(
+                "ack(wait=True)", "would block the event loop: await consumer.double_ack(message) instead"
+            )
+        self._consumer._confirmations.wait(acked, timeout_s)
+
+    def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Stops delivering these partitions to this consumer, which keeps the claims, as `Consumer.pause` does."""
+        self._consumer.pause(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Delivers these partitions again after `pause`, as `Consumer.resume` does."""
+        self._consumer.resume(partitions)
+
+    # --- looking
+
+    def claims(self) -> Mapping[TopicPartition, ClaimInfo]:
+        """Returns the claims of this consumer according to what it has read of the log, as `Consumer.claims` does."""
+        return self._consumer.claims()
+
+    def cached_info(self) -> ConsumerInfo:
+        """Returns the state of this consumer as it knows it, without asking the cluster."""
+        return self._consumer.cached_info()
+
+    async def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
+        """Reads the coordination log to its end, then returns the state, as `Consumer.info` does."""
+        end = await self._shared.verbs.run(lambda: self._consumer._log_end(timeout_s))
+        await self._complete(self._consumer._read_to(end, timeout_s))
+        return self._consumer.cached_info()
+
+    def events(self) -> Iterator[Advisory]:
+        """Yields the advisories that came since the last call, as `Consumer.events` does. It does not wait."""
+        return self._consumer.events()
+
+
+def _task() -> int:
+    return id(asyncio.current_task())

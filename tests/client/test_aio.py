@@ -1,0 +1,664 @@
+"""The asyncio front: the same verbs, waited for without blocking the event loop, and safe to cancel anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import threading
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+import pytest
+
+import marshal_py
+from marshal_py import Marshal, Topic, aio
+from marshal_py.admin.group import Group
+from marshal_py.client import async_consumer
+from marshal_py.client.consumer import Consumer
+from marshal_py.client.event_loop import Threads
+from marshal_py.client.receiver import Receiver, Request
+from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
+from marshal_py.topics.request import GetRequest
+from marshal_py.transport.ports import Chunk
+from tests.client.test_no_call_under_lock import Watch
+from tests.support.client_fixtures import (
+    DEADLINE_S,
+    INTERVAL_S,
+    EmbeddedTestCluster,
+    MemoryTestCluster,
+    TestCluster,
+    until,
+)
+
+T = TypeVar("T")
+KINDS = ["at_least_once", "at_most_once"]
+OPTIONS: dict[str, Any] = {"heartbeat_interval_s": INTERVAL_S, "start": "earliest"}
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(main, DEADLINE_S))
+
+
+async def turn_until(condition: Callable[[], Any], what: str) -> None:
+    """Lets the event loop run until `condition` is true."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+    assert condition(), what
+
+
+async def collect(consumer: aio.AsyncConsumer[Any, Any], count: int) -> list[tuple[int, int]]:
+    """Fetches and acks `count` messages. Returns their places."""
+    places: list[tuple[int, int]] = []
+    while len(places) < count:
+        for message in await consumer.fetch(count - len(places), expires_s=DEADLINE_S, min_messages=1):
+            message.ack()
+            places.append((message.partition, message.offset))
+    return places
+
+
+# --- the same verbs, in the same order
+
+# What only the synchronous front has, and why.
+MISSING = {
+    Consumer: {
+        "consume",
+        "plan_ranges",  # for Spark, whose threads block anyway
+        "wait_joined",  # `consumer(...)` has waited for it
+    },
+    Marshal: {"planner", "connect"},  # planners are for Spark; aio.connect connects
+    Topic: {"create_group", "update_group", "create_or_update_group", "group"},  # AsyncMarshal has them
+    Group: {"runner"},
+}
+PAIRS = [(Consumer, aio.AsyncConsumer), (Marshal, aio.AsyncMarshal), (Topic, aio.AsyncTopic), (Group, aio.AsyncGroup)]
+
+
+@pytest.mark.parametrize(("plain", "awaited"), PAIRS)
+def test_both_fronts_have_the_same_verbs(plain: type, awaited: type) -> None:
+    def names(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert names(plain) - names(awaited) == MISSING[plain]
+    more = {"double_ack"}  # a method of messages otherwise
+    attributes = {"name", "client_id", "coordination_topic"}  # of the instances otherwise
+    assert names(awaited) - names(plain) <= more | attributes
+
+
+@pytest.mark.parametrize(("plain", "awaited"), PAIRS)
+def test_both_fronts_take_the_same_parameters(plain: type, awaited: type) -> None:
+    """Names, order, kinds and defaults."""
+    compared = 0
+    for name, method in inspect.getmembers(awaited, inspect.isfunction):
+        if name.startswith("_") or not inspect.isfunction(getattr(plain, name, None)):
+            continue
+        one, other = (inspect.signature(getattr(kind, name)).parameters.values() for kind in (plain, awaited))
+        assert [(p.name, p.kind, p.default) for p in one] == [(p.name, p.kind, p.default) for p in other], method
+        compared += 1
+    assert compared >= 5
+
+
+def test_connect_takes_the_same_parameters() -> None:
+    one, other = (inspect.signature(call).parameters.values() for call in (marshal_py.connect, aio.connect))
+    assert [(p.name, p.kind, p.default) for p in one] == [(p.name, p.kind, p.default) for p in other]
+
+
+# --- a life
+
+
+@pytest.mark.parametrize("delivery", KINDS)
+def test_a_consumer_with_await(cluster: TestCluster, delivery: str) -> None:
+    """Join, fetch, iterate, ack, flush, look, drain: all of it on one event loop."""
+    topic, group = cluster.topic(2), cluster.group()
+    for partition in (0, 1):
+        cluster.fill(topic, partition, 30)
+
+    async def main() -> None:
+        async with aio.connect(cluster.target) as marshal:
+            async with marshal.consumer(group, [topic], delivery=delivery, **OPTIONS) as consumer:
+                seen = await collect(consumer, 20)
+                async for message in consumer:
+                    message.ack()
+                    seen.append((message.partition, message.offset))
+                    if len(seen) == 40:
+                        break
+                async for message in consumer:
+                    message.ack()
+                    seen.append((message.partition, message.offset))
+                    if len(seen) == 60:
+                        await consumer.drain()
+                assert sorted(seen) == [(partition, offset) for partition in (0, 1) for offset in range(30)]
+                assert consumer.closed
+            again = await marshal.consumer(group, [topic], delivery=delivery, **OPTIONS)
+            await turn_until(lambda: len(again.claims()) == 2, "it owns both")
+            assert await again.next(0.0) is None, "nothing comes twice"
+            info = await again.info()
+            assert info.lag == 0
+            assert {event.kind for event in again.events()} >= {"joined", "claimed"}
+            again.pause([(topic, 0)])
+            cluster.fill(topic, 0, 1, first=30)
+            cluster.fill(topic, 1, 1, first=30)
+            message = await again.next(DEADLINE_S)
+            assert message is not None
+            assert message.partition == 1
+            message.ack()
+            await again.flush()
+            again.resume([(topic, 0)])
+            assert await collect(again, 1) == [(0, 30)]
+            await again.stop()
+            assert again.closed
+            with pytest.raises(ConsumerClosed):
+                await again.fetch(1)
+            assert marshal.metrics().client_id == marshal.client_id
+
+    run(main())
+
+
+def test_an_expired_fetch_returns_what_is_there(cluster: TestCluster) -> None:
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 3)
+
+    async def main() -> None:
+        async with aio.connect(cluster.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
+            await turn_until(lambda: len(consumer.claims()) == 1, "claimed")
+            got = 0
+            while got < 3:
+                got += len(await consumer.fetch(10, expires_s=0.05))
+            assert await consumer.next(0.05) is None
+            assert not await consumer.fetch(10, expires_s=0)
+            with pytest.raises(InvalidOption):
+                await consumer.fetch(0)
+
+    run(main())
+
+
+def test_a_confirmed_ack_is_awaited(cluster: TestCluster) -> None:
+    """`await consumer.double_ack(...)`; the blocking form is refused on the event loop and works in a thread."""
+    topic, group = cluster.topic(), cluster.group()
+    cluster.fill(topic, 0, 4)
+
+    async def main() -> None:
+        async with aio.connect(cluster.target) as marshal, marshal.consumer(group, [topic], **OPTIONS) as consumer:
+            one = await consumer.next(DEADLINE_S)
+            assert one is not None
+            assert await consumer.double_ack(one)
+            assert consumer._consumer._member.group is not None
+            batch = await consumer.fetch(2, expires_s=DEADLINE_S)
+            assert await consumer.double_ack(batch)
+            assert [c.position for c in consumer.claims().values()] == [3]
+            last = await consumer.next(DEADLINE_S)
+            assert last is not None
+            with pytest.raises(EventLoopMisuse, match=r"await consumer\.double_ack"):
+                last.ack(wait=True)
+            assert await asyncio.to_thread(last.double_ack)
+            assert await consumer.double_ack(await consumer.fetch(1, expires_s=0)), "an empty batch needs nothing"
+
+    run(main())
+
+
+# --- the event loop is not blocked
+
+
+@pytest.mark.parametrize("delivery", KINDS)
+def test_nothing_on_the_event_loop_waits(
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delivery: str
+) -> None:
+    """On the loop's thread no client of librdkafka is called but `produce`, which queues, and no condition waited for.
+
+    The debug mode of asyncio names each callback that takes long: none takes seconds.
+    """
+    watch = Watch(monkeypatch)
+    loop_thread = threading.get_ident()
+    waited: list[str] = []
+    plainly = threading.Condition.wait
+
+    def wait(self: threading.Condition, timeout: float | None = None) -> bool:
+        if threading.get_ident() == loop_thread and asyncio._get_running_loop() is not None and timeout != 0:
+            callers = [frame.name for frame in traceback.extract_stack()[:-1]]
+            if "start" not in callers[-3:]:  # every new thread is waited for until it runs
+                waited.append(" ".join(callers[-6:]))
+        return plainly(self, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait", wait)
+    topic, group = embedded.topic(3), embedded.group()
+    for partition in range(3):
+        embedded.fill(topic, partition, 200)
+
+    async def main() -> None:
+        asyncio.get_running_loop().slow_callback_duration = 5.0
+        async with aio.connect(embedded.target) as marshal:
+            options = {"delivery": delivery, **OPTIONS}
+            async with marshal.consumer(group, [topic], **options) as consumer:
+                await collect(consumer, 300)
+                async with marshal.consumer(group, [topic], **options) as other:
+                    await turn_until(lambda: other.claims(), "the late joiner has its share")
+                    seen = 0
+                    async for message in consumer:
+                        message.ack()
+                        seen += 1
+                        if seen == 100:
+                            break
+                    await other.stop()
+                await consumer.flush()
+                await consumer.info()
+                await consumer.drain()
+            found = marshal.topic(topic)
+            await found.get(offset=3, partition=1)
+            await found.close()
+
+    with caplog.at_level(logging.WARNING, logger="asyncio"):
+        asyncio.run(asyncio.wait_for(main(), DEADLINE_S), debug=True)
+    assert watch.threads[loop_thread] <= {"produce"}
+    assert {"consume", "incremental_assign", "produce"} <= watch.calls, "the test sees calls"
+    assert waited == []
+    assert [record.message for record in caplog.records if "took" in record.message] == []
+
+
+def test_other_tasks_have_their_turn_while_messages_are_there(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither `async for` nor `fetch` waits while messages are buffered, so they let others run every TURN_S."""
+    monkeypatch.setattr(async_consumer, "TURN_S", 0.0)
+    topic = memory.topic()
+    memory.fill(topic, 0, 2_000)
+
+    async def main() -> None:
+        turns = 0
+
+        async def ticker() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with aio.connect(memory.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
+            await collect(consumer, 100)
+            ticking = asyncio.create_task(ticker())
+            await asyncio.sleep(0)
+            before = turns
+            for _ in range(100):
+                assert await consumer.fetch(1, expires_s=DEADLINE_S)
+            assert turns - before >= 100
+            ticking.cancel()
+
+    run(main())
+
+
+def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> None:
+    """Beside it a consumer has the threads that it has without asyncio: its worker."""
+    topics = [memory.topic() for _ in range(5)]
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("marshal-")]
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal:
+            consumers = [await marshal.consumer(f"g{at}", [topic], **OPTIONS) for at, topic in enumerate(topics)]
+            fetches = [asyncio.create_task(consumer.fetch(3, expires_s=DEADLINE_S)) for consumer in consumers]
+            await asyncio.sleep(0)
+            for at, topic in enumerate(topics):
+                memory.fill(topic, 0, 3, first=10 * at)
+            batches = await asyncio.gather(*fetches)
+            assert [[m.value for m in batch] for batch in batches] == [
+                [b"%d" % (10 * at + number) for number in range(3)] for at in range(5)
+            ]
+            names = threads()
+            assert names.count("marshal-receiver") == 1
+            assert len([name for name in names if name.startswith("marshal-verbs")]) <= 4
+            others = ("marshal-receiver", "marshal-verbs", "marshal-reads")
+            plain = [name for name in names if not name.startswith(others)]
+            assert len([name for name in plain if "worker" in name]) == len(consumers) + 1
+
+    before = threads()
+    run(main())
+    until(lambda: len(threads()) <= len(before), "all of them end")
+
+
+# --- cancellation
+
+
+class Cut:
+    """Awaits a coroutine and cancels it at its suspension number `at`, before or after what it waits for has come."""
+
+    def __init__(self, waiting: Coroutine[Any, Any, Any], at: int, late: bool) -> None:
+        self._waiting, self._at, self._late = waiting, at, late
+        self.cut = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        suspensions = 0
+        try:
+            future = self._waiting.send(None)
+            while True:
+                self.cut = suspensions == self._at
+                if not self.cut or self._late:
+                    yield future
+                if self.cut:
+                    future = self._waiting.throw(asyncio.CancelledError())
+                    continue
+                suspensions += 1
+                future = self._waiting.send(None)
+        except StopIteration as end:
+            return end.value
+
+
+async def cut(waiting: Coroutine[Any, Any, Any], at: int, late: bool) -> tuple[bool, Any]:
+    """Returns whether the coroutine was cancelled, and otherwise its result."""
+    one = Cut(waiting, at, late)
+    try:
+        return False, await one
+    except asyncio.CancelledError:
+        assert one.cut
+        return True, None
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("delivery", KINDS)
+def test_a_fetch_that_is_cancelled_anywhere_loses_nothing(
+    memory: MemoryTestCluster, delivery: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every suspension point: the messages come again, each of them once, in order."""
+    monkeypatch.setattr(async_consumer, "TURN_S", 0.0)  # so that each call is suspended at least once
+    topic, cuts = memory.topic(), 0
+
+    async def main() -> None:
+        nonlocal cuts
+        async with (
+            aio.connect(memory.target) as marshal,
+            marshal.consumer("g", [topic], delivery=delivery, **OPTIONS) as consumer,
+        ):
+            await turn_until(lambda: consumer.claims(), "claimed")
+            sent, seen = 0, []
+            for at in range(24):
+                if at % 3 == 0:  # otherwise what a cancelled call has left is there
+                    memory.fill(topic, 0, 20, first=sent)
+                    sent += 20
+                cancelled, batch = await cut(consumer.fetch(7, expires_s=1.0, min_messages=1), at % 3, late)
+                cuts += cancelled
+                seen += [] if cancelled else list(batch)
+            while len(seen) < sent:
+                seen += await consumer.fetch(sent - len(seen), expires_s=DEADLINE_S, min_messages=1)
+            assert [message.offset for message in seen] == list(range(sent))
+            assert await consumer.next(0.0) is None
+
+    run(main())
+    assert cuts >= 4
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("delivery", KINDS)
+def test_an_iteration_that_is_cancelled_anywhere_loses_nothing(
+    memory: MemoryTestCluster, delivery: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task that waits for the next message is cancelled; a new `async for` delivers it."""
+    monkeypatch.setattr(async_consumer, "TURN_S", 0.0)  # so that it is suspended between messages, too
+    topic, cuts = memory.topic(2), 0
+
+    async def main() -> None:
+        nonlocal cuts
+        async with (
+            aio.connect(memory.target) as marshal,
+            marshal.consumer("g", [topic], delivery=delivery, **OPTIONS) as consumer,
+        ):
+            await turn_until(lambda: len(consumer.claims()) == 2, "claimed")
+            seen: list[tuple[int, int]] = []
+            for at in range(24):
+                memory.fill(topic, at % 2, 5, first=5 * (at // 2))
+                iterator = aiter(consumer)
+                for _ in range(6):
+                    cancelled, message = await cut(anext(iterator), at % 2, late)  # type: ignore[arg-type]
+                    cuts += cancelled
+                    if cancelled:
+                        break
+                    seen.append((message.partition, message.offset))
+                del iterator
+            async for message in consumer:
+                seen.append((message.partition, message.offset))
+                if len(seen) == 120:
+                    break
+            assert sorted(seen) == [(partition, offset) for partition in (0, 1) for offset in range(60)]
+
+    run(main())
+    assert cuts >= 4
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("verb", ["stop", "drain", "flush", "info"])
+def test_other_verbs_may_be_cancelled_and_called_again(memory: MemoryTestCluster, verb: str, late: bool) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 5)
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal:
+            for at in range(3):
+                consumer = await marshal.consumer(group, [topic], **OPTIONS)
+                await collect(consumer, 1)
+                await cut(getattr(consumer, verb)(), at, late)
+                await getattr(consumer, verb)()
+                await consumer.stop()
+                assert consumer._ending.done
+            async with marshal.consumer(group, [topic], **OPTIONS) as last:
+                assert await collect(last, 2) == [(0, 3), (0, 4)], "each released its claim at its position"
+
+    run(main())
+
+
+def test_a_verb_that_is_cancelled_undoes_what_it_opened() -> None:
+    """A function that runs already cannot be stopped: its result is given to `undo`, on its thread."""
+    entered, leave, undone = threading.Event(), threading.Event(), threading.Event()
+
+    def opens() -> str:
+        entered.set()
+        assert leave.wait(DEADLINE_S)
+        return "open"
+
+    async def main() -> None:
+        threads = Threads(1, "test")
+        task = asyncio.create_task(threads.run(opens, lambda opened: undone.set() if opened == "open" else None))
+        await turn_until(entered.is_set, "it runs")
+        never = asyncio.create_task(threads.run(lambda: pytest.fail("it was cancelled before it began")))
+        await asyncio.sleep(0)
+        for one in (task, never):
+            one.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await one
+        assert not undone.is_set()
+        leave.set()
+        await turn_until(undone.is_set, "undone")
+        threads.close()
+
+    run(main())
+
+
+def test_a_cancelled_handler_keeps_its_message_until_the_consumer_stops(memory: MemoryTestCluster) -> None:
+    """The message is the handler's; without an ack the next owner gets it."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 2)
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal:
+            async with marshal.consumer(group, [topic], **OPTIONS) as consumer:
+
+                async def handle() -> None:
+                    async for message in consumer:
+                        if message.offset == 1:
+                            await asyncio.sleep(DEADLINE_S)
+                        message.ack()
+
+                task = asyncio.create_task(handle())
+                await turn_until(lambda: consumer.cached_info().in_flight and _position(consumer) == 1, "it works")
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            async with marshal.consumer(group, [topic], **OPTIONS) as consumer:
+                assert await collect(consumer, 1) == [(0, 1)]
+
+    run(main())
+
+
+def _position(consumer: aio.AsyncConsumer[Any, Any]) -> int:
+    return next((claim.position for claim in consumer.claims().values()), -1)
+
+
+# --- wrong use
+
+
+def test_one_task_at_a_time(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
+            waiting = asyncio.create_task(consumer.fetch(1, expires_s=DEADLINE_S))
+            await turn_until(lambda: consumer._consumer._user is not None, "inside")
+            for use in (consumer.fetch(1), consumer.next(), anext(aiter(consumer))):
+                with pytest.raises(ConcurrentUse):
+                    await use
+            memory.fill(topic, 0, 1)
+            assert len(await waiting) == 1
+            assert not await consumer.fetch(1, expires_s=0)
+
+    run(main())
+
+
+def test_another_event_loop_is_refused(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
+
+            def elsewhere() -> None:
+                asyncio.run(consumer.fetch(1))
+
+            with pytest.raises(EventLoopMisuse, match="another event loop"):
+                await asyncio.to_thread(elsewhere)
+
+    run(main())
+
+
+def test_a_stop_ends_a_waiting_fetch_and_an_iteration(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal:
+            one, other = [await marshal.consumer(group, [topic], **OPTIONS) for group in ("a", "b")]
+            waiting = asyncio.create_task(one.fetch(1, expires_s=DEADLINE_S))
+
+            async def iterate() -> int:
+                return len([message async for message in other])
+
+            iterating = asyncio.create_task(iterate())
+            await turn_until(lambda: all(c._consumer._user is not None for c in (one, other)), "both wait")
+            await one.stop()
+            other.request_stop()
+            with pytest.raises(ConsumerClosed):
+                await waiting
+            assert await iterating == 0
+            assert other.stopping
+
+    run(main())
+
+
+def test_a_signal_ends_the_iteration(memory: MemoryTestCluster) -> None:
+    """`stop_on_signals` takes consumers of both fronts."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
+            with marshal_py.stop_on_signals(consumer, signals=[signal.SIGTERM]):
+                async for message in consumer:
+                    message.ack()
+                    signal.raise_signal(signal.SIGTERM)
+            assert consumer.stopping
+
+    run(main())
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+# --- the receiver
+
+
+class Client:
+    """A data client that the test answers for."""
+
+    def __init__(self, *answers: list[Chunk] | Exception) -> None:
+        self._answers = list(answers)
+        self.got: list[tuple[list[Chunk], Exception | None]] = []
+        self.called = threading.Event()
+
+    def pull(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        if not self._answers:
+            threading.Event().wait(min(timeout_s, 0.001))
+            return []
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def answer(self, request: Request, chunks: list[Chunk], error: Exception | None) -> None:
+        self.got.append((chunks, error))
+        self.called.set()
+
+
+def test_an_error_of_one_data_client_reaches_its_consumer_alone() -> None:
+    receiver = Receiver()
+    failed, chunk = ClusterError("refused"), Chunk(marshal_py.TopicPartition("t", 0), 1, [])
+    one, other, idle = Client(failed), Client([chunk]), Client()
+    for client in (one, other, idle):
+        receiver.ask(client, Request(10, float("inf")))
+    for client in (one, other):
+        assert client.called.wait(DEADLINE_S)
+    assert one.got == [([], failed)]
+    assert other.got == [([chunk], None)]
+    receiver.ask(one, Request(10, 0.0))
+    until(lambda: len(one.got) == 2, "an expired request is answered, too")
+    assert one.got[1] == ([], None)
+    assert idle.got == []
+    receiver.forget(idle)
+    receiver.close()
+    thread = receiver._thread
+    assert thread is not None
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    receiver.ask(one, Request(10, 0.0))
+
+
+# --- topics and groups
+
+
+async def _first(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
+    async for item in items:
+        yield item
+        count -= 1
+        if not count:
+            return
+
+
+def test_topics_and_groups_with_await(memory: MemoryTestCluster) -> None:
+    topic = memory.topic(1)
+    for number in range(4):
+        memory.put(topic, 0, b"%d" % number, b"k%d" % (number % 2))
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.topic(topic) as found:
+            assert (await found.get(offset=2)).value == b"2"
+            assert (await found["k1"]).value == b"3"
+            first = await found.get(batch=3)
+            assert [message.value for message in first] == [b"0", b"1", b"2"]
+            following = first.next_request()
+            assert [[m.value for m in page] async for page in found.pages(following)] == [[b"3"]]
+            followed = [m.value async for m in _first(found.follow(GetRequest(offset=1, batch=1), every_s=0.01), 3)]
+            assert followed == [b"1", b"2", b"3"]
+            assert topic in await marshal.topics()
+            assert (await found.info()).name == topic
+            group = await marshal.create_group("made")
+            assert group.name == "made"
+            assert await marshal.groups() == ("made",)
+            assert (await marshal.group("made").info())["group"] == "made"
+            assert await marshal.delete_group("made")
+            reads: list[Awaitable[Any]] = [found.get(offset=number) for number in range(4)]
+            assert [m.value for m in await asyncio.gather(*reads)] == [b"0", b"1", b"2", b"3"]
+
+    run(main())
