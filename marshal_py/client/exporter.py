@@ -43,6 +43,7 @@ GAUGES: Final = {
 PARTITION_GAUGES: Final = {
     "position": "Next offset to read.",
     "lag": "Messages behind the end, -1 before the first look.",
+    "oldest_unacked_ms": "For how long the oldest unacked message's handler has been silent, 0 if there is none.",
     "delayed": "Messages given back that wait to be delivered again; at 1,000 the partition delivers nothing new.",
 }
 

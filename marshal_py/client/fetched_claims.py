@@ -15,6 +15,7 @@ from marshal_py.client.context import Context
 from marshal_py.client.dead_letters import DeadLetters
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.options import ConsumerOptions
+from marshal_py.client.unacked import UnackedWatch
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
@@ -38,6 +39,7 @@ class FetchedClaims:
         self._context, self._member, self._submit = context, member, submit
         self.source = source
         self.queue: DeliveryQueue = DeliveryQueue(member, source, options, context.lock, incarnation, context.clock.now)
+        self._unacked = UnackedWatch(member, options)
         self._unsure: dict[TopicPartition, Claim] = {}  # claims whose partition's end the cluster was asked for
 
     def write_dead_letters(self, topic: str, open_writer: Callable[[], MessageWriter]) -> None:
@@ -72,6 +74,7 @@ class FetchedClaims:
     def look(self) -> None:
         """Does what is due every third of a heartbeat interval, at which it is called."""
         self._ask_soon()
+        self._unacked.look(self._member.claims.values(), self._context.clock.now())
         self.queue.answers.reports.end_period()
 
     def _ask_soon(self) -> None:

@@ -24,7 +24,8 @@ class PartitionMetrics(Struct, frozen=True):
     `position`: next offset to read. `end`, `lag`: -1 while the partition's end is unknown. `lag` is also -1 if the end
     lies below the position: such a partition is being parked, so that no member may consume it until an admin has moved
     the position (PROTOCOL.md D6). `delayed`: messages that handlers gave back (`nak`) and that wait to be delivered
-    again; at 1,000 nothing new of the partition is delivered.
+    again; at 1,000 nothing new of the partition is delivered. `oldest_unacked_ms`: for how long the handler of its
+    oldest unacked message has been silent; 0 if no handler has a message.
     """
 
     topic: str
@@ -36,6 +37,7 @@ class PartitionMetrics(Struct, frozen=True):
     in_flight: int
     buffered: int
     delayed: int = 0
+    oldest_unacked_ms: int = 0
 
 
 class ConsumerMetrics(Struct, frozen=True):
@@ -120,7 +122,7 @@ def consumers_of(drivers: Iterable[ConsumerDriver], now: Instant) -> list[Consum
 
 def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
     member, counters, queue = driver.member, driver.counters, driver.queue
-    partitions = list(_partitions(driver, member.claims.values()))
+    partitions = list(_partitions(driver, member.claims.values(), now))
     unacked = sum(partition.in_flight for partition in partitions)
     answers = queue.answers if isinstance(queue, DeliveryQueue) else None
     naks, redelivered, terminated = (answers.naks, answers.redelivered, answers.terminated) if answers else (0, 0, 0)
@@ -153,7 +155,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
     )
 
 
-def _partitions(driver: ConsumerDriver, claims: Iterable[Claim]) -> Iterable[PartitionMetrics]:
+def _partitions(driver: ConsumerDriver, claims: Iterable[Claim], now: Instant) -> Iterable[PartitionMetrics]:
     for claim in claims:
         position, end = driver.position(claim), driver.end_offset(claim.tp)
         yield PartitionMetrics(
@@ -165,4 +167,5 @@ def _partitions(driver: ConsumerDriver, claims: Iterable[Claim]) -> Iterable[Par
             in_flight(claim),
             driver.queue.buffered_of(claim.tp),
             len(again.waiting) if (again := redeliveries_of(claim)) is not None else 0,
+            0 if (since_ms := claim.handler_since_ms()) is None else max(0, now.mono_ms - since_ms),
         )

@@ -84,6 +84,7 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "deleted": "the group and its positions are deleted; text: by whom",
     "stepped_down": "a session became the last candidate for everything; text: why, by whom",
     "opaque": "a record of a newer library ends the group for readers of this version",
+    "unacked": "a message has had no answer for long, or too many are tracked; offset: that message, text: how long",
     "handler_stuck": "a handler worked on a message for too long, so its partition is released; offset: that message",
     "terminated": "a handler ended a message for good, it is never delivered again; offset: that message, text: why",
     "dead_letter": "a message is done because it is in the dead-letter topic; offset: that message, text: where, why",
@@ -121,6 +122,7 @@ LOCAL: Final[frozenset[AdvisoryKind]] = frozenset(
         "topic_found",
         "topic_missing",
         "truncation_refused",
+        "unacked",
         "unfenced",
     }
 )
@@ -131,6 +133,7 @@ ALARMING: Final[frozenset[AdvisoryKind]] = frozenset(
         "lost",
         "skipped",
         "opaque",
+        "unacked",
         "handler_stuck",
         "dead_letter",
         "dead_letter_failed",
