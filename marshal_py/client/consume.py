@@ -222,7 +222,9 @@ class ConsumeContext(Generic[K_co, V_co]):
         """Ends it and drops what is buffered; the consumer fetches that again when it is asked for messages.
 
         With a handler the call waits until a running handler has returned, at most `timeout_s` seconds. Inside the
-        handler, or inside the loop, it returns at once, and no message follows. A second call does nothing.
+        handler, or inside the loop, it returns at once, and no message follows. While another thread runs the loop, it
+        returns at once too, and the loop ends some milliseconds later or after its present message. A second call does
+        nothing.
         """
         self._context.check_call("ConsumeContext", "stop", waits=True)
         self._demand.stopped = True
@@ -313,14 +315,15 @@ class ConsumeContext(Generic[K_co, V_co]):
     # --- with a handler, on its thread
 
     def _handle(self) -> None:
-        assert self._handler is not None
+        handle, demand = self._handler, self._demand
+        assert handle is not None
         try:
             for message in chain.from_iterable(self._receive()):
                 try:
-                    self._handler(message)
+                    handle(message)
                 except BaseException as error:  # sys.exit() too: it would end this thread and nobody would know
                     self._failed(message, error)
-                if self._demand.stopped:
+                if demand.stopped:
                     self._drop()
         except Exception:
             logger.exception("a consume has ended")

@@ -12,7 +12,7 @@ from typing import Final
 
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
-from marshal_py.errors import ClusterError
+from marshal_py.errors import ClusterError, ClusterUnreachable
 from marshal_py.protocol.advisory import Advisory
 
 MISSED: Final = 2  # so many intervals without proof of life make an event
@@ -88,8 +88,10 @@ class IdleHeartbeat:
         try:
             if claimed:  # otherwise no partition is waited for
                 self._context.admin.bounds(claimed)
-        except ClusterError:
+        except ClusterUnreachable:
             return  # the event says it, if it lasts
+        except ClusterError:
+            pass  # a refusal is an answer
         self._answered_ms = self._now_ms()
 
     def _report(self) -> None:

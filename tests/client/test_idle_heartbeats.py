@@ -11,7 +11,7 @@ import pytest
 from marshal_py import Message
 from marshal_py.client.idle_heartbeat import HeartbeatTimer, IdleHeartbeat
 from marshal_py.client.requests import check_fetch
-from marshal_py.errors import ClusterUnreachable, InvalidOption
+from marshal_py.errors import AccessDenied, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.advisory import Advisory
 from tests.support.client_fixtures import MemoryTestCluster, joined, until
 
@@ -65,6 +65,7 @@ class Cluster:
     def __init__(self) -> None:
         self.now_ms = 0
         self.answers = True
+        self.refuses = False
         self.lost = ""
         self.asked = 0
         self.events: list[Advisory] = []
@@ -87,6 +88,8 @@ class Cluster:
         self.asked += 1
         if not self.answers:
             raise ClusterUnreachable("servers", "bounds", "no answer")
+        if self.refuses:
+            raise AccessDenied("User:me", "Describe", "topic", "orders")
         return {}
 
     def publish(self, advisory: Advisory) -> None:
@@ -107,6 +110,13 @@ def test_an_answer_of_the_cluster_is_a_sign_of_life() -> None:
     cluster.wait(2.5)
     assert [(event.kind, event.session) for event in cluster.events] == [("heartbeat_missed", 7)]
     assert "for 2 s" in cluster.events[0].text
+
+
+def test_a_refusal_is_an_answer() -> None:
+    cluster = Cluster()
+    cluster.refuses = True
+    cluster.wait(10)
+    assert cluster.events == []
 
 
 def test_a_lost_connection_is_no_missed_heartbeat() -> None:

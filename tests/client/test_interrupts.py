@@ -92,7 +92,16 @@ def fetches(consumer: Consumer) -> Iterator[Message]:
         yield from consumer.fetch(100, expires_s=0.05)
 
 
-@pytest.mark.parametrize("taking", [fetches, iter], ids=["fetch", "iteration"])
+def fetches_each(consumer: Consumer) -> Iterator[Message]:
+    while True:
+        yield from consumer.fetch_each(100)
+
+
+def consumes(consumer: Consumer) -> Iterator[Message]:
+    return iter(consumer._consuming or consumer.consume(max_messages=100))
+
+
+@pytest.mark.parametrize("taking", [fetches, iter, fetches_each, consumes])
 def test_messages_of_an_interrupted_fetch_are_not_lost(cluster: TestCluster, taking: Callable[[Consumer], Any]) -> None:
     """A notebook's user presses ctrl-C and continues. Messages from librdkafka were skipped, and acks were lost."""
     topic, group, count = cluster.topic(), cluster.group(), 20_000
