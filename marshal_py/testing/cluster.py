@@ -13,8 +13,10 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from marshal_py.admin.async_marshal import AsyncMarshal
 from marshal_py.admin.group import Group, Paused
 from marshal_py.admin.marshal import Marshal, connect
+from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.membership import Membership
 from marshal_py.client.options import COORDINATION_TOPIC
 from marshal_py.errors import ConsumerClosed, InvalidOption, UnsupportedPlatform
@@ -36,6 +38,9 @@ FENCE_INTERVALS: Final = 1.25  # a lease lasts one, its end is noticed a tenth l
 BY: Final = "marshal_py.testing"
 
 T = TypeVar("T")
+
+AnyConsumer = Membership | AsyncConsumer[Any, Any]
+AnyMarshal = Marshal | AsyncMarshal
 
 
 class LocalCluster(ABC):
@@ -123,7 +128,7 @@ class LocalCluster(ABC):
         """Loses the cluster for the length of a `with` block: nobody reaches it, and what is sent is not stored."""
 
     @abstractmethod
-    def fence(self, consumer: Membership) -> AbstractContextManager[None]:
+    def fence(self, consumer: AnyConsumer) -> AbstractContextManager[None]:
         """Ends the consumer's lease for the length of a `with` block: it keeps its claims and delivers nothing.
 
         Its connection is cut, and a little more than one heartbeat interval passes. At the end of the block it is
@@ -132,18 +137,19 @@ class LocalCluster(ABC):
         """
 
     @abstractmethod
-    def kill(self, marshal: Marshal) -> None:
+    def kill(self, marshal: AnyMarshal) -> None:
         """Stops a Marshal and its consumers as `kill -9` would: they write nothing more.
 
         After two heartbeat intervals (`advance`) other members take over. In memory alone.
         """
 
-    def evict(self, consumer: Membership) -> None:
+    def evict(self, consumer: AnyConsumer) -> None:
         """Ends the consumer's session, as other members do with one that is silent. It loses its claims and rejoins.
 
         Returns when it has read that. Raises ConsumerClosed.
         """
-        driver, member = consumer._driver, consumer._driver.member
+        driver = _plain(consumer)._driver
+        member = driver.member
         session = member.session
         if session == NONE or driver.ended:
             raise ConsumerClosed("Consumer", "it has no session that could be evicted")
@@ -165,7 +171,7 @@ class LocalCluster(ABC):
         finally:
             log.close(TIMEOUT_S)
 
-    def redeliver(self, consumer: Membership) -> None:
+    def redeliver(self, consumer: AnyConsumer) -> None:
         """Has every message delivered again that was delivered and not acked, as after a take-over: with a greater
         token and a greater `delivery_count`.
 
@@ -173,15 +179,16 @@ class LocalCluster(ABC):
         evicted; it claims its partitions again, or another member does. Raises InvalidOption in at-most-once mode,
         ConsumerClosed.
         """
-        if consumer._driver.queue.at_most_once:
-            raise InvalidOption("consumer", consumer.group, "in at-least-once mode: otherwise nothing comes again")
-        lost = set(consumer.claims())
-        consumer._context.complete(consumer._flush(TIMEOUT_S))
-        self.evict(consumer)
-        member = consumer._driver.member
+        plain = _plain(consumer)
+        context, member = plain._context, plain._driver.member
+        if plain._driver.queue.at_most_once:
+            raise InvalidOption("consumer", plain.group, "in at-least-once mode: otherwise nothing comes again")
+        lost = set(plain.claims())
+        context.complete(plain._flush(TIMEOUT_S))
+        self.evict(plain)
 
         def owned() -> bool:
-            with consumer._context.lock:
+            with context.lock:
                 group = member.group
                 return group is not None and all(group.partitions[tp].owner != NONE for tp in lost)
 
@@ -287,9 +294,10 @@ class MemoryCluster(LocalCluster):
             self.broker.wake()
 
     @contextmanager
-    def fence(self, consumer: Membership) -> Iterator[None]:
-        connection = self._connection_of(consumer)
-        driver, clock = consumer._driver, self.broker.clock
+    def fence(self, consumer: AnyConsumer) -> Iterator[None]:
+        plain = _plain(consumer)
+        connection = self._connection_of(plain)
+        driver, clock = plain._driver, self.broker.clock
         connection.cut = True
         try:
             self._time.advance(FENCE_INTERVALS * driver.options.heartbeat_interval_s)
@@ -299,15 +307,16 @@ class MemoryCluster(LocalCluster):
             self.broker.wake()
         self._time.run_until(lambda: driver.ended or driver.member.healthy(clock.now()), TIMEOUT_S)
 
-    def redeliver(self, consumer: Membership) -> None:
+    def redeliver(self, consumer: AnyConsumer) -> None:
         super().redeliver(consumer)
         # A second time in a row it looks as if messages killed their owners: for one interval they come one by one.
-        self._time.advance(consumer._driver.options.heartbeat_interval_s)
+        self._time.advance(_plain(consumer)._driver.options.heartbeat_interval_s)
 
-    def kill(self, marshal: Marshal) -> None:
-        assert isinstance(marshal.transport, MemoryTransport)
-        marshal.transport.connection.cut = True
-        self._time.stopped.append(marshal)
+    def kill(self, marshal: AnyMarshal) -> None:
+        plain = marshal._plain if isinstance(marshal, AsyncMarshal) else marshal
+        assert isinstance(plain.transport, MemoryTransport)
+        plain.transport.connection.cut = True
+        self._time.stopped.append(plain)
 
     def _connection_of(self, consumer: Membership) -> Any:
         for marshal in marshals_of(self.bootstrap_servers):
@@ -363,10 +372,10 @@ class EmbeddedCluster(LocalCluster):
             for number in range(1, self.broker.brokers + 1):
                 self.broker.broker_up(number)
 
-    def fence(self, consumer: Membership) -> AbstractContextManager[None]:
+    def fence(self, consumer: AnyConsumer) -> AbstractContextManager[None]:
         raise _in_memory_alone("fence")
 
-    def kill(self, marshal: Marshal) -> None:
+    def kill(self, marshal: AnyMarshal) -> None:
         raise _in_memory_alone("kill")
 
     def close(self) -> None:
@@ -383,6 +392,11 @@ def local_cluster(kind: str = "memory") -> LocalCluster:
     if kind == "embedded":
         return EmbeddedCluster()
     raise InvalidOption("marshal_broker_kind", kind, '"memory" or "embedded"')
+
+
+def _plain(consumer: AnyConsumer) -> Membership:
+    """Returns the consumer itself, or the one behind an asynchronous one."""
+    return consumer._consumer if isinstance(consumer, AsyncConsumer) else consumer
 
 
 def _in_memory_alone(verb: str) -> UnsupportedPlatform:

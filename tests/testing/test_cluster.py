@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import marshal_py
-from marshal_py import Consumer, Message
+from marshal_py import Consumer, Message, aio
 from marshal_py.errors import ClusterUnreachable, ConsumerClosed, InvalidOption, TopicMissing, UnsupportedPlatform
 from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster, clock, local_cluster
 
@@ -296,6 +297,27 @@ def test_a_thread_of_the_service_gets_its_time(memory: MemoryCluster) -> None:
     consumer.request_stop()
     thread.join()
     assert len(set(seen)) == 20
+
+
+def test_the_switches_take_consumers_of_asyncio(memory: MemoryCluster) -> None:
+    async def main() -> None:
+        first = await aio.connect(memory.bootstrap_servers)
+        one = await first.consumer("billing", ["orders"], start="earliest")
+        await asyncio.to_thread(memory.run_until, one.claims)
+        await asyncio.to_thread(memory.evict, one)
+        await asyncio.to_thread(memory.run_until, lambda: len(one.claims()) == 2)
+        with memory.fence(one):
+            memory.produce("orders", b"1")
+            assert await one.next(0) is None
+        assert await one.next(5) is not None
+        memory.kill(first)
+        async with await aio.connect(memory.bootstrap_servers) as second:
+            two = await second.consumer("billing", ["orders"], start="earliest")
+            await asyncio.to_thread(memory.advance, 3 * INTERVAL_S)
+            assert len(two.claims()) == 2
+        await first.close(0)
+
+    asyncio.run(main())
 
 
 # --- what the embedded broker lacks
