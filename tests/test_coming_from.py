@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from marshal_py.testing import LocalCluster
 
 PAGE = (Path(__file__).parents[1] / "docs" / "coming-from.md").read_text()
-PROGRAMS = ("like_confluent_kafka", "like_getmany", "like_a_subscriber")
+PROGRAMS = ("like_confluent_kafka", "like_aiokafka", "like_a_subscriber")
 MESSAGES = 30
 
 
@@ -25,6 +28,12 @@ def programs() -> dict[str, Any]:
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(compile(block, "docs/coming-from.md", "exec"), names)
     return names
+
+
+def run(program: Callable[..., Any], *arguments: Any) -> None:
+    running = program(*arguments)
+    if inspect.iscoroutine(running):
+        asyncio.run(running)
 
 
 def test_every_program_is_run(programs: dict[str, Any]) -> None:
@@ -46,5 +55,5 @@ def test_a_program_receives_every_message(marshal_broker: LocalCluster, programs
             raise Enough
 
     with pytest.raises(Enough):
-        programs[name](marshal_broker.bootstrap_servers, handle)
+        run(programs[name], marshal_broker.bootstrap_servers, handle)
     assert len(set(seen)) == MESSAGES
