@@ -82,15 +82,15 @@ class Reads:
         return self._first(request)
 
     def _at(self, tp: TopicPartition, offset: int) -> RawMessage | None:
-        """Returns the message at exactly this offset; None if it does not exist.
-
-        It asks for no bounds.
-        """
+        """Returns the message at exactly this offset; None if it does not exist."""
+        first, end = self._admin.bounds([tp], committed=self._committed)[tp]
+        if not first <= offset < end:
+            return None
         try:
             for messages in self._reader.read({tp: offset}, {tp: offset + 1}, self._timeout_s):
                 return next(iter(messages), None)
         except RangeLost:
-            return None  # deleted, or beyond the end
+            pass  # deleted meanwhile
         return None
 
     def _first(self, request: GetRequest) -> RawMessage | None:

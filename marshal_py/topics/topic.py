@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TopicMissing
 from marshal_py.topics.changes import check_name
@@ -33,8 +33,8 @@ FOLLOW_PAGE: Final = 1_000  # messages that are read before the first of them is
 class Topic:
     """Reads one topic. Any thread may call it; one question is answered at a time.
 
-    A read may miss a message that was just written: with `client.rack` among the connection's settings the nearest
-    replica answers. `close` frees the connection.
+    With `client.rack` among the connection's settings the nearest replica answers, once it has what the leader had when
+    the question was asked. `close`, or the end of a `with` block, frees the connection.
     """
 
     def __init__(
@@ -265,6 +265,12 @@ class Topic:
             reads = self._indexed()
             assert self._index is not None
             return self._index.status({tp: bounds.end for tp, bounds in reads.bounds().items()})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Closes the connection and the index. A later question opens another connection, without the index."""

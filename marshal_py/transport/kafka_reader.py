@@ -85,9 +85,10 @@ class KafkaReader:
     ) -> Iterator[Sequence[Message]]:
         """Yields the messages in the ranges. `at`: the start of each partition that is still being read.
 
-        A partition is finished when a message at or beyond its last wanted offset has come, or its end. So offsets that
-        are missing in between do no harm. Messages are looked at one by one only where a partition ends: the rest of
-        the work is done by functions that loop in C.
+        A partition is finished when a message at or beyond its last wanted offset has come, or its end if that is not
+        below the range. So missing offsets do no harm, and a replica that lags behind the leader is waited for.
+        Messages are looked at one by one only where a partition ends: the rest of the work is done by functions that
+        loop in C.
         """
         deadline, topic = time.monotonic() + timeout_s, next((tp.topic for tp in at), "")
         while at:
@@ -129,13 +130,15 @@ class KafkaReader:
     def _note(self, event: Message, at: dict[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
         """Handles an event that is an error. `at`: the start of each partition that is still being read.
 
-        If a partition has no further messages, it is removed from `at`. Raises RangeLost if the start is outside the
-        partition, AccessDenied without the right to read. Any other error is only noted, because librdkafka retries it.
+        If a partition has no further messages in its range, it is removed from `at`. Raises RangeLost if the start is
+        outside the partition, AccessDenied without the right to read. Any other error is only noted, because librdkafka
+        retries it.
         """
         error, tp = event.error(), _place(event)
         assert error is not None
         if error.code() == KafkaError._PARTITION_EOF:
-            at.pop(tp, None)
+            if (event.offset() or 0) >= ends.get(tp, 0):  # else a replica that has not received the last messages yet
+                at.pop(tp, None)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and tp in at:
             raise RangeLost(tp.topic, tp.partition, at[tp], ends[tp], error.str())
         elif error.code() in _REFUSED:

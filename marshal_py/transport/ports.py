@@ -231,9 +231,9 @@ class MessageReader(Protocol):
         """Yields the messages of each partition from its start to before its end, as far as they exist.
 
         `starts`, `ends`: offset by partition, for the same partitions of one topic. Messages of one partition come in
-        offset order.
-        Raises RangeLost for a start outside the partition, AccessDenied, ClusterUnreachable when nothing came for
-        `timeout_s`. Only one reading runs at a time: the next call ends an unfinished one.
+        offset order. `ends` must not be beyond the ends of the leaders: a replica that has not received the last
+        offsets yet is waited for. Raises RangeLost for a start outside the partition, AccessDenied, ClusterUnreachable
+        when nothing came for `timeout_s`. Only one reading runs at a time: the next call ends an unfinished one.
         """
 
     def close(self) -> None: ...

@@ -162,6 +162,9 @@ def server_properties(node: int, voters: Collection[str]) -> dict[str, str]:
     properties["transaction.state.log.min.isr"] = in_sync
     properties["share.coordinator.state.topic.min.isr"] = in_sync
     if len(voters) >= 3:
+        # A client that names its rack fetches from the replica there (KIP-392); others fetch from the leaders.
+        properties["broker.rack"] = f"rack-{node}"
+        properties["replica.selector.class"] = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
         # A dead or frozen broker is noticed after 2 s instead of 9 s, so that tests of fail-over are quick.
         properties["broker.session.timeout.ms"] = 2000
         # A broker whose controller freezes waits this long before it asks the next one. The default is 30 s, and

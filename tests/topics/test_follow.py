@@ -99,7 +99,6 @@ def test_what_came_later(broker: MemoryBroker) -> None:
 def test_progress_is_reported(broker: MemoryBroker) -> None:
     write(broker, *((at % 2, f"k{at}", "v") for at in range(100)))
     seen: list[tuple[int, int]] = []
-    topic = Topic(MemoryTransport(broker), NAME, on_progress=lambda read, wanted: seen.append((read, wanted)))
-    assert len(topic.get(multi_last=["*"])) == 100
+    with Topic(MemoryTransport(broker), NAME, on_progress=lambda *progress: seen.append(progress)) as topic:
+        assert len(topic.get(multi_last=["*"])) == 100
     assert seen == [(50, 100), (100, 100)]
-    topic.close()

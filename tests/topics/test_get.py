@@ -584,8 +584,7 @@ def test_the_nearest_replica_may_answer() -> None:
     """ADR-31: The JetStream Direct Get feature enables all stream peers (R>1), not just the stream leader, to respond
     to stream read calls.
 
-    Direct Get does not assure read-after-write coherency. On Kafka `client.rack` decides (KIP-392): it reaches both
-    clients that read.
+    On Kafka `client.rack` decides (KIP-392): it reaches both clients that read.
     """
     with Broker(topics={NAME: 1}) as broker:
         given = {"bootstrap.servers": broker.bootstrap_servers, "client.rack": "b"}
