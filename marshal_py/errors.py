@@ -13,6 +13,8 @@
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
     |   +-- BackgroundThreadEnded something ended the background thread; the Marshal cannot be used any more
     |   +-- UnsupportedPlatform   this system lacks what the feature needs
+    |   +-- HandleUnknown         an ack handle names no message that this consumer can answer
+    |   +-- MessageNotPickled     a message was to be sent to another process
     |   +-- NeedsAtLeastOnce      nak or term was called in an at-most-once group
     |   +-- BatchNotCommitted     the next claimed batch was asked for before the last one was committed
     |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
@@ -274,6 +276,25 @@ class UnsupportedPlatform(CallerError):
     def __init__(self, feature: str, platform: str, way_out: str) -> None:
         self.feature, self.platform, self.way_out = feature, platform, way_out
         super().__init__(f"{feature} does not work on {platform}: {way_out}")
+
+
+class HandleUnknown(CallerError):
+    """An ack handle names no message that this consumer can answer."""
+
+    def __init__(self, group: str, reason: str) -> None:
+        self.group, self.reason = group, reason
+        super().__init__(f"group {group!r}: the handle cannot be used: {reason}")
+
+
+class MessageNotPickled(CallerError):
+    """A message was to be sent to another process, where its consumer does not exist."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(
+            f"the message {what} cannot go to another process, where its consumer does not exist: send "
+            f"message.handle() with the key and the value, and call consumer.complete(handle) here when it is done"
+        )
 
 
 class NeedsAtLeastOnce(CallerError):

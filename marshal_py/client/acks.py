@@ -45,6 +45,7 @@ class DeliveryContext:
         "clock_now",
         "confirm",
         "delivered",
+        "handle_of",
         "incarnation",
         "key_deserializer",
         "lock",
@@ -76,6 +77,8 @@ class DeliveryContext:
         self.key_deserializer, self.value_deserializer = options.key_deserializer, options.value_deserializer
         self.answers: Answers = answers
         self.delivered: int = 0
+        # Makes the handle of a message, with the lock held; set by the consumer (handles.py).
+        self.handle_of: Callable[[Any], bytes]
         # Waits until the log has accepted acks; set by the consumer (confirmations.py).
         self.confirm: Callable[[Sequence[Acked], float], None]
 

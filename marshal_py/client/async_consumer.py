@@ -306,6 +306,18 @@ class AsyncConsumer(Generic[K_co, V_co]):
             )
         self._consumer._confirmations.wait(acked, timeout_s)
 
+    def complete(self, handle: bytes, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Acks the message whose `Message.handle` this is, as `Consumer.complete` does.
+
+        With `wait` it blocks, so it raises EventLoopMisuse on the event loop's thread: await
+        `double_ack(consumer.message(handle))` there.
+        """
+        return self._consumer.complete(handle, wait, timeout_s)
+
+    def message(self, handle: bytes) -> Message[K_co, V_co]:
+        """Returns the message whose handle this is, as `Consumer.message` does."""
+        return self._consumer.message(handle)
+
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Stops delivering these partitions to this consumer, which keeps the claims, as `Consumer.pause` does."""
         self._consumer.pause(partitions)

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, Generic
 
 from marshal_py.client import requests
+from marshal_py.client.acks import ACK_TIMEOUT_S
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consume import ConsumeContext, ConsumeDemand, Handler
@@ -21,6 +22,7 @@ from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.demand import Demand, LimitedDemand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.group_limits import GroupLimits
+from marshal_py.client.handles import Handles
 from marshal_py.client.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
@@ -52,6 +54,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._limits = GroupLimits(context, driver)
         self._confirmations = Confirmations(context, driver)
         driver.queue.delivery.confirm = self._confirmations.wait
+        self._handles = Handles(driver.member.name)
+        driver.queue.delivery.handle_of = self._handles.make
         self._planner: Planner | None = None
         self._consuming: ConsumeContext[K_co, V_co] | None = None
 
@@ -341,6 +345,32 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 yield from self._intake.wait_for_gate(WAIT_SLICE_S)
             else:
                 yield from demand.wait(WAIT_SLICE_S)
+
+    # --- answers from elsewhere
+
+    def complete(self, handle: bytes, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Acks the message whose `Message.handle` this is. Any thread may call it, in the process of this consumer.
+
+        The result and `wait` are those of `Message.ack`; a second call changes nothing. Raises HandleUnknown for a
+        handle that another consumer has made, UsedAfterFork, ReentrantCall; with `wait` ClaimLost, AckNotConfirmed.
+        """
+        self._context.check_call("Consumer", "complete", waits=wait)
+        delivery = self._queue.delivery
+        with self._context.lock:
+            in_time, acked = self._handles.complete(handle, delivery)
+        if wait:
+            delivery.confirm(acked, timeout_s)
+        return in_time
+
+    def message(self, handle: bytes) -> Message[K_co, V_co]:
+        """Returns the message whose handle this is, to answer by `nak`, `term` or `in_progress`.
+
+        Raises HandleUnknown if another consumer has made the handle, or if the message is done or its claim is over;
+        NeedsAtLeastOnce, UsedAfterFork, ReentrantCall.
+        """
+        self._context.check_call("Consumer", "message")
+        with self._context.lock:
+            return self._handles.message(handle, self._queue.delivery)
 
     # --- planning
 

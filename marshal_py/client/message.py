@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Generic, SupportsIndex, overload
+from typing import Any, Final, Generic, NoReturn, SupportsIndex, overload
 
 from msgspec import Struct, structs
 
 from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered
-from marshal_py.errors import DeserializationFailed, InvalidOption
+from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Token, TopicPartition
@@ -164,6 +164,20 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         """
         self._delivered.touch(self._index, self._index + 1)
 
+    def handle(self) -> bytes:
+        """Returns a small value that names this message: about 30 bytes and the topic's name.
+
+        It can go anywhere: to another thread or task, through a queue to another process and back. There is nothing to
+        do with it but to pass it to `Consumer.complete`, or to `Consumer.message`, in the process of this consumer.
+        Raises UsedAfterFork.
+        """
+        context = self._delivered.context
+        with context.lock:
+            return context.handle_of(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise MessageNotPickled(f"{self.topic}:{self.partition}@{self.offset}")
+
     def __repr__(self) -> str:
         return f"Message({self.topic}:{self.partition}@{self.offset}, token={self.token})"
 
@@ -287,6 +301,9 @@ class Part(Generic[K_co, V_co]):
     def in_progress(self) -> None:
         """Says that the handler is still working on this part, as `Batch.in_progress` does for a batch."""
         self._delivered.touch(self._first, self._first + len(self.raw))
+
+    def __reduce__(self) -> NoReturn:
+        raise MessageNotPickled(f"{self.topic_partition}@{self.offsets[0] if self.raw else ''}")
 
     def __len__(self) -> int:
         return len(self.raw)

@@ -7,7 +7,7 @@ handler is what the user does with a message. Times are monotonic ms. Nothing he
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -370,6 +370,14 @@ class AtLeastOnce:
         if self._attempts >= times and self._first >= offset:
             found.append(self._first)
         return min(found, default=OFFSET_MAX)
+
+    def place_of(self, offset: int) -> tuple[OffsetRun, int] | None:
+        """Returns where a message that was handed over is: its run and its index; None if its run is done with."""
+        for run in self.runs:
+            index = bisect_left(run.offsets, offset, 0, run.delivered)
+            if index < run.delivered and run.offsets[index] == offset:
+                return run, index
+        return None
 
     def touch(self, run: OffsetRun, first: int, stop: int, mono_ms: int) -> None:
         """Records that at `mono_ms` the handlers of the messages at the indexes [first, stop) of `run` were at work."""

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
 from marshal_py.client.answers import Answers
+from marshal_py.client.handles import Handles
 from marshal_py.client.message import Message
 from marshal_py.client.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption
@@ -79,6 +80,10 @@ class RecordedMessage(Message[K_co, V_co], frozen=True, kw_only=True, gc=True):
         self.answers.append(Answer("term", reason))
         return super().term(reason)
 
+    def handle(self) -> bytes:
+        self.answers.append(Answer("handle"))
+        return super().handle()
+
     def in_progress(self) -> None:
         self.answers.append(Answer("in_progress"))
         super().in_progress()
@@ -139,7 +144,7 @@ def make_message(
     options = ConsumerOptions(delivery=delivery)
     answers = Answers(member, options, clock.now)
     context = DeliveryContext(member, threading.RLock(), clock.now, INCARNATION, RecordedMessage, options, answers)
-    context.confirm = _confirm
+    context.confirm, context.handle_of = _confirm, Handles(GROUP).make
     at_ms = round(time.time() * 1000) if timestamp_ms is None else timestamp_ms
     raw = MemoryMessage(topic, partition, offset, key, value, list(headers), at_ms)
     return RecordedMessage(cast(Any, raw), Delivered(context, claim, run), 0, value, answers=[])

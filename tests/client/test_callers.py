@@ -363,6 +363,8 @@ def test_a_fork_must_connect_again(cluster: TestCluster) -> None:
             lambda: marshal.consumer("g", [topic]),
             lambda: consumer.pause([(topic, 0)]),
             lambda: consumer.resume([(topic, 0)]),
+            lambda: consumer.complete(b""),
+            lambda: consumer.message(b""),
         ]
         assert _in_a_child(verbs) == ["UsedAfterFork"] * len(verbs)
         ended: list[Any] = [lambda: consumer.closed or 1 / 0, lambda: consumer.stopping or 1 / 0]
@@ -389,7 +391,13 @@ def test_an_ack_in_a_fork_is_refused(memory: MemoryTestCluster, delivery: str) -
             verbs: list[Any] = [
                 message.ack,
                 message.in_progress,
+                message.nak,
+                message.term,
+                message.double_ack,
+                message.handle,
                 batch.ack,
+                batch.nak,
+                batch.term,
                 batch.parts[0].ack,
                 late.ack,
                 late.in_progress,

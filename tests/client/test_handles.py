@@ -1,0 +1,169 @@
+"""Ack handles: a small value that goes to another thread or process and back, and is completed by its consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+
+from marshal_py import (
+    AckNotConfirmed,
+    ClaimLost,
+    EventLoopMisuse,
+    HandleUnknown,
+    MessageNotPickled,
+    NeedsAtLeastOnce,
+    aio,
+)
+from marshal_py.client import handles
+from marshal_py.testing import make_message
+from tests.support.client_fixtures import DEADLINE_S, INTERVAL_S, MemoryTestCluster, collect, joined, positions, until
+
+
+def test_a_pool_of_processes_sends_handles_back(memory: MemoryTestCluster) -> None:
+    """A handle is sent to a worker process and back, and `Consumer.complete` is called in the owning process."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 6)
+    spawn = multiprocessing.get_context("spawn")
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            messages = collect(consumer, 6, ack=False)
+            done = list(pool.map(copy.copy, [message.handle() for message in messages], timeout=DEADLINE_S))
+        assert [consumer.complete(handle) for handle in reversed(done)] == [True] * 6
+        assert positions(consumer) == {0: 6}
+
+
+def test_a_handle_is_small_and_completed_once_or_twice(memory: MemoryTestCluster) -> None:
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 3)
+    memory.fill(topic, 1, 3)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        found = {message.handle(): message for message in collect(consumer, 6, ack=False)}
+        assert len(found) == 6
+        assert {len(handle) for handle in found} == {28 + len(topic)}
+        for handle, message in found.items():
+            assert consumer.message(handle) is message
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(consumer.complete, handle).result()
+            assert consumer.complete(handle), "a second call changes nothing"
+        assert positions(consumer) == {0: 3, 1: 3}
+        assert consumer.cached_info().late_acks == 0
+
+
+def test_other_answers_go_through_the_message(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        first, second = [message.handle() for message in collect(consumer, 2, ack=False)]
+        assert consumer.message(first).nak(0)
+        assert consumer.message(second).term("no JSON")
+        again = collect(consumer, 1, ack=False)[0]
+        assert (again.offset, again.delivery_count) == (0, 2)
+        assert consumer.complete(first), "the same message, delivered again"
+        with pytest.raises(HandleUnknown, match=f"{topic}:0@0 is done"):
+            consumer.message(first)
+        assert positions(consumer) == {0: 2}
+
+
+def test_a_handle_can_be_confirmed(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        first, second, third = [message.handle() for message in collect(consumer, 3, ack=False)]
+        assert consumer.complete(second, wait=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer._driver.context.coordination, "append", lambda *_: True)
+            with pytest.raises(AckNotConfirmed):
+                consumer.complete(first, wait=True, timeout_s=0.1)
+        assert consumer.complete(first, wait=True), "it is done, and the log says so now"
+        claims = consumer._member.claims.copy()
+        assert [claim.position() for claim in claims.values()] == [2]
+        consumer.stop()
+        assert not consumer.complete(third), "its claim is over"
+        with pytest.raises(ClaimLost, match=f"{topic}:0"):
+            consumer.complete(third, wait=True)
+        assert consumer.cached_info().late_acks == 2
+
+
+def test_a_handle_of_another_consumer_is_refused(memory: MemoryTestCluster) -> None:
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 1)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        joined(marshal, memory.group(), [topic]) as other,
+    ):
+        handle = collect(consumer, 1, ack=False)[0].handle()
+        for wrong in (handle, b"", b"x" * 40, "text", None, consumer._handles._consumer):
+            with pytest.raises(HandleUnknown, match="this consumer has not made it"):
+                other.complete(wrong) if wrong == handle else consumer.complete(wrong)  # type: ignore[arg-type]
+            with pytest.raises(HandleUnknown):
+                other.message(wrong)  # type: ignore[arg-type]
+        assert consumer.complete(handle)
+
+
+def test_what_is_kept_for_handles_is_bounded(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is acked without its handle is forgotten, too."""
+    monkeypatch.setattr(handles, "KEPT_MIN", 10)
+    topic = memory.topic()
+    memory.fill(topic, 0, 200)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        consumer._handles._look_at = 20
+        messages = collect(consumer, 200, ack=False)
+        for message in messages[5:]:
+            message.handle()
+            message.ack()
+            assert len(consumer._handles._kept) <= 20
+        kept = [message.handle() for message in messages[:5]]
+        assert [consumer.message(handle).offset for handle in kept] == [0, 1, 2, 3, 4]
+
+
+def test_in_at_most_once_mode_a_handle_says_that_the_handler_is_done(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, memory.group(), [topic], delivery="at_most_once")
+        handle = collect(consumer, 1, ack=False)[0].handle()
+        until(lambda: marshal.metrics().consumers[0].partitions[0].oldest_unacked_ms >= 0, "figures")
+        assert consumer.complete(handle, wait=True)
+        assert [claim.tracker.in_flight for claim in consumer._member.claims.values()] == [0]
+        with pytest.raises(NeedsAtLeastOnce):
+            consumer.message(handle)
+        consumer.stop()
+        assert not consumer.complete(handle)
+
+
+def test_a_message_itself_does_not_go_to_another_process(memory: MemoryTestCluster) -> None:
+    """In a foreign process without a handle it raises, and the error names the way."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        batch = consumer.fetch(1, expires_s=DEADLINE_S)
+        for one in (batch, batch.parts[0], next(iter(batch))):
+            with pytest.raises(MessageNotPickled, match=rf"{topic}:0@0 cannot .*message\.handle\(\)"):
+                pickle.dumps(one)
+        batch.ack()
+    assert len(make_message(b"1").handle()) == 28 + len("test")
+
+
+def test_the_asyncio_front_completes_handles_too(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+
+    async def run() -> None:
+        async with await aio.connect(memory.target) as marshal:
+            options = {"heartbeat_interval_s": INTERVAL_S, "start": "earliest"}
+            async with await marshal.consumer(memory.group(), [topic], **options) as consumer:
+                batch = await consumer.fetch(2, expires_s=DEADLINE_S)
+                first, second = [message.handle() for message in batch]
+                assert consumer.complete(first)
+                assert consumer.message(second).ack()
+                with pytest.raises(EventLoopMisuse):
+                    consumer.complete(first, wait=True)
+
+    asyncio.run(run())
