@@ -5,6 +5,7 @@ Packages; each may import from those above it (tests/test_architecture.py checks
   protocol    the pure core: records, fold, leases, delivery, and one member's decisions
   history     answers about the past, from verdicts
   transport   connections to a cluster: memory, Kafka, embedded broker
+  last_will   the process that ends the sessions of a dead one
   client      the client API: Consumer, Message
   admin       operations on live groups, and what ties all together: connect, Marshal
   simulator   the same core under faults, and the oracle that judges it

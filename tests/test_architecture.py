@@ -22,7 +22,19 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A file may import from its own package and from those further left.
 # `testing` is the last one, so that nothing that runs in production can depend on it.
 PACKAGES = (
-    *("errors", "protocol", "history", "transport", "topics", "client", "admin", "simulator", "spark", "cli"),
+    *(
+        "errors",
+        "protocol",
+        "history",
+        "transport",
+        "topics",
+        "last_will",
+        "client",
+        "admin",
+        "simulator",
+        "spark",
+        "cli",
+    ),
     "testing",
 )
 

@@ -122,6 +122,16 @@ def of_versions(groups: Iterable[Group]) -> Check:
     )
 
 
+def of_witnesses(groups: Iterable[Group]) -> Check:
+    """Says how many live consumers named a witness when they joined: their partitions move at once if they die."""
+    sessions = [session for group in groups for session in group.sessions.values()]
+    without = sorted(session.join.client_id for session in sessions if not session.join.witness)
+    if not sessions:
+        return Check("witnesses", "ok", "no consumer is live")
+    found = f"{len(sessions) - len(without)} of {len(sessions)} consumers have one"
+    return Check("witnesses", "ok", f"{found}; none: {_some(without)}" if without else found)
+
+
 def of_groups(
     groups: Iterable[Group],
     infos: Mapping[str, TopicInfo | None],

@@ -288,6 +288,7 @@ def _session(session: Session, extended_ms: int | None, now_ms: float) -> dict[s
         "delivery": MODE_NAMES[session.join.mode],
         "topics": list(session.join.topics),
         "claims": session.held,
+        "witness": session.join.witness or None,
         "stepped_down": session.mark != NONE,
         "library": session.join.library,
         "reads_version": session.join.reads_version,

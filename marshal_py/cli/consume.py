@@ -11,7 +11,7 @@ import typer
 
 from marshal_py.cli import lines, output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.client import start_positions
+from marshal_py.client import last_wills, start_positions
 from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
@@ -111,6 +111,7 @@ def consume(
             client_id=client_id,
             coordination_topic=options.coordination_topic,
             evidence_dir=str(evidence_dir) if evidence_dir is not None else None,
+            last_will=last_wills.of_program(settings),
         ) as marshal,
         nullcontext() if metrics_port is None else _serving(marshal, metrics_port, metrics_host),
         marshal.consumer(group, topics, **consumer_options) as consumer,

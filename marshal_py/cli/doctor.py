@@ -172,6 +172,7 @@ class Examination:
         yield diagnosis.of_growth(study, observer.bounds(observer.logs_of(None)))
         yield diagnosis.of_clocks(study)
         yield diagnosis.of_versions(groups)
+        yield diagnosis.of_witnesses(groups)
         # A session that a snapshot restored, without a sign of life since, counts as silent since the log begins.
         extended_ms = {
             (group.name, session): observer.extended_ms.get((log, session), study.first_ms.get(log, now_ms))

@@ -73,7 +73,7 @@ def _print(console: Console, found: dict[str, Any]) -> None:
     marks += ["deleted"] if found["deleted"] else []
     marks += [f"opaque from offset {found['opaque_at']} on"] if found["opaque_at"] is not None else []
     console.print(f"group {found['group']}  ({', '.join(marks)}; log {found['log']})", highlight=False, markup=False)
-    sessions = _table("session", "client", "state", "last sign of life", "interval", "claims")
+    sessions = _table("session", "client", "state", "last sign of life", "interval", "claims", "witness")
     for row in found["sessions"]:
         sessions.add_row(
             str(row["session"]),
@@ -82,6 +82,7 @@ def _print(console: Console, found: dict[str, Any]) -> None:
             _ago(row["last_extended_s"]),
             f"{row['interval_s']:g} s",
             str(row["claims"]),
+            row["witness"] or "-",
         )
     console.print(sessions if found["sessions"] else "  no live session", markup=False)
     partitions = _table("topic", "partition", "owner", "position", "end", "lag", "parked")

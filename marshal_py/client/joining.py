@@ -13,6 +13,7 @@ from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.ending import Ending
 from marshal_py.client.group_config import check_joining
+from marshal_py.client.last_wills import LastWills
 from marshal_py.client.loop import Loop
 from marshal_py.client.membership import Membership
 from marshal_py.client.options import ConsumerOptions, check_topics
@@ -43,8 +44,13 @@ class Joining:
         client_id: str,
         library: str,
         timeout_s: float,
+        wills: LastWills | None = None,
     ) -> None:
-        """`library`: the version that a Join names. `timeout_s`: how long a consumer may take to join."""
+        """`library`: the version that a Join names. `timeout_s`: how long a consumer may take to join.
+
+        `wills`: what knows the witness that a Join names; None if there is none.
+        """
+        self._wills = wills
         self.consumers: dict[ConsumerDriver, Membership] = {}
         self.closed = False
         self._transport, self._context, self._loop, self._root = transport, context, loop, root
@@ -106,9 +112,10 @@ class Joining:
         check_joining(group, world.groups.get(group), options.group_config, options.member or "")
         source = self._transport.source(group, self._client_id, options.settings, options.prefetch_bytes)
         source.learn_leaders(topics)
+        witness = self._wills.witness if self._wills is not None else ""
         with context.lock:
             later = start_positions.new_topics(world.groups.get(group), topics)
-            chosen = options.member_options(self._client_id, topics, self._library)
+            chosen = options.member_options(self._client_id, topics, self._library, witness)
             member = Member(world, group, chosen, secrets.token_bytes)
             for topic, info in found.items():  # before it can claim anything (D10)
                 member.learn_topic(topic, info.partitions, info.topic_id)

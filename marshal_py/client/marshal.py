@@ -16,12 +16,14 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
+from marshal_py.client import last_wills
 from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.context import Context
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.joining import Joining
 from marshal_py.client.keywords import ConsumerKeywords, chosen, explicit
+from marshal_py.client.last_wills import LastWills
 from marshal_py.client.loop import Loop
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_retention, check_topics
@@ -63,6 +65,7 @@ class Marshal:
         timeout_s: float,
         retention: RetentionPolicy,
         callbacks: Callbacks,
+        witness: str = "",
     ) -> None:
         self.client_id = client_id
         self.coordination_topic = topic
@@ -91,7 +94,11 @@ class Marshal:
         except BaseException:
             self._loop.close(0.0)
             raise
-        self._joining = Joining(transport, self._context, self._loop, self.root, client_id, VERSION, timeout_s)
+        given = transport.given if isinstance(transport, KafkaTransport) else {}
+        self._wills = LastWills(self._context, witness, given, self.root.incarnation, self._loop) if witness else None
+        self._joining = Joining(
+            transport, self._context, self._loop, self.root, client_id, VERSION, timeout_s, self._wills
+        )
         open_marshals.add(self)
 
     def __repr__(self) -> str:
@@ -119,6 +126,7 @@ class Marshal:
         history_kept_s: float = HISTORY_KEPT_S,
         statistics_interval_ms: int = 0,
         evidence_dir: str | None = None,
+        last_will: str = "auto",
     ) -> Self:
         """Connects to a cluster, and creates or checks the coordination topic (PROTOCOL.md L1).
 
@@ -132,6 +140,9 @@ class Marshal:
         never.
         `evidence_dir`: where a consumer that ends with Diverged saves its state; by default the system's temporary
         folder.
+
+        `last_will`: who ends the sessions of this process if it dies, so that others take over at once: "auto" is the
+        `marshal run` around this process, if there is one; "process" is a small process that this call starts; "off".
 
         `error_cb`, `stats_cb` and `logger` among the settings are called on the thread "marshal-callbacks". While no
         broker answers, a line in the log of this process says every 5 s why.
@@ -159,17 +170,23 @@ class Marshal:
         check_topics([coordination_topic])
         if type(statistics_interval_ms) is not int or not 0 <= statistics_interval_ms <= STATISTICS_MS_MAX:
             raise InvalidOption("statistics_interval_ms", statistics_interval_ms, f"0 (never) to {STATISTICS_MS_MAX}")
+        named = None if isinstance(servers_or_config, MemoryTransport) else named_transport(servers_or_config)
+        in_memory = named is not None or isinstance(servers_or_config, MemoryTransport)
+        settings = servers_or_config if isinstance(servers_or_config, Mapping) else {}
+        witness = last_wills.check(last_will, settings, reachable=not in_memory)
         callbacks = Callbacks()
         try:
             transport: KafkaTransport | MemoryTransport
             if isinstance(servers_or_config, MemoryTransport):
                 transport = servers_or_config
-            elif (named := named_transport(servers_or_config)) is not None:
+            elif named is not None:
                 transport = named
             else:
                 transport = KafkaTransport(servers_or_config, timeout_s, callbacks.submit)
                 transport.collect_statistics(statistics_interval_ms)
-            return cls(transport, given, coordination_topic, coordination_partitions, timeout_s, retention, callbacks)
+            return cls(
+                transport, given, coordination_topic, coordination_partitions, timeout_s, retention, callbacks, witness
+            )
         except BaseException:
             callbacks.close(0.0)
             raise
@@ -323,6 +340,8 @@ class Marshal:
                 consumer.stop(max(0.0, deadline - time.monotonic()))
             except Exception as error:  # the others hold claims, too
                 failed.append(error)
+        if self._wills is not None:
+            self._wills.close()
         self._loop.close(max(0.0, deadline - time.monotonic()))
         if failed:
             raise failed[0]

@@ -169,7 +169,7 @@ class ConsumerOptions:
             return self.hand_over_timeout_s
         return min(HAND_OVER_TIMEOUT_S, self.handler_timeout_s)
 
-    def member_options(self, client_id: str, topics: tuple[str, ...], library: str) -> MemberOptions:
+    def member_options(self, client_id: str, topics: tuple[str, ...], library: str, witness: str = "") -> MemberOptions:
         return MemberOptions(
             client_id=client_id,
             mode=MODES[self.delivery],
@@ -186,6 +186,7 @@ class ConsumerOptions:
             deliver_late=self.deliver_late,
             on_topic_recreated=self.on_topic_recreated,
             library=library,
+            witness=witness,
         )
 
 

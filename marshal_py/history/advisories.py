@@ -14,6 +14,7 @@ from msgspec import Struct
 from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.last_will import DIED, died
 from marshal_py.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
@@ -184,17 +185,23 @@ class Advisories:
 
 # The fields of an advisory: (kind, session, partition, epoch, offset, to, text)
 _Event = tuple[AdvisoryKind, int, TopicPartition | None, int, int, int, str]
-_VERBS: Final = {"left": "left", "evicted": "was evicted", "replaced": "was replaced", "ended": "ended"}
+_VERBS: Final = {
+    "left": "left",
+    "died": "ended by its witness",
+    "evicted": "was evicted",
+    "replaced": "was replaced",
+    "ended": "ended",
+}
 
 
 def _ending(at: int, record: Record | None) -> tuple[AdvisoryKind, str]:
     """Returns two texts about the sessions that a record ends: the kind of their advisories, and why they end.
 
-    `at`: the record's offset. The kind is "left", "evicted", "replaced" or "ended".
+    `at`: the record's offset. The kind is "left", "died", "evicted", "replaced" or "ended".
     """
     match record:
         case Leave():
-            return "left", record.reason
+            return ("died", record.reason[len(DIED) + 2 :]) if died(record) else ("left", record.reason)
         case Evict():
             return "evicted", silence(record)
         case Join():

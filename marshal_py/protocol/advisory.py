@@ -22,6 +22,7 @@ UNCOMMITTED: Final = "uncommitted"
 AdvisoryKind = Literal[
     "joined",
     "left",
+    "died",
     "evicted",
     "replaced",
     "ended",
@@ -61,12 +62,14 @@ AdvisoryKind = Literal[
     "request_limited",
     "snapshot_refused",
     "truncation_refused",
+    "last_will_lost",
     "state_kept",
 ]
 
 KINDS: Final[dict[AdvisoryKind, str]] = {
     "joined": "a consumer's session began",
     "left": "a consumer ended its session; text: why",
+    "died": "a consumer's process died, and its witness ended its session; text: how, if the witness knows",
     "evicted": "a session ended because it was silent; text: for how long, and who evicted it",
     "replaced": "a session ended because its client joined again; text: the new session",
     "ended": "a session ended because the group's delivery mode changed",
@@ -106,6 +109,7 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "request_limited": "a consumer asked for more than the group's settings allow, and gets less; text: which setting",
     "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
     "truncation_refused": "the log's old records were not deleted; text: why",
+    "last_will_lost": "nobody ends this session if its process dies; it is evicted then; text: why",
     "state_kept": "this process ended because its state was not what the log says; text: the file with that state",
 }
 LOCAL: Final[frozenset[AdvisoryKind]] = frozenset(
@@ -114,6 +118,7 @@ LOCAL: Final[frozenset[AdvisoryKind]] = frozenset(
         "fenced",
         "handler_failed",
         "heartbeat_missed",
+        "last_will_lost",
         "nak_storm",
         "request_limited",
         "revoking",
@@ -130,6 +135,7 @@ LOCAL: Final[frozenset[AdvisoryKind]] = frozenset(
 ALARMING: Final[frozenset[AdvisoryKind]] = frozenset(
     {
         "evicted",
+        "died",
         "lost",
         "skipped",
         "opaque",
@@ -149,6 +155,7 @@ ALARMING: Final[frozenset[AdvisoryKind]] = frozenset(
         "handler_failed",
         "heartbeat_missed",
         "request_limited",
+        "last_will_lost",
         "snapshot_refused",
         "state_kept",
         "parked",

@@ -26,6 +26,17 @@ def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
     return entry if entry != held else None
 
 
+def will_entry(claim: Claim) -> ClaimState | None:
+    """Returns what a claim keeps for the session's witness (T19); None if the will does not release the claim.
+
+    It counts the message at the position as delivered once more, because the owner will be dead then (F4.5).
+    """
+    tracker = claim.tracker
+    if isinstance(tracker, AtMostOnce) or claim.tp.partition < 0:
+        return None
+    return ClaimState(claim.epoch, tracker.position(), 0, tracker.in_flight, tracker.attempts(), tracker.progress())
+
+
 def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition:
     """Returns the Release of a claim.
 

@@ -388,6 +388,7 @@ class Member(MemberState):
                 0,
                 options.reads_version,
                 options.library,
+                options.witness,
             )
         )
 

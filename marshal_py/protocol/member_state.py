@@ -13,9 +13,11 @@ from marshal_py.errors import MarshalError
 from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.claim_records import will_entry
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.last_will import LastWill
 from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL, Liveness
 from marshal_py.protocol.poison_guard import PoisonGuard
 from marshal_py.protocol.ready import MemberOptions, Ready
@@ -74,6 +76,14 @@ class MemberState:
     def paused(self) -> bool:
         group = self.group
         return group is not None and group.paused
+
+    def last_will(self) -> LastWill | None:
+        """Returns what this member keeps for its witness (T19); None if it has no session that could be ended."""
+        if self.session == NONE or self.ended:
+            return None
+        entries = (will_entry(claim) for claim in self.claims.values())
+        claims = tuple(entry for entry in entries if entry is not None)
+        return LastWill(self.session, self.writes_version, self.options.interval_ms, claims)
 
     # --- methods that change the state
 

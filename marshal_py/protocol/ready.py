@@ -42,6 +42,7 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     deliver_late: bool = False
     on_topic_recreated: str = "fail"  # or "earliest"; used if the group's settings do not say (D10)
     reads_version: int = RECORD_VERSION
+    witness: str = ""  # who ends the session if this process dies (T19)
     library: str = ""
 
 

@@ -16,6 +16,7 @@ class ClaimSpan:
 
     __slots__ = (
         "client_id",
+        "died",
         "end",
         "ended_by",
         "epoch",
@@ -70,6 +71,7 @@ class ClaimSpan:
         self.handed_over: bool = (
             False  # by a Release for the sake of another live member, after its handlers had finished
         )
+        self.died: bool = False  # by a Release that its witness sent
         self.given_back: int | None = None  # at-most-once: its Release lowered the position to this
 
 

@@ -179,8 +179,13 @@ def s9_redelivery(history: History) -> Iterator[Violation]:
                 begun, again = by_epoch.get((key[0], old.epoch), []), by_epoch.get((key[0], new.epoch), [])
                 if old.handed_over:
                     yield from _repeated(_in_time(history, begun, old), again, old)
+                begun = begun + inherited.get((key[0], old.epoch), [])
                 if old.ended_by == "Evict":
-                    yield from _told(history, old, begun + inherited.get((key[0], old.epoch), []), again)
+                    told = history.sessions[old.key[0], old.session].heartbeats
+                    yield from _told(history, old, told, begun, again)
+                if old.died:
+                    client = old.released_by[0]
+                    yield from _told(history, old, {client: history.evidence.kept[client]}, begun, again)
 
 
 def _in_time(history: History, begun: list[Delivery], old: ClaimSpan) -> list[Delivery]:
@@ -198,11 +203,15 @@ def _repeated(begun: list[Delivery], again: list[Delivery], old: ClaimSpan) -> I
             yield Violation("S9", d.begin_ms, old.end, f"{d.key} {d.offset} comes again after a hand-over")
 
 
-def _told(history: History, old: ClaimSpan, begun: list[Delivery], again: list[Delivery]) -> Iterator[Violation]:
-    """Yields a violation for each message that is delivered again although the old owner's last heartbeat reported it
-    acked.
+def _told(
+    history: History, old: ClaimSpan, reported: dict[Client, float], begun: list[Delivery], again: list[Delivery]
+) -> Iterator[Violation]:
+    """Yields a violation for each message that is delivered again although the old owner had reported it acked.
+
+    `reported`: by client, when it sent its last heartbeat; if its witness released the claim, when it last kept its
+    will.
     """
-    for client, sent_ms in history.sessions[old.key[0], old.session].heartbeats.items():
+    for client, sent_ms in reported.items():
         before = {d.offset: d for d in begun if d.client == client and d.begin_ms <= sent_ms}
         # A clone may have released the claim because a handler hung in the original, though not in the clone.
         still_open = {

@@ -16,6 +16,7 @@ from marshal_py.protocol import parking
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.last_will import LastWill
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import MemberOptions, Ready, Wanted
 from marshal_py.protocol.records import AT_LEAST_ONCE
@@ -44,6 +45,7 @@ class ClientEnvironment(Environment, Protocol):
     def handing_over(self, client: Client, epoch: int) -> None: ...
     def fenced(self, client: Client) -> None: ...
     def restarted(self, client: Client, read_to: int) -> None: ...
+    def kept(self, client: Client) -> None: ...
 
     keeps_snapshots: bool
 
@@ -74,6 +76,7 @@ class Client(Process):
         self.maintenance: SnapshotMaintenance | None = None  # in a run that has snapshots
         self.detached: bool = False  # while the log's history is read again (N11)
         self.clone_of = NONE
+        self.kept: LastWill | None = None  # for its witness (T19)
         self._ended_at = NONE  # the record at which its member ended
         self._calls = 0
         self._armed_ms = NONE  # true time of the pending timer
@@ -282,6 +285,13 @@ class Client(Process):
         if not self.dead:
             self.member.refolded(at, again, self.now())
             self.act(None)
+
+    def keep_will(self, every_ms: int) -> None:
+        """Keeps the last will, again and again, for a witness to read when this process is dead (T19)."""
+        if self.member is not None:
+            self.kept = self.member.last_will()
+            self.environment.kept(self)
+        self.environment.schedule(every_ms, self, self.keep_will, every_ms)
 
     # --- fetching and delivering
 

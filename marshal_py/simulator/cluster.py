@@ -10,9 +10,7 @@ from __future__ import annotations
 import heapq
 from copy import copy
 from dataclasses import replace as replaced
-from hashlib import sha256
 from random import Random
-from struct import Struct as Pack
 from typing import Any
 
 from msgspec.structs import replace
@@ -37,15 +35,14 @@ from marshal_py.simulator.oracle import route
 from marshal_py.simulator.process import Process, Step
 from marshal_py.simulator.query import Checkpoint, Query
 from marshal_py.simulator.scenario import GroupPlan, Scenario
+from marshal_py.simulator.trace import Trace
+from marshal_py.simulator.witness import KEPT_PER_INTERVAL
 
 EVENTS_MAX = 5_000_000  # a run that needs more is in an endless loop
 HANDLER_TIMEOUT_INTERVALS = 5  # short enough that a run sees it happen
 HAND_OVER_INTERVALS = 2  # another number than the handler timeout, so that the two cannot be confused
 METADATA_MS = 10_000  # METADATA_S of client/loop.py
-TRACE_BYTES_KEPT = 65_536
 LOST_RECORDS_MAX = 40  # records that an unclean election loses at most: over two checkpoints
-
-_TRACE = Pack("<qqqq").pack
 
 
 class Runaway(Exception):
@@ -82,8 +79,7 @@ class Cluster:
         self.modes: dict[str, int] = {group.name: group.mode for group in scenario.groups}  # as operators know them
         self._heap: list[tuple[int, int, Process | None, Step, Any]] = []
         self._number = 0
-        self._trace = sha256()
-        self._traced = bytearray()
+        self._trace = Trace()
         self.broker.on_append = self._appended
         self._root: tuple[bytes, int] | None = None  # of a dump, whose log 0 may begin after it
         if scenario.dump:
@@ -133,16 +129,10 @@ class Cluster:
     # --- what happened
 
     def trace(self, who: int, what: int, value: int) -> None:
-        traced = self._traced
-        traced += _TRACE(self.now_ms, who, what, value)
-        if len(traced) > TRACE_BYTES_KEPT:
-            self._trace.update(traced)
-            traced.clear()
+        self._trace.add(self.now_ms, who, what, value)
 
     def trace_hash(self) -> str:
-        self._trace.update(self._traced)
-        self._traced.clear()
-        return self._trace.hexdigest()
+        return self._trace.digest()
 
     def sent(self, who: Process, value: bytes) -> None:
         self.events += 1
@@ -175,6 +165,9 @@ class Cluster:
 
     def restarted(self, client: Client, read_to: int) -> None:
         self.evidence.restarts.setdefault(client.number, []).append((self.now_ms, read_to))
+
+    def kept(self, client: Client) -> None:
+        self.evidence.kept[client.number] = self.now_ms
 
     def falsify(self, client: Client) -> None:
         """Changes the state in a client's memory although no record changed it, to see whether that is noticed (V5)."""
@@ -305,6 +298,8 @@ class Cluster:
     def _started(self, client: Client) -> Client:
         self.processes.append(client)
         self.clients.append(client)
+        if "witness" in self.scenario.kinds:
+            client.keep_will(client.options.interval_ms // KEPT_PER_INTERVAL)
         client.start()
         return client
 
@@ -496,4 +491,5 @@ class Cluster:
             HAND_OVER_INTERVALS,
             journal.restarts,
             queries=journal.queries,
+            kept=journal.kept,
         )

@@ -27,11 +27,12 @@ from marshal_py.simulator.admins import AdminProcess, CrashPoint
 from marshal_py.simulator.broker import MISSING
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.cluster import Cluster
-from marshal_py.simulator.faults import DAMAGE_KINDS, LATE_MS_MAX, STRIKE_KINDS, spread
+from marshal_py.simulator.faults import ASKED_KINDS, DAMAGE_KINDS, LATE_MS_MAX, STRIKE_KINDS, TRACED_KINDS, spread
 from marshal_py.simulator.malformed_records import damaged_envelope, harmless, newer_record
 from marshal_py.simulator.query import Checkpoint, Query
 from marshal_py.simulator.restricted import MEMBERS
 from marshal_py.simulator.scenario import GroupPlan
+from marshal_py.simulator.witness import Witnesses
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two faults
 QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
@@ -54,9 +55,10 @@ class FaultInjector:
         self.cluster = cluster
         self.rng: random.Random = cluster.rng
         self.interval_ms: int = cluster.scenario.interval_ms
-        self.kinds: list[str] = [kind for kind in STRIKE_KINDS if kind in cluster.scenario.kinds]
+        self.kinds: list[str] = [kind for kind in STRIKE_KINDS + ASKED_KINDS if kind in cluster.scenario.kinds]
         self.strikes: dict[str, int] = {}
         self.names: int = 0
+        self._witnesses: Witnesses = Witnesses()
         self._struck = 0  # the number of faults, including skipped ones
         self.healed: bool = False
         self._actions: dict[str, Callable[[], object]] = {
@@ -86,6 +88,7 @@ class FaultInjector:
             "recreate": self._recreate,
             "beyond": self._beyond,
             "fetch_error": self._fetch_error,
+            "witness": self._witness,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }
 
@@ -124,7 +127,7 @@ class FaultInjector:
         late = self.cluster.now_ms > self.cluster.scenario.safety_ms - QUIET_INTERVALS * self.interval_ms
         if not (late and kind in LONG_KINDS):
             self.strikes[kind] = self.strikes.get(kind, 0) + 1
-            self.cluster.trace(NONE, STRIKE_KINDS.index(kind), 0)
+            self.cluster.trace(NONE, TRACED_KINDS.index(kind), 0)
             self._actions[kind]()
         self._schedule()
 
@@ -175,6 +178,14 @@ class FaultInjector:
         self.cluster.kill(client)
         if self.rng.random() < 0.8 or len(self.cluster.living()) < 1:
             self.cluster.schedule(self._duration_ms(4), None, self._restart, client)
+
+    def _witness(self) -> None:
+        """Lets the witness of a client notice something: mostly that the client died (T19)."""
+        client = self._some()
+        if client is not None and not isinstance(client, Query):
+            if self._witnesses.strike(client, self.rng, self.cluster.network_faults, self._duration_ms):
+                self.cluster.kill(client)
+                self.cluster.schedule(self._duration_ms(4), None, self._restart, client)
 
     def _restart(self, old: Client) -> None:
         options = old.options
@@ -463,7 +474,7 @@ class FaultInjector:
         if genesis is None or self.healed or len(log.values) < 8 or not here:
             return
         self.strikes[kind] = 1
-        self.cluster.trace(NONE, len(STRIKE_KINDS) + DAMAGE_KINDS.index(kind), 0)
+        self.cluster.trace(NONE, TRACED_KINDS.index(kind), 0)
         group = here[int(rng.random() * len(here))]
         everybody = [plan.name for plan in cluster.scenario.groups]
         # A client that starts reads log 0 to its end before it knows the log of its group (L2, L3).

@@ -31,6 +31,7 @@ from marshal_py.simulator import (
     mutants_log,
     mutants_oracle,
     mutants_query,
+    mutants_witness,
 )
 from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
@@ -400,6 +401,10 @@ _MEMBER: Final = (
         "what was handed over in another incarnation of the log counts in this one",
         mutants_query.q5,
         _bias("recreate", "stuck_handler", queries=3),
+    ),
+    *(
+        Mutant(name, says, patches, _bias(*kinds, **more))
+        for name, says, patches, kinds, more in mutants_witness.PLANTED
     ),
     Mutant("P6", "a new owner skips nothing", mutants_claims.p6, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
 )

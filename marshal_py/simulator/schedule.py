@@ -22,7 +22,17 @@ from marshal_py.simulator.scenario import Options, Scenario
 
 VAGUE: Final = frozenset({"S1", "crash"})  # that worlds differ, or that one broke, is seldom the whole story
 # The names of the fields of Options, with the type of each.
-NUMBERS: Final = ("clients", "partitions", "interval_ms", "intervals", "rate", "salt", "until_ms", "queries")
+NUMBERS: Final = (
+    "clients",
+    "partitions",
+    "interval_ms",
+    "intervals",
+    "rate",
+    "salt",
+    "until_ms",
+    "queries",
+    "witnesses",
+)
 TEXTS: Final = ("dump", "group", "policy")
 
 

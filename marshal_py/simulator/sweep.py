@@ -31,7 +31,7 @@ from marshal_py.simulator.auditor_history import oracle_of
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.cluster import Cluster
-from marshal_py.simulator.faults import DAMAGE_KINDS, STRIKE_KINDS
+from marshal_py.simulator.faults import TRACED_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, Hunt, find, in_both_folds, switched_on
 from marshal_py.simulator.oracle import OracleStop
 from marshal_py.simulator.process import Process
@@ -247,7 +247,7 @@ class _TracingCluster(Cluster):
 
     def trace(self, who: int, what: int, value: int) -> None:
         if who == NONE:
-            self.note(None, "fault", (STRIKE_KINDS + DAMAGE_KINDS)[what])
+            self.note(None, "fault", TRACED_KINDS[what])
         super().trace(who, what, value)
 
     def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:

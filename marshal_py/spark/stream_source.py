@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from marshal_py.client import last_wills
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.microbatches import FIRST, MicroBatches, key_of
 from marshal_py.client.planner import Planner
@@ -67,6 +68,7 @@ class QueryMember:
             timeout_s=options.connect_timeout_s,
             coordination_topic=options.coordination_topic,
             coordination_partitions=options.coordination_partitions,
+            last_will=last_wills.of_program(options.kafka),
         )
         try:
             self._pattern, self._checked_s = options.topics_pattern, time.monotonic()

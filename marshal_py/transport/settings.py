@@ -16,6 +16,8 @@ from marshal_py.errors import InvalidOption
 Settings = dict[str, Any]
 T = TypeVar("T")
 
+WITNESS: Final = "marshal-witness"  # the client id of a process that publishes last wills
+
 # KIP-320: leader epochs show that the log was cut below what was read, whatever has been written there since. With
 # `auto.offset.reset=error` librdkafka reports it by the same code as every refused position, and by this text.
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()
@@ -143,6 +145,18 @@ def log_reader(given: Settings, client_id: str, fetch_wait_ms: int) -> Settings:
 def log_writer(given: Settings, client_id: str) -> Settings:
     keep = {k: v for k, v in given.items() if not k.startswith(("fetch.", "queued."))}
     return {**_CONNECTION, **_LOG, "client.id": client_id, **keep, **_LOG_WRITER, **_NEVER}
+
+
+def will_writer(given: Settings, timeout_ms: int) -> Settings:
+    """Returns the settings of a witness's producer, which gives a record up `timeout_ms` after it was sent (T19)."""
+    return {
+        **log_writer(given, WITNESS),
+        "client.id": WITNESS,  # one for all, so that sessions with the same settings share a producer
+        "message.timeout.ms": timeout_ms,
+        "queue.buffering.max.messages": 100_000,  # the most claims of many sessions that die together
+        # It waits for years and writes once; a leader that has moved is looked up when the time comes.
+        "topic.metadata.refresh.interval.ms": 30_000,
+    }
 
 
 def data_reader(

@@ -332,6 +332,7 @@ def test_doctor_names_the_embedded_broker_and_what_it_lacks(shell: Shell, billin
         "growth": "ok",
         "clocks": "ok",
         "versions": "ok",
+        "witnesses": "ok",
         "groups": "ok",
     }
     assert shell.run("doctor", "--as", "king").exit_code == 2

@@ -115,6 +115,9 @@ FOUND = [
     ("X7", "set-position", "S1"),
     ("X28", "two-admins", "S1"),
     ("X29", "set-position", "S1"),
+    ("T19A", "last-will", "T18"),
+    ("T19B", "last-will", "T18"),
+    ("T19C", "last-will", "S7"),
 ]
 
 

@@ -132,6 +132,17 @@ def test_each_fault_alone(kind: str) -> None:
     assert not result.violations
 
 
+WITNESS_STORM = frozenset({"witness", "delay", "duplicate", "drop", "reorder", "retry", "slow_handler", "stop", "lag"})
+
+
+def test_wills_that_come_late_twice_and_in_part_break_nothing() -> None:
+    """T19: among all kinds of faults, and in a network that loses, doubles and reorders."""
+    runs = [simulate(seed, Options(witnesses=1)) for seed in range(12)]
+    runs += [simulate(seed, Options(kinds=WITNESS_STORM)) for seed in range(12)]
+    assert not {run.seed: run.violations[:2] for run in runs if run.violations}
+    assert sum(run.strikes.get("witness", 0) for run in runs) > 60
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The judge
 
@@ -605,11 +616,22 @@ QUICK = (
     "Q4",
     "W1",
     "W2",
+    "T19A",
+    "T19B",
+    "T19C",
+    "T19D",
+    "T19E",
 )
 
 
 SCHEDULES = 40
-RARE = {"X5": 80, "X39": 250}  # need a message, an outage, within few ms of the right one
+RARE = {
+    "X5": 80,
+    "X39": 250,
+    "T19A": 80,
+    "T19B": 60,
+    "T19E": 60,
+}  # need a message, an outage, within few ms of the right one
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -623,6 +645,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     """X1-X42 and G1-G4 of the protocol's design: planted, except two limits and one that needs a policy."""
     wanted = {f"X{n}" for n in range(1, 43)} | {f"G{n}" for n in range(1, 5)}
     others = {"A3", "A6", "D3", "D6", "D8", "D12", "D12A", "D12L", "H1", "Q1", "Q2", "Q3", "Q4", "Q5"}
+    others |= {"T19A", "T19B", "T19C", "T19D", "T19E"}
     others |= {"R1", "R2", "R3", "R4", "P1", "P2", "P3", "P5", "P6", "W1", "W2"}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(NOT_YET) == {"X3", "X12", "X30"}

@@ -256,11 +256,12 @@ class BackgroundConsumer:
 class ConsumerProcess:
     """A consumer in a process of its own (consumer_process.py): what it prints comes as dicts, in order."""
 
-    def __init__(self, servers: str, group: str, topic: str, *arguments: str) -> None:
+    def __init__(self, servers: str, group: str, topic: str, *arguments: str, under: tuple[str, ...] = ()) -> None:
+        """Starts it. `under`: a command that runs it, with its arguments, such as `marshal run --`."""
         self.events: list[dict[str, Any]] = []
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(
-            [sys.executable, "-B", "-m", "tests.support.consumer_process", servers, group, topic, *arguments],
+            [*under, sys.executable, "-B", "-m", "tests.support.consumer_process", servers, group, topic, *arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

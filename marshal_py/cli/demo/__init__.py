@@ -35,6 +35,9 @@ def demo(
     delivery: Annotated[
         Literal["at_least_once", "at_most_once"], typer.Option(help="The delivery mode of the group.")
     ] = "at_least_once",
+    last_will: Annotated[
+        bool, typer.Option("--last-will", help="Each consumer has a witness that ends its session if it is killed.")
+    ] = False,
 ) -> None:
     """Watch consumers share twelve partitions while one is killed and one joins, and see whether a message was lost.
 
@@ -54,6 +57,7 @@ def demo(
             coordination_topic=options.coordination_topic,
             delivery=delivery,
             seconds=seconds,
+            last_will=last_will,
         )
         with make_view(options.as_json) as view:
             result, totals = run_demo(plan, admin, view)

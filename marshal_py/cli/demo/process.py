@@ -40,6 +40,7 @@ class Task(Struct, frozen=True):
     interval_s: float
     rate_per_s: int
     journal: str
+    last_will: bool = False
 
 
 def run_task(work: Callable[[Task, Journal], None]) -> None:

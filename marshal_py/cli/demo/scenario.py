@@ -44,6 +44,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     coordination_topic: str
     delivery: str
     seconds: float
+    last_will: bool = False
 
     @property
     def kill_at_s(self) -> float:
@@ -168,6 +169,7 @@ class DemoScenario:
             interval_s=HEARTBEAT_INTERVAL_S,
             rate_per_s=RATE_PER_S,
             journal=str(self.folder / f"{name}.journal"),
+            last_will=plan.last_will,
         )
         self._readers.append((name, JournalReader(Path(task.journal))))
         child = Child(module, task, self.folder / f"{name}.stderr")

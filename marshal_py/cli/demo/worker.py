@@ -31,7 +31,12 @@ def consume(task: Task, journal: Journal) -> None:
         "on_lost": lost,
         "heartbeat_interval_s": task.interval_s,
     }
-    with connect(task.settings, client_id=task.name, coordination_topic=task.coordination_topic) as marshal:
+    with connect(
+        task.settings,
+        client_id=task.name,
+        coordination_topic=task.coordination_topic,
+        last_will="process" if task.last_will else "auto",
+    ) as marshal:
         with marshal.consumer(task.group, [task.topic], **options) as consumer, stop_on_signals(consumer):
             journal.write(Joined(now()))
             for message in consumer:

@@ -48,6 +48,10 @@ def run(
             show_default="balanced or greedy, as the seed says",
         ),
     ] = "",
+    witnesses: Annotated[
+        bool,
+        typer.Option("--witnesses", help="Clients die with a witness that publishes their last wills. Not --scenario."),
+    ] = False,
     processes: seeds.Processes = None,
     spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,
     master: Annotated[
@@ -72,10 +76,10 @@ def run(
         raise typer.BadParameter("--trace needs --seed")
     if (shrink is not None or html is not None) and seed is None and scenario is None:
         raise typer.BadParameter("--shrink and --html need --seed or --scenario")
-    options = Options(queries=queries, policy=policy)
+    options = Options(queries=queries, policy=policy, witnesses=int(witnesses))
     fixed = options != Options()
     if fixed and (scenario is not None or spark):
-        raise typer.BadParameter("--queries and --policy go with --seeds or --seed")
+        raise typer.BadParameter("--queries, --policy and --witnesses go with --seeds or --seed")
     if policy and policy not in {*POLICIES, *RESTRICTED}:
         raise typer.BadParameter(f"--policy {policy!r}: one of {', '.join([*POLICIES, *RESTRICTED])}")
     if (spark or master is not None) and (not spark or seed is not None or processes):

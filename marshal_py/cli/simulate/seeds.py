@@ -90,7 +90,8 @@ def sentence(violation: Violation) -> str:
 def words_of(options: Options) -> str:
     """Returns the options, besides the seed, that repeat a run."""
     queries = f"--queries {options.queries} " if options.queries else ""
-    return queries + (f"--policy {options.policy} " if options.policy else "")
+    policy = f"--policy {options.policy} " if options.policy else ""
+    return queries + policy + ("--witnesses " if options.witnesses else "")
 
 
 def again(seed: int, mutant: str | None = None, words: str = "") -> str:

@@ -71,5 +71,6 @@ class Configuration(NamedTuple):
     partitions: int = 1
     messages: int = 2  # messages in each partition when the search begins
     snapshots: bool = False  # a process that starts loads the snapshot of the newest checkpoint, if the log has one
+    witnessed: bool = False  # the will of a consumer that crashes comes late, in part, in any order, or never (T19)
     uncounted: frozenset[str] = frozenset()  # invariants that do not hold here; `says` gives the reason
     endings: frozenset[str] = frozenset()  # errors with which a consumer may end here; any other is a violation

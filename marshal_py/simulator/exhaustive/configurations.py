@@ -63,6 +63,13 @@ def owner_at_work(script: SetupScript) -> None:
     script.wait(1, 0)
 
 
+def owner_and_successor(script: SetupScript) -> None:
+    """The owner has finished its first message and has not reported it yet; a second consumer waits."""
+    owner_and_waiter(script)
+    script.must("deliver", 0)
+    script.must("finish", 0)
+
+
 def silent_owner(script: SetupScript) -> None:
     """The owner is stopped with a message in a handler. The other one has nearly waited long enough to evict it."""
     owner_and_waiter(script)
@@ -246,6 +253,16 @@ QUICK: Final[tuple[Model, ...]] = (
             messages=1,
         ),
         owner,
+    ),
+    Model(
+        Configuration(
+            "last-will",
+            "the owner dies; its will, twice, and its own last records come in any order, or not at all",
+            (A, B),
+            Bounds(quanta=1, records=4, in_flight=5, crashes=1),
+            witnessed=True,
+        ),
+        owner_and_successor,
     ),
     Model(
         Configuration(

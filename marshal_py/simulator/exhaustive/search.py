@@ -12,6 +12,7 @@ from itertools import product
 from typing import Final
 
 from marshal_py.errors import GroupMissing
+from marshal_py.protocol import last_will
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS
 from marshal_py.simulator.exhaustive.actors import ORIGIN_MS, TOPIC, AdminActor, Consumer
 from marshal_py.simulator.exhaustive.configuration import SPENDINGS, UNBOUNDED, Bounds, Configuration
@@ -58,6 +59,7 @@ class Search:
         self._runs: dict[int, Outcome] = {}
         self._leaves: dict[int, Outcome | None] = {}
         self._starts: dict[tuple[int, int, int, int], int] = {}
+        self._wills: dict[int, tuple[int, ...]] = {}
         self._sent: dict[tuple[int, int, tuple[int, ...]], int] = {}
         self._flow: dict[int, tuple[tuple[str, int, int, int], ...]] = {}
         self.broken: list[tuple[str, Label]] = []  # what steps of the newest expanded state break
@@ -152,6 +154,8 @@ class Search:
                 self._land(state + (LEAVE << TIME), slot, local, left, found, labels)
         if self._may(spent, CRASH):
             self._crash(state, slot, local, found, labels)
+            if self.configuration.witnessed and slot in self._consumers:
+                self._witness(state, slot, local, found, labels)
 
     def _ways_to_read(self, local: int, slot: int, log: int, quanta: int) -> tuple[Outcome, ...]:
         """Returns the results of the two ways in which a process can read on: one record, or everything in the log."""
@@ -233,6 +237,30 @@ class Search:
         )
         if labels is not None:
             labels.append(("crash", slot, 0))
+
+    def _witness(self, state: int, slot: int, local: int, found: list[int], labels: list[Label] | None) -> None:
+        """Adds to `found` the states after the witness of a consumer has noticed something.
+
+        After a death, and after a sign that is taken for one, the records of the will may come at any time, twice, or
+        never.
+        """
+        key = local << TIME | state & (1 << TIME) - 1
+        will = self._wills.get(key)
+        if will is None:
+            will = self._wills[key] = self.store.will(local, state & (1 << TIME) - 1)
+        network = state >> _AT_NETWORK & (1 << NETWORK) - 1
+        before = self.store.networks[network]
+        for sign in last_will.Sign:
+            if not last_will.proves_death(sign) or not will:
+                continue
+            dies = sign is last_will.Sign.ENDED
+            queues = [() if dies and at == slot else queue for at, queue in enumerate(before.queues)]
+            rest = before.queues[slot] if dies else ()
+            after = self.store.network(Network(tuple(queues), tuple(sorted((*before.strays, *rest, *will, *will)))))
+            gone = GONE - local << _AT_LOCALS + LOCAL * slot if dies else 0
+            found.append(state + (CRASH << TIME) + (after - network << _AT_NETWORK) + gone)
+            if labels is not None:
+                labels.append(("will" if dies else "false will", slot, 0))
 
     def _start(self, state: int, slot: int, found: list[int], labels: list[Label] | None) -> None:
         """Adds to `found` the state in which a process has started in this slot, with the whole log read."""
@@ -415,6 +443,8 @@ class Search:
                     "run": "acts while time goes by",
                     "leave": "is told to stop",
                     "crash": "crashes",
+                    "will": "dies, and its witness publishes its will",
+                    "false will": "lives, and its witness takes it for dead",
                     "start": "starts, with all of the log read",
                 }[what]
         return f"{moment_ms(quanta) - ORIGIN_MS:>6} ms  {who:<6} {text}"

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from marshal_py.errors import CoordinationError
-from marshal_py.protocol import codec, rationalizer, snapshot
+from marshal_py.protocol import codec, last_will, rationalizer, snapshot
 from marshal_py.protocol.records import Genesis, Record
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.verdict import Verdict
@@ -340,6 +340,14 @@ class StateStore:
             actor.leave(now_ms, effects)
 
         return self.after(local, slot, "leave", 0, event)
+
+    def will(self, local: int, quanta: int) -> tuple[int, ...]:
+        """Returns the records that execute the will of a consumer in this condition (T19)."""
+        actor = self.get(local)
+        assert isinstance(actor, Consumer)
+        will = actor.member.last_will()
+        made = [] if will is None else last_will.records(will, "signal 9")
+        return tuple(self.record(record, moment_ms(quanta), -1) for record in made)
 
     def runs(self, local: int, slot: int, quanta: int) -> Outcome:
         """Returns the result of letting QUANTUM_MS pass while the process runs."""

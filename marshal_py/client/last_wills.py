@@ -1,0 +1,210 @@
+"""Keeps the last wills of a Marshal's consumers for a witness, which ends their sessions if this process dies (T19).
+
+A thread of its own does it, so that neither heartbeats nor messages wait for a witness: every KEEP_S it notes under the
+lock how far each consumer is, and writes what has changed without the lock. If the witness is gone, it starts another
+one after a pause that grows, and each consumer gets the event `last_will_lost`.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.context import Context
+from marshal_py.client.loop import Loop
+from marshal_py.errors import InvalidOption, UnsupportedPlatform
+from marshal_py.last_will import death, rendezvous
+from marshal_py.last_will.connecting import WitnessConnection, start_witness
+from marshal_py.last_will.kept_file import KeptFile
+from marshal_py.last_will.messages import Register
+from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.last_will import TRY_INTERVALS, LastWill
+from marshal_py.transport import settings
+
+CHOICES: Final = ("auto", "process", "off")
+KEEP_S: Final = 0.05  # what was acked in this time before a death may be delivered again
+SHARE: Final = 20  # keeping takes at most this part of one core: a thousand busy partitions are kept less often
+READY_S: Final = 5.0  # how long a consumer's start waits for the witness; it joins without one after that
+PAUSE_S_MIN: Final = 0.5  # before a lost witness is started again
+PAUSE_S_MAX: Final = 60.0
+# Calls into Python, which cannot leave this process. Nothing is lost without them in a producer that logs nowhere.
+_CALLS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb", "logger", "on_commit", "log_cb"})
+
+
+def check(choice: str, given: Mapping[str, Any], *, reachable: bool) -> str:
+    """Returns which witness to use: "run" (the `marshal run` around this process), "process" or "".
+
+    `given`: the caller's librdkafka settings. `reachable`: whether another process can connect to this cluster. Raises
+    InvalidOption, UnsupportedPlatform.
+    """
+    if choice not in CHOICES:
+        raise InvalidOption("last_will", choice, f"one of {', '.join(CHOICES)}")
+    if choice == "off":
+        return ""
+    calls = sorted(key for key, value in given.items() if callable(value) and key not in _CALLS)
+    if choice == "process":
+        if why := death.unsupported():
+            raise UnsupportedPlatform("last_will", f"this system: {why}", 'use last_will="off"')
+        if not reachable:
+            raise InvalidOption("last_will", choice, "a cluster that other processes can reach, not one in memory")
+        if calls:
+            raise InvalidOption(
+                "last_will", choice, f"settings without Python callbacks: a witness cannot call {calls[0]}"
+            )
+        return "process"
+    around = rendezvous.connect() if reachable and not calls and not death.unsupported() else None
+    if around is None:
+        return ""
+    around.close()
+    return "run"
+
+
+def of_program(given: Mapping[str, Any]) -> str:
+    """Returns the choice of a program that is all of its process: "process" where that works, else "auto".
+
+    A `marshal run` around the process is preferred, because it exists already. `given`: librdkafka's settings.
+    """
+    try:
+        return "auto" if check("auto", given, reachable=True) else check("process", given, reachable=True)
+    except (InvalidOption, UnsupportedPlatform):
+        return "auto"
+
+
+class _Kept:
+    """Holds what is kept of one consumer."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.file = KeptFile()
+        self.registered = False
+
+
+class LastWills:
+    """Keeps the wills of all consumers of one Marshal."""
+
+    def __init__(self, context: Context, kind: str, given: settings.Settings, incarnation: bytes, loop: Loop) -> None:
+        """Starts the thread. `kind`: "run" or "process", as `check` returns it."""
+        self._context, self._kind, self._given, self._incarnation = context, kind, given, incarnation
+        self._loop = loop
+        self._kept: dict[ConsumerDriver, _Kept] = {}
+        self._numbers = 0
+        self._connection: WitnessConnection | None = None
+        self._ready = threading.Event()  # the witness has answered, or there is none for now
+        self._closing = threading.Event()
+        self._pause_s = PAUSE_S_MIN
+        self._retry_s = 0.0  # of the monotonic clock
+        self._reported = False  # that there is none
+        self._thread = threading.Thread(target=self._run, name="marshal-last-will", daemon=True)
+        self._thread.start()
+
+    @property
+    def witness(self) -> str:
+        """Returns the name of the witness, for the Join of a new consumer; "" if there is none.
+
+        Waits for one that has just been started, for READY_S at most.
+        """
+        self._ready.wait(READY_S)
+        connection = self._connection
+        return connection.name if connection is not None else ""
+
+    def close(self) -> None:
+        """Takes back what is registered. Consumers that have left need no witness any more."""
+        self._closing.set()
+        self._thread.join(READY_S)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            took_s = 0.0
+            try:
+                self._connect()
+                began_s = time.monotonic()
+                self._keep()
+                took_s = time.monotonic() - began_s
+            except Exception as error:
+                self._lose(repr(error))
+            self._closing.wait(max(KEEP_S, SHARE * took_s))
+        if self._connection is not None:
+            for kept in self._kept.values():
+                self._connection.withdraw(kept.number)
+            self._connection.close()
+        for kept in self._kept.values():
+            kept.file.close()
+
+    def _connect(self) -> None:
+        """Sees to it that there is a connection, if it is time for one."""
+        connection = self._connection
+        if connection is not None:
+            if connection.lost():
+                self._lose("the witness has ended")
+            elif connection.name and not self._ready.is_set():
+                self._ready.set()
+            return
+        if time.monotonic() < self._retry_s:
+            return
+        try:
+            source = rendezvous.connect() if self._kind == "run" else start_witness()
+            if source is None:
+                raise OSError("marshal run has ended")
+            self._connection = connection = WitnessConnection(source)
+            connection.wait(READY_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._lose(str(error))
+            return
+        if connection.lost() or not connection.name:
+            self._lose("it did not answer")
+            return
+        self._pause_s, self._reported = PAUSE_S_MIN, False
+        self._ready.set()
+
+    def _lose(self, why: str) -> None:
+        """Notes that there is no witness. Another process is started after a pause; `marshal run` cannot come back."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        for kept in self._kept.values():
+            kept.registered = False
+        self._retry_s = time.monotonic() + (self._pause_s if self._kind == "process" else math.inf)
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+        self._ready.set()
+        if self._reported:
+            return
+        self._reported = True
+        with self._context.outbox, self._context.lock:
+            for driver in self._loop.drivers:
+                member = driver.member
+                driver.publish(
+                    Advisory("last_will_lost", member.name, member.options.client_id, text=why, session=member.session)
+                )
+
+    def _keep(self) -> None:
+        wills: dict[ConsumerDriver, LastWill | None] = {}
+        with self._context.lock:
+            for driver in self._loop.drivers:
+                wills[driver] = driver.member.last_will()
+        for driver, will in wills.items():
+            kept = self._kept.get(driver)
+            if kept is None:
+                self._numbers += 1
+                kept = self._kept[driver] = _Kept(self._numbers)
+            kept.file.keep(will)
+            if self._connection is not None and not kept.registered:
+                self._connection.register(self._session(kept.number, driver), kept.file.fd)
+                kept.registered = True
+        for driver in [driver for driver in self._kept if driver not in wills]:
+            kept = self._kept.pop(driver)  # it has left, or ended with an error: then its lease ends as ever
+            if self._connection is not None and kept.registered:
+                self._connection.withdraw(kept.number)
+            kept.file.close()
+
+    def _session(self, number: int, driver: ConsumerDriver) -> Register:
+        given = {key: value for key, value in self._given.items() if key not in _CALLS}
+        timeout_ms = TRY_INTERVALS * driver.member.options.interval_ms
+        producer = settings.will_writer(given, timeout_ms)
+        return Register(number, driver.member.name, self._incarnation, self._context.topic, driver.log, producer)

@@ -1,0 +1,219 @@
+"""Consumers with a witness, over the embedded broker: real processes that die in several ways (T19).
+
+The broker lives in this process, so consumers and witnesses are others. No time is asserted: an eviction would write an
+Evict, and the log shows that there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marshal_py import connect
+from marshal_py.client import last_wills
+from marshal_py.client.last_wills import KEEP_S
+from marshal_py.errors import InvalidOption, UnsupportedPlatform
+from marshal_py.last_will import connecting, death
+from marshal_py.protocol.last_will import died
+from marshal_py.protocol.records import Evict, Heartbeat, Join, Leave, ReleasingPartition
+from tests.support.client_fixtures import (
+    BackgroundConsumer,
+    ConsumerProcess,
+    EmbeddedTestCluster,
+    MemoryTestCluster,
+    joined,
+    until,
+)
+
+SLOW = ("--interval", "6")  # an eviction would take 12 s: what happens sooner is the witness's work
+RUN = tuple(connecting.command("run", "--"))
+SETTINGS = {"bootstrap.servers": "nowhere:1"}
+
+
+def kept(process: ConsumerProcess, cluster: EmbeddedTestCluster, group: str) -> int:
+    """Waits until a witness has the session, and returns the session."""
+    (told,) = process.wait_for("joined")
+    until(lambda: any(record.witness for record in cluster.accepted(group, Join)), "a Join that names a witness")
+    return int(told["session"])
+
+
+MARK = f"MARSHAL_TEST={uuid.uuid4().hex}"
+
+
+@pytest.fixture(autouse=True)
+def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this process's witnesses be told from those of others on the machine."""
+    monkeypatch.setenv(*MARK.split("="))
+
+
+def witnesses() -> set[int]:
+    """The ids of the witnesses that tests of this file have started."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            mine = MARK.encode() in (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mine and str(connecting.PROGRAM).encode() in words and b"witness" in words:
+            found.add(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("witness", "how"), [("process", "kill"), ("run", "kill"), ("run", "exit"), ("run", "segfault")]
+)
+def test_a_process_that_dies_is_replaced_without_an_eviction(
+    embedded: EmbeddedTestCluster, witness: str, how: str
+) -> None:
+    """T19: what it acked is not delivered again; its session leaves, and the log says how it ended."""
+    topic, group = embedded.topic(2), embedded.group()
+    arguments = [*SLOW, "--last-will", "process" if witness == "process" else "auto"]
+    arguments += ["--die-after", "13", "--how", how] if how != "kill" else []
+    embedded.fill(topic, 0, 6)
+    embedded.fill(topic, 1, 6)
+    with ConsumerProcess(embedded.target, group, topic, *arguments, under=RUN if witness == "run" else ()) as first:
+        session = kept(first, embedded, group)
+        first.wait_for("message", 12)
+        # The log has the acks with a heartbeat; the kept file has them sooner.
+        until(lambda: _positions(embedded, group) == {6}, "both positions at 6")
+        with embedded.connect() as marshal, joined(marshal, group, [topic], heartbeat_interval_s=6.0) as second:
+            until(lambda: len(second.claims()) == 1, "a hand-over")
+            held = {*second.claims()}
+            with BackgroundConsumer(second) as reader:
+                if how == "kill":
+                    _kill(first, witness)
+                else:
+                    embedded.fill(topic, 1 - next(iter(held)).partition, 1)
+                until(lambda: len(second.claims()) == 2, "a take-over")
+                again = [(m.partition, m.offset) for m in list(reader.seen)]
+        code = first.wait()
+    leave = next(record for record in embedded.accepted(group, Leave) if record.session == session)
+    assert died(leave)
+    assert not embedded.accepted(group, Evict)
+    ended = {
+        "kill": ("signal 9 (SIGKILL)", 137),
+        "exit": ("exit status 3", 3),
+        "segfault": ("signal 11 (SIGSEGV)", 139),
+    }
+    words, status = ended[how]
+    if witness == "run":
+        assert (leave.reason, code) == (f"died: {words}", status)
+    else:
+        assert leave.reason == "died"
+    released = [r for r in embedded.accepted(group, ReleasingPartition) if r.session == session and r.reason == "died"]
+    assert len(released) == 1
+    assert not [offset for _, offset in again if offset < 6], "what was acked and kept is not delivered again"
+
+
+def _positions(cluster: EmbeddedTestCluster, group: str) -> set[int]:
+    positions: dict[int, int] = {}
+    for beat in cluster.accepted(group, Heartbeat):
+        positions |= {entry.epoch: entry.position for entry in beat.claims}
+    return set(positions.values()) if len(positions) == 2 else set()
+
+
+def _kill(process: ConsumerProcess, witness: str) -> None:
+    if witness == "process":
+        process.signal(signal.SIGKILL)
+        return
+    children = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children").read_text().split()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+
+
+def test_a_stopped_process_keeps_its_session(embedded: EmbeddedTestCluster) -> None:
+    """T19: SIGSTOP is not death; nothing is published, and it continues."""
+    topic, group = embedded.topic(), embedded.group()
+    with ConsumerProcess(embedded.target, group, topic, "--last-will", "process", *SLOW) as process:
+        kept(process, embedded, group)
+        beats = len(embedded.accepted(group, Heartbeat))
+        process.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.process.pid, os.WSTOPPED | os.WNOWAIT)
+        process.signal(signal.SIGCONT)
+        until(lambda: len(embedded.accepted(group, Heartbeat)) > beats, "a heartbeat after it")
+        assert not embedded.accepted(group, Leave)
+
+
+def test_a_witness_ends_with_its_consumer_and_takes_nothing_with_it(embedded: EmbeddedTestCluster) -> None:
+    """T19: a clean stop takes the will back; one Leave, none by the witness; no process is left."""
+    topic, group = embedded.topic(), embedded.group()
+    others = witnesses()
+    marshal = embedded.connect(last_will="process")
+    consumer = joined(marshal, group, [topic])
+    (mine,) = witnesses() - others
+    assert embedded.accepted(group, Join)[0].witness == f"process {mine}"
+    assert os.getpgid(mine) != os.getpgrp(), "ctrl-C in this terminal does not reach it"
+    words = Path(f"/proc/{mine}/cmdline").read_bytes()
+    assert embedded.target.encode() not in words, "settings are on no command line"
+    resident = next(line for line in Path(f"/proc/{mine}/status").read_text().splitlines() if "VmRSS" in line)
+    assert int(resident.split()[1]) <= 30 * 1024, resident
+    consumer.stop()
+    marshal.close()
+    until(lambda: mine not in witnesses(), "the witness ends")
+    (leave,) = embedded.accepted(group, Leave)
+    assert not died(leave)
+
+
+def test_a_lost_witness_is_started_again(embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T19: the event `last_will_lost`, once, and another process after a pause."""
+    monkeypatch.setattr(last_wills, "PAUSE_S_MIN", 0.01)
+    topic, group = embedded.topic(), embedded.group()
+    others = witnesses()
+    with embedded.connect(last_will="process") as marshal, joined(marshal, group, [topic]) as consumer:
+        (first,) = witnesses() - others
+        os.kill(first, signal.SIGKILL)
+        events: list[Any] = []
+
+        def lost() -> bool:
+            events.extend(event for event in consumer.events() if event.kind == "last_will_lost")
+            return bool(events)
+
+        until(lost, "last_will_lost")
+        assert events[0].text == "the witness has ended"
+        until(lambda: witnesses() - others - {first}, "another witness")
+        assert len(consumer.claims()) == 1, "the consumer has not noticed anything else"
+
+
+def test_auto_does_nothing_where_there_is_no_marshal_run(embedded: EmbeddedTestCluster) -> None:
+    """T19: no process, no witness in the Join."""
+    group = embedded.group()
+    before = witnesses()
+    with embedded.connect() as marshal, joined(marshal, group, [embedded.topic()]):
+        assert not witnesses() - before
+        assert embedded.accepted(group, Join)[0].witness == ""
+
+
+def test_bad_options_are_refused(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T19: each by its name and with a way out; `auto` refuses nothing."""
+    with pytest.raises(InvalidOption, match="auto, process, off"):
+        connect("nowhere:1", last_will="always")
+    with pytest.raises(InvalidOption, match="in memory"):
+        connect(memory.target, last_will="process")
+    with pytest.raises(InvalidOption, match="oauth_cb"):
+        last_wills.check("process", {**SETTINGS, "oauth_cb": print}, reachable=True)
+    assert last_wills.check("process", {**SETTINGS, "error_cb": print}, reachable=True) == "process"
+    for choice in ("auto", "off"):
+        assert last_wills.check(choice, {**SETTINGS, "oauth_cb": print}, reachable=True) == ""
+    monkeypatch.setattr(death, "unsupported", lambda: "no pidfd_open")
+    with pytest.raises(UnsupportedPlatform, match="no pidfd_open"):
+        last_wills.check("process", SETTINGS, reachable=True)
+    assert last_wills.check("auto", SETTINGS, reachable=True) == ""
+
+
+def test_a_program_chooses_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`marshal consume` and Spark's driver: a process of their own, unless there is a `marshal run`."""
+    assert last_wills.of_program(SETTINGS) == "process"
+    assert last_wills.of_program({**SETTINGS, "oauth_cb": print}) == "auto"
+    monkeypatch.setattr(last_wills, "check", lambda choice, given, reachable: "run")
+    assert last_wills.of_program(SETTINGS) == "auto"
+
+
+def test_what_is_promised_about_the_time() -> None:
+    """docs/last-will.md: at most every 50 ms."""
+    assert KEEP_S == 0.05

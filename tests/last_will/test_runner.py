@@ -1,0 +1,100 @@
+"""`marshal run` around commands that have no consumers: statuses, signals, orphans, process 1."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marshal_py.last_will import connecting, rendezvous
+from marshal_py.last_will.runner import in_words
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60.0
+RUN = connecting.command("run", "--")
+
+
+def run(*command: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*before, *RUN, *command], capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
+)
+def test_it_ends_as_the_command_did(script: str, status: int) -> None:
+    assert run("sh", "-c", script).returncode == status
+
+
+def test_a_command_that_cannot_be_started() -> None:
+    """Exit codes of shells: 127 for one that does not exist, 126 for one that is no program."""
+    missing, no_program = run("/nonexistent/program"), run("/etc/passwd")
+    assert (missing.returncode, no_program.returncode) == (127, 126)
+    assert missing.stderr == "marshal run: /nonexistent/program: No such file or directory\n"
+
+
+def test_the_command_of_the_package_is_the_same() -> None:
+    command = [sys.executable, "-m", "marshal_py.cli", "run", "--", "sh", "-c", "echo out; exit 5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (5, "out\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_are_passed_on(number: signal.Signals) -> None:
+    script = f"trap 'echo got; exit 9' {number.name.removeprefix('SIG')}; echo ready; while :; do sleep 0.05; done"
+    process = subprocess.Popen([*RUN, "sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.stdout.read() == "got\n"
+    assert process.wait(DEADLINE_S) == 9
+    process.stdout.close()
+
+
+def test_the_command_is_in_a_process_group_of_its_own() -> None:
+    """So that ctrl-C in a terminal reaches it once, and not again through `marshal run`."""
+    script = "import os; print(os.getpgrp() == os.getpid())"
+    assert run(sys.executable, "-c", script).stdout == "True\n"
+
+
+def test_the_command_has_the_usual_signal_handling() -> None:
+    script = "import signal; print(signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1))"
+    assert run(sys.executable, "-c", script).stdout == "0 0\n", "SIG_DFL"
+
+
+def test_as_process_1_it_reaps_orphans() -> None:
+    """An orphan of the command becomes a child of process 1; nothing of it is left after its end."""
+    script = "(sh -c 'sleep 0.05; exit 4' &) ; sleep 0.5; ps -eo pid,stat,comm; exit 6"
+    done = run("sh", "-c", script, before=("unshare", "--pid", "--fork", "--mount-proc"))
+    assert done.returncode == 6, done.stderr
+    rows = [line.split(None, 2) for line in done.stdout.splitlines()[1:]]
+    assert rows[0][0] == "1"
+    assert not [row for row in rows if row[1].startswith("Z")], done.stdout
+
+
+def test_a_process_finds_it_by_the_inherited_socket() -> None:
+    script = "from marshal_py.last_will import rendezvous; print(rendezvous.connect() is not None)"
+    assert run(sys.executable, "-c", script).stdout == "True\n"
+
+
+def test_a_descriptor_that_means_something_else_now_is_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may have closed what it did not know, and opened a file in its place."""
+    assert rendezvous.connect() is None, "the tests do not run under marshal run"
+    reader, writer = os.pipe()
+    monkeypatch.setenv(rendezvous.VARIABLE, rendezvous.describe(reader))
+    assert rendezvous.connect() is None, "no socket"
+    for value in ("", "x", "5", "5:6", f"{reader}:1:1", "99999:1:1"):
+        monkeypatch.setenv(rendezvous.VARIABLE, value)
+        assert rendezvous.connect() is None
+    os.close(reader)
+    os.close(writer)
+
+
+def test_how_a_process_ended_in_words() -> None:
+    assert in_words(0) == "exit status 0"
+    assert in_words(3 << 8) == "exit status 3"
+    assert in_words(9) == "signal 9 (SIGKILL)"
+    assert in_words(11 | 128) == "signal 11 (SIGSEGV)"
