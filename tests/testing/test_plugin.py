@@ -1,4 +1,4 @@
-"""The pytest plugin: the guide's examples, alone and under pytest-xdist; and runs that do not use it."""
+"""The pytest plugin: the guide's examples under pytest-xdist, and runs that do not use it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeconftest(conftest)
     pytester.makepyfile(test_guide="\n\n".join(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)))
     return pytester
-
-
-def test_the_examples_of_the_guide(project: pytest.Pytester) -> None:
-    project.runpytest_inprocess("-W", "error", "-p", "no:cacheprovider").assert_outcomes(passed=TESTS)
 
 
 def test_the_examples_of_the_guide_in_parallel(project: pytest.Pytester) -> None:
