@@ -30,7 +30,18 @@ from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
 from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, OnError, Request
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
-from marshal_py.errors import AlreadyConsuming, ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError
+from marshal_py.errors import (
+    AlreadyConsuming,
+    ClaimLost,
+    ConcurrentUse,
+    ConsumerClosed,
+    InvalidOption,
+    MarshalError,
+    NeedsAtLeastOnce,
+    PositionOutOfRange,
+)
+from marshal_py.protocol.claim import ClaimPhase
+from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.transport.serialization import K_co, V_co
 
 
@@ -371,6 +382,39 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._context.check_call("Consumer", "message")
         with self._context.lock:
             return self._handles.message(handle, self._queue.delivery)
+
+    # --- positions
+
+    def seek(
+        self, partition: TopicPartition | tuple[str, int], offset: int, timeout_s: float = LEAVE_TIMEOUT_S
+    ) -> None:
+        """Moves the position of a partition that this consumer owns: the message at `offset` is delivered next.
+
+        The log has accepted the position when the call returns, so that a later owner begins there, too. The claim is a
+        new one, with a new token; `on_lost` with the reason "seek" and `on_claim` report that. Acks of messages that
+        were delivered before come too late. Any thread may call it, also within an iteration.
+
+        Raises NeedsAtLeastOnce in at-most-once mode; PositionOutOfRange; ClaimLost if this consumer does not own the
+        partition, or releases it meanwhile because of a pause or a stop; ClusterUnreachable after `timeout_s` seconds,
+        ReentrantCall. `Group.set_position` moves positions of partitions that others own.
+        """
+        self._context.check_call("Consumer", "seek", waits=True)
+        context, driver, tp = self._context, self._driver, TopicPartition(*partition)
+        deadline = time.monotonic() + timeout_s
+        if self._queue.at_most_once:
+            raise NeedsAtLeastOnce("seek", self.group)
+        if tp not in self.claims():
+            raise ClaimLost(self.group, (str(tp),))
+        bounds = context.admin.bounds([tp])[tp]
+        if not bounds.first <= offset <= bounds.end:
+            raise PositionOutOfRange(*tp, offset, bounds.first, bounds.end)
+        with context.outbox, context.lock:
+            claim = self._member.seek(tp, offset, context.clock.now())
+            driver.kick()
+        if claim is not None:
+            context.wait_for(lambda: claim.phase is ClaimPhase.GONE, f"the position of {tp}", deadline, driver.log)
+        if claim is None or claim.seek_to == NONE:
+            raise ClaimLost(self.group, (str(tp),))
 
     # --- planning
 

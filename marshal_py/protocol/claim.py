@@ -40,6 +40,8 @@ class Claim:
         "revoking_reported",
         "sealed",
         "sealed_ms",
+        "seek_sent",
+        "seek_to",
         "successor",
         "topic_id",
         "tp",
@@ -65,6 +67,8 @@ class Claim:
             False  # its Release was accepted, so the log has the position and the progress of the Release
         )
         self.sealed_ms: int = 0  # monotonic, once sealed
+        self.seek_to: int = NONE  # its user moves it there: a SeekingPartition takes the place of its Release
+        self.seek_sent: bool = False
         self.parking: str = ""  # why its Release parks the partition (F6.4)
         self.revoking_reported: bool = False  # whether the user knows that it will be released
         self.one_by_one: bool = False  # its messages are handed over singly for a while (poison_guard.py)
@@ -98,6 +102,16 @@ class Claim:
     def seal(self, phase: ClaimPhase) -> None:
         """Enters RELEASING or GONE: from then on nothing is delivered and no ack counts (T16)."""
         self.phase, self.sealed = phase, True
+
+    def seek(self, position: int, now_ms: int) -> None:
+        """Seals the claim at once, to be replaced by a new one that begins at `position` (F6.6, T20)."""
+        self.released_position = self.position()
+        self.seal(ClaimPhase.RELEASING)
+        self.reason, self.seek_to, self.sealed_ms, self.revoking_reported = "seek", position, now_ms, True
+
+    def give_up_seek(self) -> None:
+        """Has the claim released at its old position instead."""
+        self.seek_to, self.release_sent_ms = NONE, None
 
     def reopen(self) -> None:
         """Delivers again, because the reason to release the claim went away before its Release was sent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import ClaimState, ReleasingPartition
+from marshal_py.protocol.records import ClaimState, ReleasingPartition, SeekingPartition
 from marshal_py.protocol.world import Partition
 
 
@@ -37,13 +37,15 @@ def will_entry(claim: Claim) -> ClaimState | None:
     return ClaimState(claim.epoch, tracker.position(), 0, tracker.in_flight, tracker.attempts(), tracker.progress())
 
 
-def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition:
-    """Returns the Release of a claim.
+def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition | SeekingPartition:
+    """Returns the Release of a claim, or the SeekingPartition that replaces it by a claim of the same owner (F6.6).
 
     In at-least-once mode it says where the next owner starts (F6.2), in at-most-once mode it gives back what was
     granted and not handed over (F6.3).
     """
     tracker = claim.tracker
+    if claim.seek_to != NONE:
+        return SeekingPartition(session, claim.epoch, claim.seek_to)
     if isinstance(tracker, AtMostOnce):
         return ReleasingPartition(
             session,

@@ -142,6 +142,7 @@ class MemberState:
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
         claim.seal(ClaimPhase.GONE)
+        claim.seek_to = NONE
         claim.released = kind == "released"
         self.poison_guard.end(claim)
         del self.claims[claim.epoch]
@@ -153,6 +154,25 @@ class MemberState:
         group = self.group
         if group is not None and reason != "session ended" and not claim.parking:
             self._mirror(group, claim.tp)
+
+    def replace(self, claim: Claim) -> None:
+        """Ends a claim that a new one of this member has replaced, without an advisory."""
+        claim.seal(ClaimPhase.GONE)
+        self.poison_guard.end(claim)
+        del self.claims[claim.epoch]
+        self.out.lost.append((claim, claim.reason))
+
+    def seek(self, tp: TopicPartition, position: int, now: Instant) -> Claim | None:
+        """Begins to move the position of an own claim, in at-least-once mode (T20). Returns the claim.
+
+        Nothing more of it is delivered, and acks of its messages come too late. Once its SeekingPartition is accepted a
+        new claim takes its place. Returns None if no claim of the partition is open.
+        """
+        claim = next((c for c in self.claims.values() if c.tp == tp and c.phase is ClaimPhase.OPEN), None)
+        if claim is not None:
+            claim.seek(position, now.mono_ms)
+            self.request_tick()
+        return claim
 
     def _parked_text(self, claim: Claim) -> str:
         """Returns why nobody may claim the partition now, and who ends that: an admin or the group itself (D10)."""

@@ -94,7 +94,7 @@ class RecordHandler:
                 elif claim is not None and not verdict.accepted:
                     claim.release_sent_ms = None  # rejected, as a grant was read meanwhile: send it again (T16)
             case SeekingPartition() if record.session == member.session:
-                self._end_as_clone(verdict.offset)
+                self._read_seek(record, verdict, now)
             case ClaimingMessages() if record.session == member.session:
                 self._read_grant(record, verdict, now)
             case Leave() if record.session == member.session and member.leave_sent_ms is None:
@@ -197,8 +197,40 @@ class RecordHandler:
         group = member.group
         if not verdict.accepted or group is None:
             return
-        partition = group.partitions[tp]
-        member.take_overs += partition.last_owner in self._evicted
+        member.take_overs += group.partitions[tp].last_owner in self._evicted
+        if self._begin_claim(group, tp, verdict, now):
+            position = group.partitions[tp].position
+            member.advise("claimed", tp, epoch=verdict.offset, offset=position, at=verdict.offset)
+
+    def _read_seek(self, record: SeekingPartition, verdict: Verdict, now: Instant) -> None:
+        """Replaces the own claim that the record moved. If it was rejected, the claim is released instead (T20)."""
+        member, group = self.member, self.member.group
+        claim = member.claims.get(record.epoch)
+        if claim is None:
+            return  # a copy, of which another was accepted; or the claim has ended since
+        if not claim.seek_sent:
+            self._end_as_clone(verdict.offset)
+        elif not verdict.accepted or group is None:
+            claim.give_up_seek()
+        else:
+            member.replace(claim)
+            self._begin_claim(group, claim.tp, verdict, now)
+            member.advise(
+                "moved",
+                claim.tp,
+                epoch=verdict.offset,
+                offset=claim.released_position,
+                to=record.position,
+                text="by its owner",
+                at=verdict.offset,
+            )
+
+    def _begin_claim(self, group: Group, tp: TopicPartition, verdict: Verdict, now: Instant) -> bool:
+        """Begins a claim that the record at hand gave to this member. Returns whether it is wanted.
+
+        Only then the user learns of it.
+        """
+        member, partition = self.member, group.partitions[tp]
         tracker: AtLeastOnce | AtMostOnce
         if group.mode == AT_LEAST_ONCE:
             tracker = AtLeastOnce(partition.position, partition.attempts - 1, partition.in_flight, partition.progress)
@@ -214,11 +246,11 @@ class RecordHandler:
                 claim.park(unfit, parking.PARKED_REASON, 0)
             else:
                 claim.stop("unwanted", 0)  # a late copy of an older claim was accepted (T17)
-            return
+            return False
         if group.mode == AT_LEAST_ONCE:
             member.poison_guard.begin(claim, partition, now)
         member.out.claimed.append(claim)
-        member.advise("claimed", tp, epoch=verdict.offset, offset=partition.position, at=verdict.offset)
+        return True
 
     def _read_grant(self, record: ClaimingMessages, verdict: Verdict, now: Instant) -> None:
         member = self.member

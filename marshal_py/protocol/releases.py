@@ -71,8 +71,11 @@ class Releases:
                 if claim.successor == NONE and member.leaving:
                     successors = self.candidacy.successors(group) if successors is None else successors
                     claim.successor = successors.get(claim.tp, NONE)
+            if claim.seek_to != NONE and (member.leaving or group.paused):
+                claim.give_up_seek()
             if claim.phase is ClaimPhase.RELEASING and member.retry_due(claim.release_sent_ms, now):
                 claim.release_sent_ms = now.mono_ms
+                claim.seek_sent = claim.seek_sent or claim.seek_to != NONE
                 member.out.send.append(release(member.session, group.partitions[claim.tp], claim))
 
     def report_revoking(self) -> None:

@@ -17,7 +17,7 @@ from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.record_handler import RecordHandler
-from marshal_py.protocol.records import ReleasingPartition
+from marshal_py.protocol.records import ReleasingPartition, SeekingPartition
 from marshal_py.protocol.world import Partition
 from marshal_py.simulator.oracle import Partition as OraclePartition
 
@@ -25,7 +25,7 @@ Patch = tuple[Any, str, Any]
 
 
 def _released(change: Any) -> list[Patch]:
-    def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition:
+    def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition | SeekingPartition:
         record = claim_records.release(session, partition, claim)
         return change(record, partition, claim) if isinstance(claim.tracker, AtMostOnce) else record
 

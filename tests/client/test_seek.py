@@ -1,0 +1,130 @@
+"""`Consumer.seek`: the owner of a claim moves its position, in the log (PROTOCOL.md T20, F6.6)."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from marshal_py import ClaimLost, NeedsAtLeastOnce, PositionOutOfRange
+from marshal_py.protocol.records import ReleasingPartition, SeekingPartition
+from tests.support.client_fixtures import MemoryTestCluster, TestCluster, collect, joined, owns, until
+
+
+def test_delivery_continues_at_the_offset_and_so_does_a_later_owner(cluster: TestCluster) -> None:
+    topic, group = cluster.topic(), cluster.group()
+    cluster.fill(topic, 0, 10)
+    with cluster.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            first = collect(consumer, 8)
+            assert [message.offset for message in first] == list(range(8))
+            consumer.seek((topic, 0), 3)
+            assert consumer.claims()[(topic, 0)].position == 3
+            again = collect(consumer, 2)
+            assert [message.offset for message in again] == [3, 4]
+            assert again[0].token > first[0].token
+            assert again[0].delivery_count == 1
+            consumer.seek((topic, 0), 9)
+            assert [message.offset for message in collect(consumer, 1, ack=False)] == [9]
+            consumer.seek((topic, 0), 7)
+        with joined(marshal, group, [topic]) as consumer:
+            assert [message.offset for message in collect(consumer, 3)] == [7, 8, 9]
+    assert [record.position for record in cluster.accepted(group, SeekingPartition)] == [3, 9, 7]
+
+
+def test_an_iteration_continues_at_the_offset(memory: MemoryTestCluster) -> None:
+    topic, seen = memory.topic(), list[int]()
+    memory.fill(topic, 0, 6)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for message in consumer:
+            seen.append(message.offset)
+            if seen == [0, 1, 2]:
+                consumer.seek((topic, 0), 1)
+                assert not message.ack(), "too late: its claim was replaced"
+            elif len(seen) == 8:
+                break
+            else:
+                assert message.ack()
+    assert seen == [0, 1, 2, 1, 2, 3, 4, 5]
+
+
+def test_the_user_is_told(memory: MemoryTestCluster) -> None:
+    topic, told, claimed = memory.topic(2), list[str](), threading.Semaphore(0)
+    memory.fill(topic, 1, 5)
+
+    def on_claim(info: object) -> None:
+        told.append("claimed")
+        claimed.release()
+
+    with (
+        memory.connect() as marshal,
+        joined(
+            marshal,
+            memory.group(),
+            [topic],
+            on_claim=on_claim,
+            on_revoking=lambda info: told.append("revoking"),
+            on_lost=lambda info, reason: told.append(f"lost: {reason}"),
+        ) as consumer,
+    ):
+        until(owns(consumer, 0, 1), "both partitions are claimed")
+        consumer.seek((topic, 1), 4)
+        assert all(claimed.acquire(timeout=40) for _ in range(3))
+        assert told == ["claimed", "claimed", "lost: seek", "claimed"]
+        (moved,) = [event for event in consumer.events() if event.kind == "moved"]
+        assert (moved.topic, moved.partition, moved.offset, moved.to) == (topic, 1, 0, 4)
+        assert moved.text == "by its owner"
+        assert [message.offset for message in collect(consumer, 1)] == [4]
+
+
+def test_positions_outside_the_partition_are_refused(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+    memory.truncate(topic, 0, 2)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start="earliest") as consumer:
+        until(owns(consumer, 0), "the partition is claimed")
+        for wrong in (1, 6, -1):
+            with pytest.raises(PositionOutOfRange, match="valid are 2 to 5"):
+                consumer.seek((topic, 0), wrong)
+        consumer.seek((topic, 0), 5)
+        assert consumer.claims()[(topic, 0)].position == 5
+
+
+def test_only_the_owner_may_seek(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is claimed")
+        with pytest.raises(ClaimLost, match=f"{topic}:1"):
+            consumer.seek((topic, 1), 0)
+
+
+def test_an_at_most_once_group_refuses_it_by_name(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], delivery="at_most_once") as consumer,
+        pytest.raises(NeedsAtLeastOnce, match=r"seek\(\)"),
+    ):
+        consumer.seek((topic, 0), 0)
+
+
+def test_a_partition_that_the_user_has_paused_stays_paused(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start="earliest") as consumer:
+        until(owns(consumer, 0), "the partition is claimed")
+        consumer.pause([(topic, 0)])
+        consumer.seek((topic, 0), 3)
+        assert not consumer.fetch(1, expires_s=0.2)
+        consumer.resume([(topic, 0)])
+        assert [message.offset for message in collect(consumer, 2)] == [3, 4]
+
+
+def test_a_stop_right_after_it_releases_the_new_claim(memory: MemoryTestCluster) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal, joined(marshal, group, [topic], start="earliest") as consumer:
+        until(owns(consumer, 0), "the partition is claimed")
+        consumer.seek((topic, 0), 3)
+    (released,) = memory.accepted(group, ReleasingPartition)
+    assert released.position == 3
