@@ -239,7 +239,7 @@ class Evidence:
     crashes: list[Crash] = field(default_factory=list)
     gone_ms: float = -1  # when somebody deleted the topic
     settled: int | None = None  # how long the log was when all should have been done and owned; None: as it ended
-    kept: dict[Client, float] = field(default_factory=dict)  # by client: when it last kept its will for its witness
+    kept: dict[Client, float] = field(default_factory=dict)  # by client: when it last kept its will, if that is known
     queries: set[Client] = field(default_factory=set)  # streaming queries: they may ack what an earlier claim did
 
     def __post_init__(self) -> None:

@@ -183,8 +183,8 @@ def s9_redelivery(history: History) -> Iterator[Violation]:
                 if old.ended_by == "Evict":
                     told = history.sessions[old.key[0], old.session].heartbeats
                     yield from _told(history, old, told, begun, again)
-                if old.died:
-                    client = old.released_by[0]
+                client = old.released_by[0]
+                if old.died and client in history.evidence.kept:
                     yield from _told(history, old, {client: history.evidence.kept[client]}, begun, again)
 
 
