@@ -114,6 +114,28 @@ def consuming(bootstrap: str, topic: str) -> Values:
             message.ack()
 
 
+def on_an_event_loop(bootstrap: str, topic: str) -> Values:
+    import asyncio
+
+    from marshal_py import aio
+
+    loop = asyncio.new_event_loop()
+
+    async def make() -> Any:
+        marshal = await aio.connect(bootstrap, coordination_topic=f"{topic}-m")
+        return await marshal.consumer(f"g-{time.time_ns()}", [topic], start="latest")
+
+    async def following() -> tuple[Any, int]:
+        message = await anext(messages)
+        return message, time.monotonic_ns()
+
+    messages = aiter(loop.run_until_complete(make()))
+    while True:
+        message, now_ns = loop.run_until_complete(following())
+        yield message.value, now_ns
+        message.ack()
+
+
 CONTESTANTS: Final[dict[str, Callable[[str, str], Values]]] = {
     "bare poll()": bare,
     "marshal iteration": iteration,
@@ -123,6 +145,7 @@ CONTESTANTS: Final[dict[str, Callable[[str, str], Values]]] = {
     "marshal fetch_each(1000)": each_of_a_fetch,
     "marshal consume(), iterator": consuming,
     "marshal consume(), handler": with_handler,
+    "marshal aio iteration": on_an_event_loop,
 }
 
 

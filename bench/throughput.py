@@ -1,12 +1,12 @@
 """How fast are messages handed over, compared with bare clients with the same and with default settings?
 
 Contestants, each in a fresh process, one after the other, in turn: marshal_py in batches (at least once, at most
-once), message by message with an ack each, and by its `consume` with and without a handler; confluent-kafka's
-`consume(1000)` and `poll()`, bare, with librdkafka's defaults and with the settings that marshal_py ships; aiokafka's
-`getmany` and `getone`. Each reads a filled topic (page cache warm) from its beginning and looks at every value. The
-clock runs from the first message to the last one read, so that connecting and joining do not count: join.py measures
-these. The topic holds some batches more than are read, so that no contestant waits a second for a last batch that is
-not full.
+once), message by message with an ack each, by its `consume` with and without a handler, and with asyncio;
+confluent-kafka's `consume(1000)` and `poll()`, bare, with librdkafka's defaults and with the settings that marshal_py
+ships; aiokafka's `getmany` and `getone`. Each reads a filled topic (page cache warm) from its beginning and looks at
+every value. The clock runs from the first message to the last one read, so that connecting and joining do not count:
+join.py measures these. The topic holds some batches more than are read, so that no contestant waits a second for a last
+batch that is not full.
 
 The bare clients do the least that a correct program must do: they check whether a message is an error, because an error
 arrives as a message whose value is its text. They track no positions and check no lease.
@@ -130,6 +130,44 @@ def marshal_consume(bootstrap: str, topic: str, count: int, handled: bool) -> Ba
             yield done.get(timeout=IDLE_LIMIT_S)
 
 
+def marshal_asyncio(bootstrap: str, topic: str, count: int, single: bool) -> Batches:
+    import asyncio
+
+    from marshal_py import aio
+
+    loop = asyncio.new_event_loop()
+
+    async def make() -> tuple[Any, Any]:
+        marshal = await aio.connect(bootstrap, coordination_topic=f"{topic}-m")
+        return marshal, await marshal.consumer(f"g-{time.time_ns()}", [topic], start="earliest")
+
+    marshal, consumer = loop.run_until_complete(make())
+    messages = aiter(consumer)
+
+    async def many() -> list[Any]:
+        batch = await consumer.fetch(min(BATCH, count - seen), expires_s=1.0)
+        values = [value for part in batch.parts for value in part.values]
+        batch.ack()
+        return values
+
+    async def one_by_one() -> list[Any]:
+        values = []  # one event-loop entry for many messages, as for aiokafka
+        async for message in messages:
+            values.append(message.value)
+            message.ack()
+            if len(values) == min(BATCH, count - seen):
+                break
+        return values
+
+    seen = 0
+    while seen < count:
+        values = loop.run_until_complete(one_by_one() if single else many())
+        seen += len(values)
+        yield values
+    loop.run_until_complete(messages.aclose())
+    loop.run_until_complete(marshal.close())
+
+
 def aiokafka(bootstrap: str, topic: str, count: int, single: bool) -> Batches:
     import asyncio
 
@@ -172,6 +210,8 @@ CONTESTANTS: Final[dict[str, Callable[[str, str, int], Batches]]] = {
     "marshal iteration with ack": marshal_single,
     "marshal consume(1000), iterator": lambda b, t, n: marshal_consume(b, t, n, False),
     "marshal consume(1000), handler": lambda b, t, n: marshal_consume(b, t, n, True),
+    "marshal aio fetch(1000)": lambda b, t, n: marshal_asyncio(b, t, n, False),
+    "marshal aio iteration with ack": lambda b, t, n: marshal_asyncio(b, t, n, True),
     "aiokafka getone()": lambda b, t, n: aiokafka(b, t, n, True),
 }
 SLOW: Final = frozenset(name for name in CONTESTANTS if "default" in name or "aiokafka" in name)
@@ -184,6 +224,9 @@ RATIOS: Final = (
     ("marshal consume(1000), handler", "bare consume(1000), our settings", ">= 0.95"),
     ("marshal iteration with ack", "bare poll(), our settings", ">= 1.0"),
     ("marshal iteration with ack", "bare poll(), default settings", ">= 3"),
+    ("marshal aio iteration with ack", "marshal iteration with ack", ">= 0.8"),
+    ("marshal aio iteration with ack", "aiokafka getone()", ">= 2"),
+    ("marshal aio fetch(1000)", "aiokafka getmany(1000)", ">= 1"),
 )
 
 

@@ -350,6 +350,7 @@ def connect(
     history_kept_s: float = HISTORY_KEPT_S,
     statistics_interval_ms: int = 0,
     evidence_dir: str | None = None,
+    last_will: str = "auto",
 ) -> Opening[AsyncMarshal]:
     """Connects to a cluster, as `marshal_py.connect` does: `await` it, or use it in `async with`.
 
@@ -366,6 +367,7 @@ def connect(
         history_kept_s=history_kept_s,
         statistics_interval_ms=statistics_interval_ms,
         evidence_dir=evidence_dir,
+        last_will=last_will,
     )
     return Opening(lambda: _connect(plainly))
 
