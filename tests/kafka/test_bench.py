@@ -94,6 +94,11 @@ def check_traffic(result: Result) -> None:
     assert loaded > 0
 
 
+def check_latency(result: Result) -> None:
+    assert {"bare poll()", "marshal iteration", "marshal next()"} <= set(column(result, "way to receive"))
+    assert all(one["n"] > 0 for one in column(result, "produce to handler, ms"))
+
+
 def check_memory(result: Result) -> None:
     assert all(tracked > 0 for tracked in column(result, "offsets, messages or records"))
     assert all(column(result, "work"))
@@ -176,6 +181,7 @@ CHECKS = {
     "traffic": check_traffic,
     "memory": check_memory,
     "throughput": check_throughput,
+    "latency": check_latency,
     "fold": check_fold,
     "scale": check_scale,
     "threads": check_threads,

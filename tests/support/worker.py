@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import marshal_py
-from marshal_py.client import marshal as client_marshal
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.kafka import KafkaLog
+from marshal_py.transport.kafka import KafkaLog, KafkaTransport
 from tests.support.journal import Journal
 
 POOL_THREADS = 3
@@ -293,7 +292,7 @@ def end_loudly(arguments: threading.ExceptHookArgs) -> None:
 def main() -> None:
     threading.excepthook = end_loudly
     settings = Settings(**json.loads(sys.argv[1]))
-    client_marshal.SystemClock = WatchedClock  # type: ignore[misc]
+    KafkaTransport.clock = WatchedClock()  # type: ignore[misc]
     if settings.die_at_grant:
         die_at_grant(settings)
     sys.exit(Worker(settings).run())
