@@ -154,7 +154,8 @@ class Group:
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
         The settings, all optional: `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer
-        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "members" or "blocks".
+        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members" or
+        "blocks".
         `max_members`, and `members` (names) or `mappings` (name -> partitions), go with the last two. With
         `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and created again until
         somebody moves their positions; with "earliest" they are consumed from their beginnings; if it is None, each

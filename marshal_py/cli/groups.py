@@ -34,8 +34,8 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy",
         metavar="POLICY",
-        help="balanced, greedy, or own, so that each consumer follows its own; members or blocks, which are for the "
-        "group's whole life.",
+        help="balanced, greedy, or own, so that each consumer follows its own; topic, members or blocks, which are "
+        "for the group's whole life.",
     ),
 ]
 MaxMembersOption = Annotated[

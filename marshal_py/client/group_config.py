@@ -170,8 +170,9 @@ class GroupConfig:
     """Says how the consumers of a group share partitions. None leaves a setting as it is.
 
     `delivery`: "at_least_once" or "at_most_once"; if nobody sets it, the first consumer decides. `policy`: "balanced",
-    "greedy", or "own", so that each consumer follows its own; or "members" or "blocks", which are for the group's whole
-    life and go with `max_members` and either `members` (names) or `mappings` (name -> partitions).
+    "greedy", or "own", so that each consumer follows its own; "topic", so that each topic has one consumer; or
+    "members" or "blocks", which go with `max_members` and either `members` (names) or `mappings` (name -> partitions).
+    The last three are for the group's whole life.
     `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
     nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
     `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes`: the most messages, seconds and bytes that

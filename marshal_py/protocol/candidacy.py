@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from marshal_py.protocol.assignment import (
+    COVERED,
     DEFAULT_POLICY,
     MOVING_POLICIES,
     POLICIES,
@@ -84,6 +85,7 @@ class Candidacy:
         config = self.member.options.group_config if group.config is None else group.config
         if config is not None and (config.policy in POLICIES or config.policy in RESTRICTED):
             self.policy = config.policy
+        detector.watch_topics(self.policy in COVERED)
         self.order = candidate_order(group, self.waited_out)
         self.lines = self._lines(group, self.order)
         self.target = self._target(group, self.order, self.lines)
@@ -91,7 +93,7 @@ class Candidacy:
         self._all, self._before = sorted(self.order), sorted(self.order[: self.place[me]])
         self._ahead.clear()
         self.mine = [tp for tp, sid in self.target.items() if sid == me]
-        self.taking = [tp for tp in self.mine if self._owner(group, tp) not in (NONE, me)]
+        self.taking = [tp for tp in self.mine if tp.partition >= 0 and self._owner(group, tp) not in (NONE, me)]
         self.giving = any(self.goes_to(group.claims[epoch].tp) != me for epoch in group.sessions[me].epochs)
 
     def wait_ms(self) -> int | None:
@@ -106,6 +108,11 @@ class Candidacy:
         the partition.
         """
         return self.target.get(tp, self.member.session if self.lines is None else NONE)
+
+    @property
+    def covered(self) -> bool:
+        """Returns whether a partition may be owned only by the owner of its whole topic (A9)."""
+        return self.policy in COVERED
 
     def in_line(self, tp: TopicPartition) -> bool:
         """Returns whether this member may claim the partition, and keep it if it owns it."""

@@ -22,6 +22,7 @@ class FailureDetector:
         self._pause: tuple[int, int, int] = (NONE, 0, 0)
         self._free: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (version, when the wait began)
         self._shape = -1
+        self._first = 0  # number of the first partition that is watched; -1: whole topics, too
         self._waited_out: set[int] = set()
         self._nearest_ms = self.clock.step_ms_max  # in how many ms the next session is waited out; at most a step
 
@@ -63,6 +64,12 @@ class FailureDetector:
         """
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
+    def watch_topics(self, whole: bool) -> None:
+        """Sets whether `free` names whole topics (partition -1), too. From the next refresh on it does."""
+        first = -1 if whole else 0
+        if first != self._first:
+            self._first, self._shape = first, -1
+
     def _refresh_free(self, group: Group, counted: int) -> None:
         """Updates which partitions are free: nobody owns them, and they are not parked.
 
@@ -74,11 +81,13 @@ class FailureDetector:
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):
             before, self._free = self._free, {}
             for name, topic in group.topics.items() if not group.paused else ():
-                for number in range(topic.count):
+                for number in range(self._first, topic.count):
                     self._refresh_one(group, TopicPartition(name, number), before, counted)
             return
         for entry in changed if not group.paused else ():
-            if isinstance(entry, Partition) and 0 <= entry.tp.partition < group.topics[entry.tp.topic].count:
+            if not isinstance(entry, Partition) or entry.tp.topic not in group.topics:
+                continue
+            if self._first <= entry.tp.partition < group.topics[entry.tp.topic].count:
                 self._refresh_one(group, entry.tp, self._free, counted)
 
     def _refresh_one(

@@ -20,6 +20,7 @@ from marshal_py.protocol.advisory import PROBE
 from marshal_py.protocol.candidacy import STOPPING, Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import claim_state
+from marshal_py.protocol.covers import Covers
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.failure_detector import FailureDetector
@@ -94,8 +95,9 @@ class Member(MemberState):
         self.rebalancer = Rebalancer(self, self.candidacy, self.topics, self.divergence)
         self.releases = Releases(self, self.candidacy, self.topics, self.rebalancer)
         self.quiescence = Quiescence(self, self.rebalancer, self.divergence)
+        self.covers = Covers(self, self.candidacy, self.topics, self.rebalancer)
         self.record_handler = RecordHandler(
-            self, self.candidacy, self.topics, self.rebalancer, self.divergence, self.refusals
+            self, self.candidacy, self.topics, self.rebalancer, self.divergence, self.refusals, self.covers
         )
 
     # --- before a handler
@@ -412,6 +414,7 @@ class Member(MemberState):
         if group.paused:
             self._end_pause(group, now)
         self.releases.act(group, now)
+        self.covers.act(group, now, self.out)
         if self.stop_prepared and not self.leaving:
             self._step_down(group, now)
         if self.leaving:

@@ -241,12 +241,28 @@ class Rebalancer:
                 wanted.append((tp, known.version))
         last, claims_max = len(out.send) + SENT_AT_ONCE, self.member.options.claims_max
         for tp, observed in wanted:
-            if claims_max and len(self.member.claims) + len(self._claiming) - (tp in self._claiming) >= claims_max:
-                continue  # claims in flight count (A5)
+            if claims_max and self._claims_beside(group, tp) >= claims_max:
+                continue
             if len(out.send) >= last:
                 self._more = True
                 break
             self._try(group, tp, observed, now, out)
+
+    def _claims_beside(self, group: Group, tp: TopicPartition) -> int:
+        """Returns how many claims count against claims_max if `tp` is claimed; those in flight count (A5).
+
+        Under a policy of whole topics they are topics, and their partitions do not count.
+        """
+        if not self.candidacy.covered:
+            return len(self.member.claims) + len(self._claiming) - (tp in self._claiming)
+        if tp.partition >= 0:
+            return 0
+        session = group.sessions[self.member.session]
+        return len(session.epochs) - session.held + sum(one.partition < 0 and one != tp for one in self._claiming)
+
+    def claims_topic(self, topic: str) -> bool:
+        """Returns whether a claim of a partition of the topic, or of the whole topic, is in flight."""
+        return any(tp.topic == topic for tp in self._claiming)
 
     def _try(self, group: Group, tp: TopicPartition, observed: int, now: Instant, out: Ready) -> None:
         """Sends one claim. If the log has no position of the partition, first asks the driver for the start (D5)."""
@@ -257,7 +273,10 @@ class Rebalancer:
             return
         known = group.partitions.get(tp)
         start = NONE
-        if known is None or known.position == NONE:
+        if tp.partition < 0:
+            if self.topics.recreated(group, tp.topic):
+                return  # nobody may own it until the log has the new id (F9.10)
+        elif known is None or known.position == NONE:
             if self.topics.unfit(group, tp):
                 return  # the partition has no position yet, so there is nothing to park
             found = self._starts.get(tp)

@@ -11,8 +11,10 @@ from typing import Final
 from marshal_py.errors import DuplicateClientId, GroupDeleted, GroupOpaque, InvalidRecord, ModeMismatch, SessionCloned
 from marshal_py.protocol import advisory, candidacy, parking, refusals
 from marshal_py.protocol.advisory import Advisory, GroupEvents, silence
+from marshal_py.protocol.assignment.whole_topics import cover_owner
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.covers import Covers
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -59,6 +61,7 @@ class RecordHandler:
         rebalancer: Rebalancer,
         divergence: DivergenceCheck,
         refusals: Refusals,
+        covers: Covers,
     ) -> None:
         self.member = member
         self.candidacy = candidacy
@@ -66,6 +69,7 @@ class RecordHandler:
         self.rebalancer = rebalancer
         self.divergence = divergence
         self.refusals = refusals
+        self.covers = covers
         self._shape = -1  # the group's `shape` after the last record
         self._events = GroupEvents(member.group)
         self._evicted: dict[int, None] = {}  # the newest evicted sessions, to count take-overs
@@ -93,6 +97,8 @@ class RecordHandler:
                     self._end_as_clone(verdict.offset)
                 elif claim is not None and not verdict.accepted:
                     claim.release_sent_ms = None  # rejected, as a grant was read meanwhile: send it again (T16)
+                elif verdict.accepted and claim is None and not self.covers.sent(record.epoch):
+                    self._end_as_clone(verdict.offset)
             case SeekingPartition() if record.session == member.session:
                 self._read_seek(record, verdict, now)
             case ClaimingMessages() if record.session == member.session:
@@ -198,7 +204,9 @@ class RecordHandler:
         if not verdict.accepted or group is None:
             return
         member.take_overs += group.partitions[tp].last_owner in self._evicted
-        if self._begin_claim(group, tp, verdict, now):
+        if tp.partition < 0:
+            member.advise("claimed", tp, epoch=verdict.offset, at=verdict.offset)  # covers.py releases it
+        elif self._begin_claim(group, tp, verdict, now):
             position = group.partitions[tp].position
             member.advise("claimed", tp, epoch=verdict.offset, offset=position, at=verdict.offset)
 
@@ -240,7 +248,8 @@ class RecordHandler:
         claim = Claim(tp, verdict.offset, partition.generation, tracker, "" if topic is None else topic.id)
         member.claims[verdict.offset] = claim
         unfit = self.topics.unfit(group, tp)
-        if unfit or member.leaving or self.rebalancer.backs_off(tp):
+        covered = not self.candidacy.covered or cover_owner(group, tp.topic) == member.session
+        if unfit or member.leaving or self.rebalancer.backs_off(tp) or not covered:
             claim.revoking_reported = True  # the user never learns of this claim
             if unfit:
                 claim.park(unfit, parking.PARKED_REASON, 0)
@@ -294,7 +303,7 @@ class RecordHandler:
         """Returns the own claims that the world no longer has; nearly always none, or one that was released."""
         member, record = self.member, verdict.record
         session = group.sessions.get(member.session)
-        if session is not None and len(session.epochs) == len(member.claims):
+        if session is not None and session.held == len(member.claims):
             return []
         if isinstance(record, ReleasingPartition) and verdict.accepted and record.epoch in member.claims:
             return [member.claims[record.epoch]]

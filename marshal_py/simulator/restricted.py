@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from marshal_py.protocol.assignment import DEFAULT_POLICY
+from marshal_py.protocol.assignment import DEFAULT_POLICY, RESTRICTED
 from marshal_py.protocol.group_settings import PARTITIONED
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import MemberOptions
@@ -27,8 +27,10 @@ CHANGES: Final = 4  # of the list of members, during the faults
 
 def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> MemberOptions:
     """Returns the options of a new consumer as its group's policy needs them."""
-    if group.policy not in PARTITIONED:
+    if group.policy not in RESTRICTED:
         return options
+    if group.policy not in PARTITIONED:
+        return replace(options, policy=DEFAULT_POLICY, group_config=GroupConfig(NONE, policy=group.policy))
     member = MEMBERS[int(options.client_id[1:]) % len(MEMBERS)]
     settings = GroupConfig(NONE, policy=group.policy, max_members=partitions, members=MEMBERS)
     return replace(options, policy=DEFAULT_POLICY, member=member, group_config=settings)

@@ -1,4 +1,4 @@
-"""A group whose members an admin lists, as processes: `marshal groups create`, `members add / drop / map`, standbys."""
+"""Policies that are chosen when a group is created, as processes: members with standbys, and whole topics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.shell import DEADLINE_S, Shell, wait_until
 
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
-    with Broker(topics={"__marshal": 4, "orders": 6}) as broker:
+    with Broker(topics={"__marshal": 4, "orders": 6, "bills": 2, "users": 3}) as broker:
         shell = Shell(broker.bootstrap_servers)
         shell.json("produce", "orders", stdin=b"0\n")
         made = shell.run("consume", "orders", "--group", "first", "--start", "earliest", "--max-messages", "1")
@@ -93,4 +93,27 @@ def test_members_standbys_step_down_drop_and_mappings(shell: Shell) -> None:
         for process in running.values():
             process.send_signal(signal.SIGTERM)
         for process in running.values():
+            process.communicate(timeout=DEADLINE_S)
+
+
+def test_whole_topics(shell: Shell) -> None:
+    """A topic has one consumer, and moves as a whole when that is killed."""
+    shell.json("groups", "create", "whole", "--policy", "topic", "--yes")
+
+    def start(client_id: str) -> subprocess.Popen[str]:
+        options = ("--client-id", client_id, "--heartbeat-interval", "1", "--start", "earliest", "--json")
+        return shell.start("consume", "bills", "users", "--group", "whole", *options)
+
+    running = [start("a"), start("b")]
+    try:
+        wait_until(lambda: claims(shell, "whole") in ({"a": 3, "b": 4}, {"a": 4, "b": 3}), "each has a topic")
+        found = {one["client_id"]: one["claims"] for one in info(shell, "whole")["members"]}
+        bills, users = ["bills:-1", "bills:0", "bills:1"], ["users:-1", "users:0", "users:1", "users:2"]
+        assert sorted(found.values()) == [bills, users]
+        running[0].kill()
+        wait_until(lambda: claims(shell, "whole") == {"b": 7}, "the other one has both")
+    finally:
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        for process in running:
             process.communicate(timeout=DEADLINE_S)

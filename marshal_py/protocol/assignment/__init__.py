@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from marshal_py.protocol.assignment import balanced, greedy, partitioned
+from marshal_py.protocol.assignment import balanced, greedy, partitioned, whole_topics
 from marshal_py.protocol.assignment.candidates import candidate_order
 from marshal_py.protocol.assignment.partitioned import Line
 from marshal_py.protocol.identity import TopicPartition
@@ -26,8 +26,19 @@ POLICIES: Final[Mapping[str, Callable[[Group, Sequence[int]], Target]]] = {
 RESTRICTED: Final[Mapping[str, Callable[[Group, Sequence[int]], Mapping[TopicPartition, Line]]]] = {
     "members": partitioned.members,
     "blocks": partitioned.blocks,
+    "topic": whole_topics.lines,
 }
+COVERED: Final = frozenset({"topic"})  # a partition may be owned only by the owner of its whole topic (A9)
 DEFAULT_POLICY: Final = "balanced"
 MOVING_POLICIES: Final = frozenset({"balanced"})  # policies that take partitions from live owners (A3)
 
-__all__ = ["DEFAULT_POLICY", "MOVING_POLICIES", "POLICIES", "RESTRICTED", "Line", "Target", "candidate_order"]
+__all__ = [
+    "COVERED",
+    "DEFAULT_POLICY",
+    "MOVING_POLICIES",
+    "POLICIES",
+    "RESTRICTED",
+    "Line",
+    "Target",
+    "candidate_order",
+]
