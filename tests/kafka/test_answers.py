@@ -1,0 +1,37 @@
+"""Answers of handlers on a real Kafka: redeliveries, dead letters by the idempotent producer, confirmed acks."""
+
+from __future__ import annotations
+
+import uuid
+
+from confluent_kafka import Producer
+
+import marshal_py
+from tests.support.client_fixtures import collect, joined, positions, until
+from tests.support.kafka import Cluster, TopicFactory
+
+
+def test_a_message_comes_again_and_then_goes_to_the_dead_letter_topic(kafka: Cluster, topic: TopicFactory) -> None:
+    """D14, D15: over a broker that stores the letter with acks=all; the log has each answer."""
+    orders, letters, group = topic(1), topic(1), f"answers-{uuid.uuid4().hex[:8]}"
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(3):
+        producer.produce(orders, b"%d" % number, b"key", 0, headers=[("trace", b"7")])
+    assert producer.flush(30.0) == 0
+    with marshal_py.connect(kafka.bootstrap) as marshal:
+        with joined(marshal, group, [orders], max_deliver=2, dead_letter_topic=letters) as consumer:
+            seen = []
+            for message in consumer:
+                seen.append((message.offset, message.delivery_count))
+                assert message.nak(0) if message.offset == 1 else message.double_ack()
+                if len(seen) == 4:
+                    break
+            assert sorted(seen) == [(0, 1), (1, 1), (1, 2), (2, 1)]
+            until(lambda: positions(consumer) == {0: 3}, "Kafka has acknowledged the letter")
+        with joined(marshal, f"{group}-letters", [letters]) as consumer:
+            letter = collect(consumer, 1)[0]
+    headers = dict(letter.headers)
+    assert (letter.key, letter.value, headers["trace"]) == (b"key", b"1", b"7")
+    assert headers["__dlq.errors.offset"] == b"1"
+    assert headers["__dlq.errors.delivery.count"] == b"2"
+    assert headers["__dlq.errors.message"] == b"given back after 2 deliveries"
