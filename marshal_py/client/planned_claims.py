@@ -18,6 +18,7 @@ from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.ranges import Ranges
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.transport.ports import Broken, DataSource, MessageWriter, OutOfRange
@@ -87,6 +88,9 @@ class PlannedClaims:
         self.queue.prefetching.update(tp for tp, buffer in fetched.queue.buffers.items() if buffer.claim is None)
         fetched.queue.drop([*fetched.queue.buffers])
         fetched.close()
+        for claim in self._member.claims.values():
+            if isinstance(claim.tracker, AtLeastOnce):
+                claim.tracker.end_redeliveries(self._context.clock.now().mono_ms)
         fetched.drop([*self._member.claims.values()])
         self.called()
 

@@ -96,10 +96,9 @@ class OffsetRun:
 
     def take_up(self, index: int, mono_ms: int | None) -> None:
         """Ends `set_aside`: the message is handed over again at `mono_ms`, or is finished if that is None."""
-        assert self.aside is not None
-        self.aside.pop(index, None)
-        if not self.aside:
-            self.aside = None
+        if self.aside is not None:
+            self.aside.pop(index, None)
+            self.aside = self.aside or None
         if mono_ms is not None:
             self.touch(index, index + 1, mono_ms)
 

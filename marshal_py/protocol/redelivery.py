@@ -52,9 +52,10 @@ class Redeliveries:
         if run.is_finished(index) or offset in self.posted:
             return False
         if offset not in self.waiting:
-            run.set_aside(index)
-            self.waiting[offset] = GivenBack(due_ms, offset, index, run, message)
+            # A signal handler may raise between two of these; then the handler still has the message (D4).
             heappush(self._due, (due_ms, offset))
+            self.waiting[offset] = GivenBack(due_ms, offset, index, run, message)
+            run.set_aside(index)
         return True
 
     def post(self, run: OffsetRun, index: int) -> bool:
@@ -95,8 +96,9 @@ class Redeliveries:
         while self._due and self._due[0][0] <= now_ms:
             entry = heappop(self._due)
             if self._waits(entry):
-                one = self.waiting.pop(entry[1])
-                one.run.take_up(one.at, now_ms)
+                one = self.waiting[entry[1]]
+                one.run.take_up(one.at, now_ms)  # first: a signal handler may raise before the rest
+                del self.waiting[one.offset]
                 self.again[one.offset] = self.again.get(one.offset, 0) + 1
                 return one
         return None
@@ -105,6 +107,12 @@ class Redeliveries:
         """Undoes `take`, because the user did not get the message."""
         self.again[one.offset] = self.again.get(one.offset, 1) - 1
         self.give_back(one.run, one.at, one.message, one.due_ms)
+
+    def end(self) -> None:
+        """Forgets the messages that wait; what is known of deliveries stays."""
+        self.waiting.clear()
+        self.posted.clear()
+        self._due.clear()
 
     def forget_finished(self, position: int) -> None:
         """Forgets what lies below the position, and messages that were finished while they waited."""
