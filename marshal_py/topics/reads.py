@@ -249,7 +249,10 @@ class Reads:
         return found
 
     def _floors(self, starts: Offsets, ends: Offsets, since_ms: int) -> dict[TopicPartition, int]:
-        found = self._offsets_at({tp: Bounds(start, ends[tp]) for tp, start in starts.items()}, max(0, since_ms))
+        try:
+            found = self._admin.offsets_at([*starts], max(0, since_ms))
+        except UnsupportedPlatform:
+            return dict(starts)  # a cluster that cannot look times up has short logs: everything is read
         return {tp: min(max(start, found.get(tp, ends[tp])), ends[tp]) for tp, start in starts.items()}
 
     def partitions_with(self, key: bytes) -> list[int]:
@@ -301,38 +304,47 @@ class Reads:
         page had.
         """
         tps = [self._only_partition(request)] if request.offset is not None else self._partitions(request)
-        self._bounds = bounds = self._admin.bounds(tps, committed=self._committed)
+        # A message at up_to_time still counts, so the answer ends at the first one that is later.
+        times = {name: getattr(request, name) for name in ("start_time", "up_to_time")}
+        wanted = {name: time_ms(name, at) + (name == "up_to_time") for name, at in times.items() if at is not None}
+        bounds, offsets = self._bounds_and_times(tps, [*wanted.values()])
+        found = dict(zip(wanted, offsets, strict=True))
+        self._bounds, up_to = bounds, request.up_to_offset
         ends = {tp: bounds[tp].end for tp in tps}
-        up_to = request.up_to_offset
         if up_to is not None:
             last = up_to if isinstance(up_to, Mapping) else {request.partition: up_to}
             ends = {tp: min(end, last.get(tp.partition, -1) + 1) for tp, end in ends.items()}
-        elif request.up_to_time is not None:
-            found = self._offsets_at(bounds, time_ms("up_to_time", request.up_to_time) + 1)
-            ends = {tp: min(end, found.get(tp, end)) for tp, end in ends.items()}
+        elif "up_to_time" in found:
+            ends = {tp: min(end, found["up_to_time"].get(tp, end)) for tp, end in ends.items()}
         starts = {tp: max(bounds[tp].first, request.lower.get(tp.partition, 0)) for tp in tps}
         if request.offset is not None:
             starts = {tp: max(start, request.offset) for tp, start in starts.items()}
-        elif request.start_time is not None:
-            found = self._offsets_at(bounds, time_ms("start_time", request.start_time))
-            starts = {tp: max(start, found.get(tp, ends[tp])) for tp, start in starts.items()}
+        elif "start_time" in found:
+            starts = {tp: max(start, found["start_time"].get(tp, ends[tp])) for tp, start in starts.items()}
         return {tp: min(start, max(ends[tp], 0)) for tp, start in starts.items()}, ends
 
-    def _offsets_at(self, bounds: Mapping[TopicPartition, Bounds], at_ms: int) -> dict[TopicPartition, int]:
-        """Returns for each partition the first offset whose message is at or after `at_ms` (since 1970), if any.
+    def _bounds_and_times(
+        self, tps: Sequence[TopicPartition], times_ms: Sequence[int]
+    ) -> tuple[dict[TopicPartition, Bounds], list[dict[TopicPartition, int]]]:
+        """Returns what ClusterAdmin.bounds_and_times returns.
 
-        A cluster that cannot look times up (the embedded broker) has short logs: they are read, as far as `bounds` say.
+        A cluster that cannot look times up (the embedded broker) has short logs: they are read for it.
         """
         try:
-            return self._admin.offsets_at([*bounds], at_ms)
+            return self._admin.bounds_and_times(tps, times_ms, committed=self._committed)
         except UnsupportedPlatform:
-            found: dict[TopicPartition, int] = {}
-            starts, ends = ({tp: each[at] for tp, each in bounds.items()} for at in (0, 1))
-            for messages in self._read(starts, ends):
-                for message in messages:
-                    if message.timestamp()[1] >= at_ms:
-                        found.setdefault(place(message), message.offset() or 0)
-            return found
+            bounds = self._admin.bounds(tps, committed=self._committed)
+            return bounds, [self._read_for(bounds, at_ms) for at_ms in times_ms]
+
+    def _read_for(self, bounds: Mapping[TopicPartition, Bounds], at_ms: int) -> dict[TopicPartition, int]:
+        """Returns for each partition the first offset whose message is at or after `at_ms` (since 1970), if any."""
+        found: dict[TopicPartition, int] = {}
+        starts, ends = ({tp: each[at] for tp, each in bounds.items()} for at in (0, 1))
+        for messages in self._read(starts, ends):
+            for message in messages:
+                if message.timestamp()[1] >= at_ms:
+                    found.setdefault(place(message), message.offset() or 0)
+        return found
 
     def _matches(self, request: GetRequest) -> Matches:
         key = request.key

@@ -302,7 +302,8 @@ class KafkaLog:
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         # The reading consumer is not asked, because the request would wait while another thread polls it (10 s seen).
         tp = TopicPartition(self.topic, log)
-        return list_bounds(self._requester.client(), [tp], timeout_s, self._given, exists=True)[tp]
+        found, _ = list_bounds(self._requester.client(), [tp], timeout_s, self._given, exists=True)
+        return found[tp]
 
     def waiting_for(self) -> str:
         return self._errors.last_words

@@ -318,15 +318,24 @@ class KafkaAdmin:
     # --- offsets
 
     def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
-        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return list_bounds(self._client, tps, self._timeout_s, self._given, isolation=isolation)
+        return self.bounds_and_times(tps, (), committed=committed)[0]
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        self._check_time_lookup()
+        [found] = list_offsets(self._client, tps, [OffsetSpec.for_timestamp(time_ms)], self._timeout_s, self._given)
+        return {tp: offset for tp, offset in found.items() if offset >= 0}
+
+    def bounds_and_times(
+        self, tps: Sequence[TopicPartition], times_ms: Sequence[int], *, committed: bool = False
+    ) -> tuple[dict[TopicPartition, Bounds], list[dict[TopicPartition, int]]]:
+        if times_ms:
+            self._check_time_lookup()
+        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        return list_bounds(self._client, tps, self._timeout_s, self._given, times_ms=times_ms, isolation=isolation)
+
+    def _check_time_lookup(self) -> None:
         if "time_lookup" not in self.capabilities:  # the embedded broker would answer that no record is that late
             raise UnsupportedPlatform("a position by time", "the embedded broker", "name an offset, or use Kafka")
-        spec = OffsetSpec.for_timestamp(time_ms)
-        [found] = list_offsets(self._client, tps, [spec], self._timeout_s, self._given)
-        return {tp: offset for tp, offset in found.items() if offset >= 0}
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         # The admin client asks, because a Consumer without the right to find its coordinator retries until the timeout.

@@ -122,6 +122,11 @@ class MemoryAdmin:
                     found[tp] = later[0]
         return found
 
+    def bounds_and_times(
+        self, tps: Sequence[TopicPartition], times_ms: Sequence[int], *, committed: bool = False
+    ) -> tuple[dict[TopicPartition, Bounds], list[dict[TopicPartition, int]]]:
+        return self.bounds(tps, committed=committed), [self.offsets_at(tps, at_ms) for at_ms in times_ms]
+
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         with self.broker.lock:
             return {tp: self.broker.committed[group, tp] for tp in tps if (group, tp) in self.broker.committed}

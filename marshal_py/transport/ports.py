@@ -331,6 +331,12 @@ class ClusterAdmin(Protocol):
         missing.
         """
 
+    def bounds_and_times(
+        self, tps: Sequence[TopicPartition], times_ms: Sequence[int], *, committed: bool = False
+    ) -> tuple[dict[TopicPartition, Bounds], list[dict[TopicPartition, int]]]:
+        """Returns what `bounds` returns, and for each time what `offsets_at` returns, in the time of one round trip."""
+        ...
+
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the offsets that `group` has committed in Kafka. Partitions without one are left out."""
 

@@ -194,14 +194,20 @@ def list_bounds(
     timeout_s: float,
     given: settings.Settings,
     *,
+    times_ms: Sequence[int] = (),
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     exists: bool = False,
-) -> dict[TopicPartition, Bounds]:
-    """Returns first and end offset of each partition. Raises what `list_offsets` raises."""
-    specs = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    first, end = list_offsets(client, tps, specs, timeout_s, given, isolation=isolation, exists=exists)
+) -> tuple[dict[TopicPartition, Bounds], list[dict[TopicPartition, int]]]:
+    """Returns first and end offset of each partition, and for each time the first offset at or after it, if any.
+
+    Raises what `list_offsets` raises.
+    """
+    specs = [OffsetSpec.earliest(), OffsetSpec.latest()]  # type: ignore[no-untyped-call]
+    specs += [OffsetSpec.for_timestamp(at_ms) for at_ms in times_ms]
+    first, end, *found = list_offsets(client, tps, specs, timeout_s, given, isolation=isolation, exists=exists)
     # The answers come in any order: records that were deleted between them must not make a negative range.
-    return {tp: Bounds(first[tp], max(first[tp], end[tp])) for tp in tps}
+    bounds = {tp: Bounds(first[tp], max(first[tp], end[tp])) for tp in tps}
+    return bounds, [{tp: offset for tp, offset in each.items() if offset >= 0} for each in found]
 
 
 def ask_any_broker(client: Requester, ask: Callable[[], Future[T]], timeout_s: float) -> T:

@@ -82,7 +82,7 @@ def test_a_broker_that_does_not_know_the_new_coordination_topic_is_asked_again(c
     tp = TopicPartition(LOG, 0)
     answers = [failed(code), failed(code), done(Offset), failed(code), done(Offset), done(Offset)]  # two per attempt
     client = Client(*answers)
-    assert list_bounds(client, [tp], DEADLINE_S, {}, exists=True) == {tp: (7, 7)}
+    assert list_bounds(client, [tp], DEADLINE_S, {}, exists=True) == ({tp: (7, 7)}, [])
     assert client.looked == 2
     with pytest.raises(ClusterUnreachable):  # a data topic may have been deleted
         list_bounds(Client(failed(code), failed(code)), [tp], DEADLINE_S, {"bootstrap.servers": "x"})
