@@ -42,7 +42,8 @@ REOPEN_S: Final = 60.0  # the longest that one attempt to read a truncated log's
 GENESIS_S: Final = 5.0  # if a Genesis was not read back within this time, it is written once more
 METADATA_S: Final = 10.0  # between two look-ups of topics: their growth is seen within 30 s
 CALLBACKS_S_MIN: Final = 1.0  # a close without the cluster leaves this much for the user's callbacks
-FOLD_RECORDS_LOCKED: Final = 2_000  # folded at once; then the lock is free for the user's threads for a moment
+# Folded at once, in about 5 ms: an event loop may wait for the lock. Then the lock is free for others for a moment.
+FOLD_RECORDS_LOCKED: Final = 500
 
 
 class Loop:
@@ -99,6 +100,8 @@ class Loop:
             time.sleep(POLL_S_MAX)
         try:
             for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
+                if at:
+                    time.sleep(0)  # else this thread has the lock again before one that waits for it has woken up
                 self._turn(records[at : at + FOLD_RECORDS_LOCKED])
         except Exception as error:  # a bug of ours: worlds may be half folded, so nobody may continue with them
             logger.exception("the records could not be folded")
