@@ -318,6 +318,15 @@ class AsyncConsumer(Generic[K_co, V_co]):
         """Returns the message whose handle this is, as `Consumer.message` does."""
         return self._consumer.message(handle)
 
+    async def seek(
+        self, partition: TopicPartition | tuple[str, int], offset: int, timeout_s: float = LEAVE_TIMEOUT_S
+    ) -> None:
+        """Moves the position of a partition that this consumer owns, as `Consumer.seek` does.
+
+        A call that is cancelled may move it all the same.
+        """
+        await self._shared.verbs.run(lambda: self._consumer.seek(partition, offset, timeout_s))
+
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Stops delivering these partitions to this consumer, which keeps the claims, as `Consumer.pause` does."""
         self._consumer.pause(partitions)

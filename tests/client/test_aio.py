@@ -147,6 +147,9 @@ def test_a_consumer_with_await(cluster: TestCluster, delivery: str) -> None:
             await again.flush()
             again.resume([(topic, 0)])
             assert await collect(again, 1) == [(0, 30)]
+            if delivery == "at_least_once":
+                await again.seek((topic, 0), 29)
+                assert await collect(again, 2) == [(0, 29), (0, 30)]
             await again.stop()
             assert again.closed
             with pytest.raises(ConsumerClosed):
