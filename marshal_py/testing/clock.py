@@ -1,8 +1,8 @@
 """A clock that a test moves forward, and the waiting until everybody has done what was due.
 
-The clock runs as usual. `Timekeeper.advance` moves it from one deadline of a consumer to the next and waits after each
-step until nobody has anything to do. So the consumers act in the order in which they would have acted, and nobody's
-lease ends only because the clock has jumped. What a thread waits for (`fetch`, `next`, a timeout) takes real time.
+The clock runs as usual. `Timekeeper.advance` moves it from one deadline of a consumer to the next, by a tenth of a
+heartbeat interval at least, and waits after each step until nobody has anything to do. So nobody's lease ends only
+because the clock has jumped. What a thread waits for (`fetch`, `next`, a timeout) takes real time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from marshal_py.transport.memory_broker import MemoryBroker
 
 SETTLE_S: Final = 10.0  # a step takes about a millisecond; only something that hangs takes so long
 SETTLE_POLL_S: Final = 0.0002
+STEPS_PER_INTERVAL: Final = 10  # at most: a wait for a dead consumer counts in such steps, and must not take longer
 RUN_FACTOR: Final = 100  # `run_until` moves the clock so many times as fast as real time
 RUN_POLL_S: Final = 0.001
 
@@ -92,10 +93,16 @@ class Timekeeper:
         return busy, state
 
     def _step_ms(self, most_ms: int) -> int:
-        """Returns how far the clock may move at once: to the next deadline, at least 1 ms, at most `most_ms`."""
+        """Returns how far the clock may move at once: to the next deadline, or a tenth of an interval if that is more.
+
+        What consumers do within a tenth of an interval is then one step of the clock, so that time passes faster with
+        many of them. It is at most `most_ms`.
+        """
         now_ms = self._clock.now().mono_ms
         deadlines = [due for _, _, loop in self._running() if (due := loop.deadline_ms()) is not None]
-        return min(max(1, min(deadlines, default=now_ms + most_ms) - now_ms), most_ms)
+        thirds = [driver.member.third_ms for _, _, loop in self._running() for driver in loop.drivers]
+        least_ms = min(thirds, default=1) * 3 // STEPS_PER_INTERVAL
+        return min(max(least_ms, min(deadlines, default=now_ms + most_ms) - now_ms), most_ms)
 
     def _step(self, most_ms: int) -> int:
         step_ms = self._step_ms(most_ms)

@@ -261,6 +261,20 @@ def test_redelivery_again_and_again(memory: MemoryCluster) -> None:
         memory.redeliver(consumer)
 
 
+def test_a_message_that_was_given_back_comes_again_after_its_delay(memory: MemoryCluster) -> None:
+    memory.produce("orders", b"1", partition=0)
+    consumer = member(memory)
+    message = consumer.next(5)
+    assert message is not None
+    assert message.nak(60.0)
+    memory.advance(50)
+    assert consumer.next(0) is None
+    memory.advance(11)
+    again = consumer.next(5)
+    assert again is not None
+    assert again.delivery_count == 2
+
+
 def test_a_condition_that_does_not_come_true(memory: MemoryCluster) -> None:
     with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
         memory.run_until(lambda: False, timeout_s=0.05)
