@@ -76,11 +76,14 @@ def run_marshal(arguments: Mapping[str, Any], commands: Commands, log: int) -> N
     import marshal_py
 
     pack, write, now = DELIVERY.pack, os.write, time.monotonic_ns
-    with marshal_py.connect(arguments["bootstrap"], coordination_topic=arguments["coordination"]) as marshal:
+    options = {"start_fallback": "earliest", **arguments["options"]}
+    last_will = options.pop("last_will", "off")
+    with marshal_py.connect(
+        arguments["bootstrap"], coordination_topic=arguments["coordination"], last_will=last_will
+    ) as marshal:
         report("ready")
         commands.go.wait()
         report("called")
-        options = {"start_fallback": "earliest", **arguments["options"]}
         with marshal.consumer(arguments["group"], [arguments["topic"]], **options) as consumer:
             commands.on_stop = consumer.request_stop
             if commands.stopping.is_set():
