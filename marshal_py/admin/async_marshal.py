@@ -183,8 +183,9 @@ class AsyncMarshal(Blocking[Marshal]):
 
     async def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Stops every consumer, sends what is queued and disconnects, as `Marshal.close` does."""
-        await self._threads.run(lambda: self._plain.close(timeout_s))
-        self._shared.close()
+        if not self._shared.closed:
+            await self._threads.run(lambda: self._plain.close(timeout_s))
+            self._shared.close()
 
     def metrics(self) -> Metrics:
         """Returns figures of this connection and its consumers, as `Marshal.metrics` does. It sends nothing."""

@@ -133,7 +133,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
         await self._close()
 
     async def _close(self) -> None:
-        await self._shared.verbs.run(self._ending.close)
+        if not self._ending.done:  # the threads of a Marshal that was closed have ended
+            await self._shared.verbs.run(self._ending.close)
         self._feed.close()
 
     def _dispose(self, ending: Ending) -> None:

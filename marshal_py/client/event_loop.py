@@ -211,8 +211,10 @@ class EventLoop:
         self.reads: Threads = Threads(READS_AT_ONCE_MAX, "marshal-reads")
         self.receiver: Receiver = Receiver()
         self.changes: Changes = Changes(context, self.loop)
+        self.closed: bool = False
 
     def close(self) -> None:
+        self.closed = True
         self.receiver.close()
         self.verbs.close()
         self.reads.close()

@@ -80,7 +80,9 @@ class Receiver:
         while (asked := self._waiting()) is not None:
             if len(asked) == 1 or not any([self._serve(client, request, 0.0) for client, request in asked]):
                 self._serve(*asked[0], self._slice_s())
-        for client, request in self._requests.items():
+        with self._asked:
+            left = list(self._requests.items())
+        for client, request in left:
             client.answer(request, [], None)
 
     def _slice_s(self) -> float:

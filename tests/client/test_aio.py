@@ -562,6 +562,23 @@ def test_a_stop_ends_a_waiting_fetch_and_an_iteration(memory: MemoryTestCluster)
     run(main())
 
 
+def test_a_marshal_may_be_closed_before_its_blocks_end(memory: MemoryTestCluster) -> None:
+    """It stops its consumers; a second close, and the ends of the blocks, have nothing left to do."""
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
+            waiting = asyncio.create_task(consumer.fetch(1, expires_s=DEADLINE_S))
+            await turn_until(lambda: consumer._consumer._user is not None, "it waits")
+            await marshal.close()
+            with pytest.raises(ConsumerClosed):
+                await waiting
+            await marshal.close()
+            assert consumer.closed
+
+    run(main())
+
+
 def test_a_signal_ends_the_iteration(memory: MemoryTestCluster) -> None:
     """`stop_on_signals` takes consumers of both fronts."""
     topic = memory.topic()
