@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from msgspec import structs
@@ -28,6 +27,7 @@ from marshal_py.client.info import ClaimInfo
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.planned_claims import PlannedClaims, UnfetchedSource
 from marshal_py.client.ranges import Ranges
+from marshal_py.client.user_callbacks import UserCallbacks
 from marshal_py.errors import (
     AccessDenied,
     BatchOverdue,
@@ -94,6 +94,7 @@ class ConsumerDriver:
         self.away: bool = False  # while the log's history is read again (N11)
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self._event_log = EventLog()
+        self._user_callbacks = UserCallbacks(options, context.callbacks.submit, self.claim_info)
         self.prefetching: set[TopicPartition] = set()  # fetched ahead, and no message has come yet
         self.refused_positions: dict[
             TopicPartition, OutOfRange
@@ -278,16 +279,7 @@ class ConsumerDriver:
 
     def _notify(self, ready: Ready) -> None:
         self.publish(*ready.advisories)
-        call = self.context.callbacks.submit
-        if (lost := self.options.on_lost) is not None:
-            for claim, reason in ready.lost:
-                call(partial(lost, self.claim_info(claim), reason))
-        if (claimed := self.options.on_claim) is not None:
-            for claim in ready.claimed:
-                call(partial(claimed, self.claim_info(claim)))
-        if (revoking := self.options.on_revoking) is not None:
-            for claim in ready.revoking:
-                call(partial(revoking, self.claim_info(claim)))
+        self._user_callbacks.notify(ready, bool(self.member.claims))
 
     def publish(self, *advisories: Advisory) -> None:
         """Adds advisories to `Consumer.events`, and to `logging` in as few lines as people need (docs/logging.md)."""

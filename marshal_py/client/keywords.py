@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, ParamSpec, TypedDict, TypeVar
 
 from marshal_py.client.group_config import GroupConfig
-from marshal_py.client.options import ConsumerOptions, Delivery, OnClaim, OnLost, OnRevoking, OnTopicRecreated
+from marshal_py.client.options import (
+    ConsumerOptions,
+    Delivery,
+    OnActivity,
+    OnClaim,
+    OnLost,
+    OnRevoking,
+    OnTopicRecreated,
+)
 from marshal_py.errors import InvalidOption
 
 P = ParamSpec("P")
@@ -51,6 +59,8 @@ class ConsumerKeywords(TypedDict, total=False):
     on_claim: OnClaim | None
     on_revoking: OnRevoking | None
     on_lost: OnLost | None
+    on_activated: OnActivity | None
+    on_deactivated: OnActivity | None
     settings: Mapping[str, Any]
 
 

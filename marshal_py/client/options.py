@@ -40,6 +40,7 @@ COORDINATION_TOPIC: Final = "__marshal"
 OnClaim = Callable[[ClaimInfo], None]
 OnRevoking = Callable[[ClaimInfo], None]
 OnLost = Callable[[ClaimInfo, str], None]
+OnActivity = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,8 @@ class ConsumerOptions:
     on_claim: OnClaim | None = None
     on_revoking: OnRevoking | None = None
     on_lost: OnLost | None = None
+    on_activated: OnActivity | None = None
+    on_deactivated: OnActivity | None = None
     key_deserializer: Deserializer | None = None
     value_deserializer: Deserializer | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

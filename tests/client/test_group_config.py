@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -48,3 +49,35 @@ def test_a_running_group_cannot_become_partitioned(marshal: marshal_py.Marshal) 
 def test_settings_that_contradict_each_other_are_refused_before_anything_is_sent(marshal: marshal_py.Marshal) -> None:
     with pytest.raises(InvalidOption, match="to how many members"):
         marshal.consumer("billing", ["orders"], member="m1", group_config=GroupConfig(policy="members"))
+
+
+def test_a_standby_is_told_when_it_is_active(marshal: marshal_py.Marshal) -> None:
+    """The callbacks of both consumers, in their order, while an exclusive member changes."""
+    told: list[str] = []
+    arrived = threading.Semaphore(0)
+
+    def tell(what: str) -> Callable[[], None]:
+        def call() -> None:
+            told.append(what)
+            arrived.release()
+
+        return call
+
+    def join(name: str) -> marshal_py.Consumer:
+        return marshal.consumer(
+            "billing",
+            ["orders"],
+            member="m1",
+            group_config=GroupConfig(policy="members", max_members=2, members=["m1"]),
+            on_activated=tell(f"{name} is active"),
+            on_deactivated=tell(f"{name} is not"),
+        )
+
+    with join("one") as one:
+        assert arrived.acquire(timeout=60)
+        with join("two"):
+            one.stop()
+            assert all(arrived.acquire(timeout=60) for _ in range(2))
+            assert (told[0], sorted(told[1:])) == ("one is active", ["one is not", "two is active"])
+        assert arrived.acquire(timeout=60)
+    assert told[3:] == ["two is not"]
