@@ -221,6 +221,9 @@ class AlreadyConsuming(CallerError):
 class EventLoopMisuse(CallerError):
     """A call of the asyncio front came from another event loop than its own, or would block its own."""
 
+    verb: str
+    problem: str
+
     def __init__(self, verb: str, problem: str) -> None:
         self.verb, self.problem = verb, problem
         super().__init__(f"{verb}() {problem}")
@@ -280,6 +283,9 @@ class UnsupportedPlatform(CallerError):
 
 class HandleUnknown(CallerError):
     """An ack handle names no message that this consumer can answer."""
+
+    group: str
+    reason: str
 
     def __init__(self, group: str, reason: str) -> None:
         self.group, self.reason = group, reason

@@ -76,25 +76,25 @@ class AsyncGroup(Blocking[Group]):
     def name(self) -> str:
         return self._plain.name
 
-    info = awaited(Group.info)
-    members = awaited(Group.members)
-    add_members = awaited(Group.add_members)
-    drop_members = awaited(Group.drop_members)
-    change_members = awaited(Group.change_members)
-    set_mappings = awaited(Group.set_mappings)
-    delete_mappings = awaited(Group.delete_mappings)
-    create = awaited(Group.create)  # type: ignore[arg-type]  # no setting is called self
-    set_config = awaited(Group.set_config)  # type: ignore[arg-type]  # no setting is called self
-    shrink = awaited(Group.shrink)
-    impact = awaited(Group.impact)
-    impact_of_shrink = awaited(Group.impact_of_shrink)
-    pause = awaited(Group.pause)
-    resume = awaited(Group.resume)
-    set_position = awaited(Group.set_position)
-    positions = awaited(Group.positions)
-    step_down = awaited(Group.step_down)
-    evict = awaited(Group.evict)
-    delete = awaited(Group.delete)
+    info: Final = awaited(Group.info)
+    members: Final = awaited(Group.members)
+    add_members: Final = awaited(Group.add_members)
+    drop_members: Final = awaited(Group.drop_members)
+    change_members: Final = awaited(Group.change_members)
+    set_mappings: Final = awaited(Group.set_mappings)
+    delete_mappings: Final = awaited(Group.delete_mappings)
+    create: Final = awaited(Group.create)  # type: ignore[arg-type]  # no setting is called self
+    set_config: Final = awaited(Group.set_config)  # type: ignore[arg-type]  # no setting is called self
+    shrink: Final = awaited(Group.shrink)
+    impact: Final = awaited(Group.impact)
+    impact_of_shrink: Final = awaited(Group.impact_of_shrink)
+    pause: Final = awaited(Group.pause)
+    resume: Final = awaited(Group.resume)
+    set_position: Final = awaited(Group.set_position)
+    positions: Final = awaited(Group.positions)
+    step_down: Final = awaited(Group.step_down)
+    evict: Final = awaited(Group.evict)
+    delete: Final = awaited(Group.delete)
 
     def advisories(self, follow: bool = False) -> AsyncIterator[Advisory]:
         """Yields the group's advisories, for `async for`, as `Group.advisories` does."""
@@ -108,18 +108,18 @@ class AsyncTopic(Blocking[Topic]):
     def name(self) -> str:
         return self._plain.name
 
-    get = awaited(Topic.get)
-    find = awaited(Topic.find)
-    get_page = awaited(Topic.get_page)
-    info = awaited(Topic.info)
-    purge = awaited(Topic.purge)
-    delete_key = awaited(Topic.delete_key)
-    key_index = awaited(Topic.key_index)
-    update_index = awaited(Topic.update_index)
-    index_status = awaited(Topic.index_status)
-    close = awaited(Topic.close)
-    groups = awaited(Topic.groups)
-    delete_group = awaited(Topic.delete_group)
+    get: Final = awaited(Topic.get)
+    find: Final = awaited(Topic.find)
+    get_page: Final = awaited(Topic.get_page)
+    info: Final = awaited(Topic.info)
+    purge: Final = awaited(Topic.purge)
+    delete_key: Final = awaited(Topic.delete_key)
+    key_index: Final = awaited(Topic.key_index)
+    update_index: Final = awaited(Topic.update_index)
+    index_status: Final = awaited(Topic.index_status)
+    close: Final = awaited(Topic.close)
+    groups: Final = awaited(Topic.groups)
+    delete_group: Final = awaited(Topic.delete_group)
 
     def __getitem__(self, key: Key) -> Coroutine[Any, Any, StoredMessage]:
         """Reads the last message of a key: `await topic["key"]`."""
@@ -191,15 +191,15 @@ class AsyncMarshal(Blocking[Marshal]):
         """Returns figures of this connection and its consumers, as `Marshal.metrics` does. It sends nothing."""
         return self._plain.metrics()
 
-    info = awaited(Marshal.info)
+    info: Final = awaited(Marshal.info)
 
     # --- topics and groups
 
-    topics = awaited(Marshal.topics)
-    update_topic = awaited(Marshal.update_topic)
-    delete_topic = awaited(Marshal.delete_topic)
-    groups = awaited(Marshal.groups)
-    delete_group = awaited(Marshal.delete_group)
+    topics: Final = awaited(Marshal.topics)
+    update_topic: Final = awaited(Marshal.update_topic)
+    delete_topic: Final = awaited(Marshal.delete_topic)
+    groups: Final = awaited(Marshal.groups)
+    delete_group: Final = awaited(Marshal.delete_group)
 
     def topic(
         self,

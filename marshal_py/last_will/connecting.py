@@ -60,7 +60,7 @@ class WitnessConnection:
         """Says hello. Raises OSError."""
         source.settimeout(SEND_S)
         self.source = source
-        self.name = ""  # of the witness; "" until it has answered
+        self.name: str = ""  # of the witness; "" until it has answered
         self._inbox = Inbox(source)
         pidfd = death.own_pidfd()
         try:

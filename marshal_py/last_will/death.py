@@ -27,7 +27,7 @@ class PidfdWatch:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self.pid = _pid_of(fd)
+        self.pid: int = _pid_of(fd)
 
     def fileno(self) -> int:
         return self._fd

@@ -32,7 +32,7 @@ class KeptFile:
     """Writes one session's will. One thread uses it."""
 
     def __init__(self) -> None:
-        self.fd = _unnamed_file()
+        self.fd: int = _unnamed_file()
         self._sequence = 0
         self._kept: LastWill | None = None
 

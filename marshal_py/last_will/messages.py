@@ -80,7 +80,7 @@ class Inbox:
 
     def __init__(self, source: socket.socket) -> None:
         self.source = source
-        self.closed = False  # the other side has closed it, or sent what is no message
+        self.closed: bool = False  # the other side has closed it, or sent what is no message
         self.fds: deque[int] = deque()  # received and not taken yet, in the order of their messages
         self._bytes = bytearray()
 

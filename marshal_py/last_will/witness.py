@@ -44,7 +44,7 @@ class Connection:
 
     def __init__(self, witness: Witness, source: socket.socket) -> None:
         self.witness = witness
-        self.inbox = Inbox(source)
+        self.inbox: Inbox = Inbox(source)
         self.watch: Watch | None = None
         self.wills: dict[int, Registered] = {}
 
@@ -126,15 +126,18 @@ class Connection:
 class Witness:
     """Waits for the end of the processes that are connected to it."""
 
+    name: str
+    how: Callable[[int], str]
+
     def __init__(self, name: str, make_producer: Callable[[dict[str, Any]], Any], how: Callable[[int], str]) -> None:
         """Makes a witness without connections.
 
         `name`: for people. `how(pid)` returns how a process ended, in words; "" if that is not known.
         """
         self.name, self.how = name, how
-        self.selector = selectors.DefaultSelector()
+        self.selector: selectors.DefaultSelector = selectors.DefaultSelector()
         self.connections: set[Connection] = set()
-        self.unacknowledged = 0  # records
+        self.unacknowledged: int = 0  # records
         self._make_producer = make_producer
         self._producers: dict[str, Any] = {}
 

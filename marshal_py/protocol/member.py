@@ -95,7 +95,7 @@ class Member(MemberState):
         self.rebalancer = Rebalancer(self, self.candidacy, self.topics, self.divergence)
         self.releases = Releases(self, self.candidacy, self.topics, self.rebalancer)
         self.quiescence = Quiescence(self, self.rebalancer, self.divergence)
-        self.covers = Covers(self, self.candidacy, self.topics, self.rebalancer)
+        self.covers: Covers = Covers(self, self.candidacy, self.topics, self.rebalancer)
         self.record_handler = RecordHandler(
             self, self.candidacy, self.topics, self.rebalancer, self.divergence, self.refusals, self.covers
         )
