@@ -219,7 +219,8 @@ def test_the_doctor_names_silent_sessions_of_a_dump(tmp_path: Path, dumped: Path
     """As of the newest record; also one of a log without its beginning, of which a snapshot tells and nothing else."""
     doctor = ("doctor", "--dump")
     sound = Shell("").json(*doctor, str(dumped))
-    assert [check["name"] for check in sound["checks"]] == ["root", "content", "growth", "clocks", "versions", "groups"]
+    names = [check["name"] for check in sound["checks"]]
+    assert names == ["root", "content", "growth", "clocks", "versions", "witnesses", "groups"]
     assert sound["ok"]
     log = DifferentialLog()
     orphan = log.must(log.new_join("killed"), "other")
