@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,7 @@ class Marshal:
         self.transport = transport
         self._timeout_s = timeout_s
         self._done = False
+        self._closing = threading.RLock()  # the thread that closes has it
         servers = (
             transport.broker.bootstrap_servers
             if isinstance(transport, MemoryTransport)
@@ -326,14 +328,21 @@ class Marshal:
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Stops every consumer, sends what is queued and disconnects, all within about `timeout_s` seconds.
 
-        A second call does nothing; if the first was interrupted (ctrl-C), it does what is left. Raises ReentrantCall,
-        and at the end the first error of a consumer.
+        A second call does nothing; if the first was interrupted (ctrl-C), it does what is left. While another thread
+        closes the Marshal, the call waits for that, at most `timeout_s` seconds. Raises ReentrantCall, and at the end
+        the first error of a consumer.
         """
         self._context.check_call("Marshal", "close", waits=True)
-        if self._done:
-            return
-        self._joining.closed = True
         deadline = time.monotonic() + timeout_s  # of all together: without the cluster each takes all its time
+        if self._closing.acquire(timeout=max(0.0, min(timeout_s, threading.TIMEOUT_MAX))):
+            try:
+                if not self._done:
+                    self._close(deadline)
+            finally:
+                self._closing.release()
+
+    def _close(self, deadline: float) -> None:
+        self._joining.closed = True
         failed: list[Exception] = []
         for consumer in list(self._joining.consumers.values()):
             try:

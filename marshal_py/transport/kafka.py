@@ -312,21 +312,23 @@ class KafkaLog:
         return self._errors.refused()
 
     def close(self, flush_s: float) -> None:
-        if self._producer is not None:
+        with self._producer_lock:
+            producer = self._producer  # another thread may close, too
+        if producer is not None:
             # Not flush(): if the producer has failed permanently, confluent-kafka raises a SystemError there or crashes
             # the process (seen with 2.16 after a broker had lost its newest records).
             deadline = time.monotonic() + flush_s
             with contextlib.suppress(KafkaException):  # it has failed permanently, and `refused` has said so
-                while len(self._producer) and time.monotonic() < deadline:
-                    self._producer.poll(FLUSH_POLL_S)
-            self._producer.purge(blocking=False)
+                while len(producer) and time.monotonic() < deadline:
+                    producer.poll(FLUSH_POLL_S)
+            producer.purge(blocking=False)
         with self._poll_lock:
             closed, self._closed = self._closed, True
             if not closed:
                 self._consumer.close()
         with self._producer_lock:
-            producer, self._producer = self._producer, None  # ends its threads, even while the Marshal is referred to
-        del producer
+            self._producer = None
+        del producer  # ends its threads, even while the Marshal is referred to
         if not closed:
             self._requester.leave()
 

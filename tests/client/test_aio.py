@@ -579,6 +579,22 @@ def test_a_marshal_may_be_closed_before_its_blocks_end(memory: MemoryTestCluster
     run(main())
 
 
+@pytest.mark.parametrize("at", range(3))
+def test_a_close_that_is_cancelled_is_completed_by_a_second_one(embedded: EmbeddedTestCluster, at: int) -> None:
+    """The first one goes on in its thread."""
+    topic = embedded.topic()
+
+    async def main() -> None:
+        marshal = await aio.connect(embedded.target)
+        consumer = await marshal.consumer("g", [topic], **OPTIONS)
+        await cut(marshal.close(), at, False)
+        await marshal.close()
+        assert consumer.closed
+        assert marshal._plain._done
+
+    run(main())
+
+
 def test_a_signal_ends_the_iteration(memory: MemoryTestCluster) -> None:
     """`stop_on_signals` takes consumers of both fronts."""
     topic = memory.topic()

@@ -12,6 +12,7 @@ from marshal_py import ClaimInfo, TopicPartition
 from marshal_py.errors import ConsumerClosed, DuplicateClientId
 from marshal_py.protocol.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
 from tests.support.client_fixtures import (
+    DEADLINE_S,
     BackgroundConsumer,
     ConsumerProcess,
     EmbeddedTestCluster,
@@ -48,6 +49,32 @@ def test_close_of_the_marshal_stops_its_consumers(cluster: TestCluster) -> None:
         consumers = [joined(marshal, group, [topic]) for group in groups]
     assert [consumer.closed for consumer in consumers] == [True, True]
     assert [len(cluster.accepted(group, Leave)) for group in groups] == [1, 1]
+
+
+def test_two_threads_may_close_a_marshal(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one waits for the first, at most as long as it was told."""
+    marshal = memory.connect()
+    joined(marshal, memory.group(), [memory.topic()])
+    inside, entered, released = [], threading.Event(), threading.Event()
+    plainly = marshal._loop.close
+
+    def close(flush_s: float) -> None:
+        inside.append(flush_s)
+        entered.set()
+        assert released.wait(DEADLINE_S)
+        plainly(flush_s)
+
+    monkeypatch.setattr(marshal._loop, "close", close)
+    threads = [threading.Thread(target=marshal.close), threading.Thread(target=marshal.close)]
+    threads[0].start()
+    assert entered.wait(DEADLINE_S)
+    threads[1].start()
+    marshal.close(0.0)
+    assert len(inside) == 1
+    released.set()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert (len(inside), marshal._done) == (1, True)
 
 
 def test_stop_inside_the_iteration_ends_it(cluster: TestCluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 import marshal_py
@@ -9,9 +11,11 @@ from marshal_py.errors import InvalidOption
 from marshal_py.protocol import codec
 from marshal_py.protocol.routing import route
 from marshal_py.transport import settings
+from marshal_py.transport.kafka import KafkaLog
 from marshal_py.transport.memory import MemoryLog, MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 from marshal_py.transport.ports import LogRecord
+from marshal_py.transport.requests import SharedRequester
 
 GROUP_LENGTH_AT = 11  # offset of the group id's length in a record; only a Genesis has 0 there
 GIVEN = {"bootstrap.servers": "127.0.0.1:1", "fetch.wait.max.ms": 7}
@@ -34,6 +38,32 @@ def test_readers_and_writers_of_the_log() -> None:
     ):
         with pytest.raises(InvalidOption):
             settings.from_user({**GIVEN, key: value})
+
+
+class WritingProducer:
+    """Stands for a producer that still writes: `meanwhile` is called while somebody waits for it."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        self.meanwhile, self.waiting = meanwhile, 1
+
+    def __len__(self) -> int:
+        return self.waiting
+
+    def poll(self, timeout_s: float) -> None:
+        self.waiting = 0
+        self.meanwhile()
+
+    def purge(self, blocking: bool) -> None:
+        self.waiting = 0
+
+
+def test_two_threads_may_close_a_log() -> None:
+    given = settings.from_user(GIVEN)
+    log = KafkaLog(given, "__marshal", "me", 100, True, SharedRequester(given, "me"))
+    log._producer = WritingProducer(lambda: log.close(0.0))  # type: ignore[assignment]
+    log.close(60.0)
+    log.close(60.0)
+    assert log.append(0, b"", b"") is False
 
 
 def test_the_callers_settings_for_data_do_not_reach_the_log() -> None:
