@@ -35,7 +35,10 @@ HEADERS: Final = "__dlq.errors."  # headers with this prefix are ours; a letter 
 
 
 class Letter(NamedTuple):
-    """Holds a message on its way to the dead-letter topic. `deliveries`: how often it was delivered, `reason`: why."""
+    """Holds a message on its way to the dead-letter topic.
+
+    `deliveries`: how often it was delivered according to the log, as `Message.delivery_count` says. `reason`: why.
+    """
 
     claim: Claim
     run: OffsetRun

@@ -1,14 +1,17 @@
 """Ack handles: small values that name a message of a consumer, so that another process can send back which one is done.
 
-A handle is bytes without meaning outside its consumer: a random number of the consumer, then epoch, offset and
-partition. The consumer that made it completes it. What a handle needs besides is kept here until the message is done.
+A handle is bytes without meaning outside its consumer: a random number of the consumer, then epoch, offset, partition
+and topic, and a keyed checksum of all of them: a handle that was damaged on its way names no other message. The consumer
+that made it completes it. What a handle needs besides is kept here until the message is done.
 """
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import struct
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.acks import Acked, Delivered, DeliveryContext
@@ -19,6 +22,7 @@ from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 
 CONSUMER_BYTES: Final = 8  # random, so that a handle of another consumer or process is recognised
+CHECKSUM_BYTES: Final = 8  # at the end; one damaged handle of 2^64 would be believed
 _FORMAT: Final = struct.Struct(f">{CONSUMER_BYTES}sqqi")
 KEPT_MIN: Final = 1_000  # messages; with more than twice as many as after the last look, those that are done go
 
@@ -37,7 +41,8 @@ class Handles:
     def __init__(self, group: str) -> None:
         self._group = group
         self._consumer = secrets.token_bytes(CONSUMER_BYTES)
-        self._kept: dict[tuple[int, int], Message[Any, Any]] = {}  # by epoch and offset, in at-least-once mode
+        self._key = secrets.token_bytes(blake2b.MAX_KEY_SIZE)
+        self._kept: dict[Place, Message[Any, Any]] = {}  # in at-least-once mode
         self._look_at = 2 * KEPT_MIN
 
     def make(self, message: Message[Any, Any]) -> bytes:
@@ -45,19 +50,29 @@ class Handles:
         delivered, offset = message._delivered, message.offset
         claim = delivered.claim
         if delivered.run is not None:
-            self._kept[claim.epoch, offset] = message
+            self._kept[Place(claim.epoch, offset, claim.tp)] = message
             if len(self._kept) >= self._look_at:
                 self._kept = {place: one for place, one in self._kept.items() if _open(one)}
                 self._look_at = 2 * max(KEPT_MIN, len(self._kept))
-        return _FORMAT.pack(self._consumer, claim.epoch, offset, claim.tp.partition) + claim.tp.topic.encode()
+        named = _FORMAT.pack(self._consumer, claim.epoch, offset, claim.tp.partition) + claim.tp.topic.encode()
+        return named + self._checksum(named)
+
+    def _checksum(self, named: bytes) -> bytes:
+        return blake2b(named, digest_size=CHECKSUM_BYTES, key=self._key).digest()
 
     def read(self, handle: bytes) -> Place:
-        """Returns what a handle names. Raises HandleUnknown if this consumer has not made it."""
-        known = isinstance(handle, bytes) and len(handle) > _FORMAT.size and handle.startswith(self._consumer)
-        if not known:
+        """Returns what a handle names. Raises HandleUnknown if this consumer has not made it, or not like this."""
+        if not isinstance(handle, bytes):
+            raise HandleUnknown(
+                self._group, f"a handle is bytes, as message.handle() returns; this is of type {type(handle).__name__}"
+            )
+        if len(handle) <= _FORMAT.size + CHECKSUM_BYTES or not handle.startswith(self._consumer):
             raise HandleUnknown(self._group, "this consumer has not made it; complete it where message.handle() ran")
-        _, epoch, offset, partition = _FORMAT.unpack_from(handle)
-        return Place(epoch, offset, TopicPartition(handle[_FORMAT.size :].decode(), partition))
+        named = handle[:-CHECKSUM_BYTES]
+        if not hmac.compare_digest(handle[-CHECKSUM_BYTES:], self._checksum(named)):
+            raise HandleUnknown(self._group, "it was damaged on its way; send the bytes of message.handle() unchanged")
+        _, epoch, offset, partition = _FORMAT.unpack_from(named)
+        return Place(epoch, offset, TopicPartition(named[_FORMAT.size :].decode(), partition))
 
     def message(self, handle: bytes, context: DeliveryContext) -> Message[Any, Any]:
         """Returns the message that a handle names. Called with the lock held. Raises HandleUnknown, NeedsAtLeastOnce.
@@ -65,7 +80,7 @@ class Handles:
         Only at-least-once groups keep messages for their handles.
         """
         place = self.read(handle)
-        message = self._kept.get((place.epoch, place.offset))
+        message = self._kept.get(place)
         if message is None or not _open(message):
             claim = context.member.claims.get(place.epoch)
             if claim is not None and not isinstance(claim.tracker, AtLeastOnce):
@@ -79,8 +94,8 @@ class Handles:
         Returns whether the ack came in time, and what `DeliveryContext.confirm` takes. A second call changes nothing.
         Raises HandleUnknown.
         """
-        epoch, offset, tp = self.read(handle)
-        self._kept.pop((epoch, offset), None)
+        epoch, offset, tp = place = self.read(handle)
+        self._kept.pop(place, None)
         claim = context.member.claims.get(epoch)
         if claim is None:
             context.member.late_acks += 1

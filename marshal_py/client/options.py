@@ -58,8 +58,9 @@ class ConsumerOptions:
     (start_positions.py). A time means the first message that is not older, or the end if there is none.
 
     `max_deliver`: after how many deliveries a message goes to the `dead_letter_topic` instead of being delivered again.
-    The log counts them, those of other consumers included (`Message.delivery_count`). Messages that handlers end by
-    `term` go there, too. A message is done when Kafka has acknowledged its dead letter; a crash in between repeats the
+    The log counts them, those of other consumers included (`Message.delivery_count`), and may count one too many for
+    each owner that died: a message whose ack died with its process can go there, too. Five is a good choice. Messages
+    that handlers end by `term` go there as well. A message is done when Kafka has acknowledged its dead letter; a crash in between repeats the
     letter. Only in at-least-once groups.
 
     `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`

@@ -71,7 +71,7 @@ def test_a_message_that_is_given_back_too_often_goes_to_the_dead_letter_topic(cl
             figures = marshal.metrics().consumers[0]
             assert (figures.dead_letters, figures.messages_acked, figures.in_flight) == (1, 3, 0)
             until(lambda: notes(cluster, group), "a note in the log")
-        assert notes(cluster, group) == [(1, f"in {letters}: given back after 2 deliveries")]
+        assert notes(cluster, group) == [(1, f"in {letters}: given back at delivery_count 2")]
     assert Letters(cluster, letters).read(1) == [
         {
             "value": b"one",
@@ -82,7 +82,7 @@ def test_a_message_that_is_given_back_too_often_goes_to_the_dead_letter_topic(cl
             "offset": b"1",
             "group": group.encode(),
             "delivery.count": b"2",
-            "message": b"given back after 2 deliveries",
+            "message": b"given back at delivery_count 2",
         }
     ]
 
@@ -128,7 +128,7 @@ def test_what_owners_left_unanswered_too_often_is_not_delivered_again(memory: Me
             assert (figures.dead_letters, figures.messages_delivered, figures.messages_acked) == (6, 2, 8)
     found = Letters(memory, letters).read(6)
     assert [(one["offset"], one["message"]) for one in found] == [
-        (b"%d" % offset, b"2 deliveries without an answer") for offset in range(6)
+        (b"%d" % offset, b"the log counts 2 deliveries, which may be too many, and has no ack") for offset in range(6)
     ]
 
 

@@ -44,7 +44,7 @@ def test_a_handle_is_small_and_completed_once_or_twice(memory: MemoryTestCluster
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         found = {message.handle(): message for message in collect(consumer, 6, ack=False)}
         assert len(found) == 6
-        assert {len(handle) for handle in found} == {28 + len(topic)}
+        assert {len(handle) for handle in found} == {36 + len(topic)}
         for handle, message in found.items():
             assert consumer.message(handle) is message
             with ThreadPoolExecutor(1) as pool:
@@ -99,12 +99,35 @@ def test_a_handle_of_another_consumer_is_refused(memory: MemoryTestCluster) -> N
         joined(marshal, memory.group(), [topic]) as other,
     ):
         handle = collect(consumer, 1, ack=False)[0].handle()
-        for wrong in (handle, b"", b"x" * 40, "text", None, consumer._handles._consumer):
+        for wrong in (handle, b"", b"x" * 60, consumer._handles._consumer):
             with pytest.raises(HandleUnknown, match="this consumer has not made it"):
-                other.complete(wrong) if wrong == handle else consumer.complete(wrong)  # type: ignore[arg-type]
+                other.complete(wrong) if wrong == handle else consumer.complete(wrong)
             with pytest.raises(HandleUnknown):
-                other.message(wrong)  # type: ignore[arg-type]
+                other.message(wrong)
         assert consumer.complete(handle)
+
+
+def test_a_damaged_handle_is_refused(memory: MemoryTestCluster) -> None:
+    """Each changed byte, a missing one and an added one are noticed; nothing is acked. A wrong type is named."""
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 2)
+    memory.fill(topic, 1, 2)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        handle = next(one for one in collect(consumer, 4, ack=False) if one.partition == 0 and one.offset == 0).handle()
+        flipped = [handle[:at] + bytes([handle[at] ^ 1]) + handle[at + 1 :] for at in range(len(handle))]
+        for wrong in (handle[:-1], handle + b"z", handle[1:], *flipped):
+            with pytest.raises(HandleUnknown):
+                consumer.complete(wrong)
+            with pytest.raises(HandleUnknown):
+                consumer.message(wrong)
+        with pytest.raises(HandleUnknown, match="damaged on its way"):
+            consumer.complete(handle + b"z")
+        for value in ("text", None, 7, bytearray(handle), memoryview(handle)):
+            with pytest.raises(HandleUnknown, match=f"a handle is bytes.* of type {type(value).__name__}"):
+                consumer.complete(value)  # type: ignore[arg-type]
+        assert positions(consumer) == {0: 0, 1: 0}
+        assert consumer.complete(handle)
+        assert positions(consumer) == {0: 1, 1: 0}
 
 
 def test_what_is_kept_for_handles_is_bounded(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +171,7 @@ def test_a_message_itself_does_not_go_to_another_process(memory: MemoryTestClust
             with pytest.raises(MessageNotPickled, match=rf"{topic}:0@0 cannot .*message\.handle\(\)"):
                 pickle.dumps(one)
         batch.ack()
-    assert len(make_message(b"1").handle()) == 28 + len("test")
+    assert len(make_message(b"1").handle()) == 36 + len("test")
 
 
 def test_the_asyncio_front_completes_handles_too(memory: MemoryTestCluster) -> None:

@@ -34,4 +34,4 @@ def test_a_message_comes_again_and_then_goes_to_the_dead_letter_topic(kafka: Clu
     assert (letter.key, letter.value, headers["trace"]) == (b"key", b"1", b"7")
     assert headers["__dlq.errors.offset"] == b"1"
     assert headers["__dlq.errors.delivery.count"] == b"2"
-    assert headers["__dlq.errors.message"] == b"given back after 2 deliveries"
+    assert headers["__dlq.errors.message"] == b"given back at delivery_count 2"
