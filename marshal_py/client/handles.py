@@ -1,8 +1,8 @@
 """Ack handles: small values that name a message of a consumer, so that another process can send back which one is done.
 
 A handle is bytes without meaning outside its consumer: a random number of the consumer, then epoch, offset, partition
-and topic, and a keyed checksum of all of them: a handle that was damaged on its way names no other message. The consumer
-that made it completes it. What a handle needs besides is kept here until the message is done.
+and topic, and a keyed checksum of all of them, so that a handle that was damaged on its way names no other message. The
+consumer that made it completes it. What a handle needs besides is kept here until the message is done.
 """
 
 from __future__ import annotations

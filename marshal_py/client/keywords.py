@@ -7,7 +7,6 @@ with ConsumerOptions.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, ParamSpec, TypedDict, TypeVar
@@ -21,6 +20,7 @@ from marshal_py.client.options import (
     OnLost,
     OnRevoking,
     OnTopicRecreated,
+    check_names,
 )
 from marshal_py.errors import InvalidOption
 
@@ -88,16 +88,5 @@ def chosen(verb: str, options: ConsumerOptions | None, keywords: Mapping[str, An
     """
     if options is not None and not isinstance(options, ConsumerOptions):
         raise InvalidOption("options", options, "a ConsumerOptions")
-    unknown = sorted(keywords.keys() - _FIELDS.keys())
-    if unknown:
-        raise InvalidOption(f"{verb}()", unknown, "; ".join(map(_advice, unknown)))
+    check_names(verb, keywords)
     return ConsumerOptions(**keywords) if options is None else dataclasses.replace(options, **keywords)
-
-
-def _advice(name: str) -> str:
-    if name == "client_id":
-        return "client_id is an argument of connect()"
-    if "." in name:
-        return f"{name} is a setting of librdkafka: settings={{{name!r}: ...}}"
-    near = difflib.get_close_matches(name, _FIELDS, 1)
-    return f"no option is called {name}" + (f"; did you mean {near[0]}?" if near else "")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from marshal_py.client import start_positions
 from marshal_py.client.group_config import GroupConfig
@@ -43,6 +45,35 @@ OnLost = Callable[[ClaimInfo, str], None]
 OnActivity = Callable[[], None]
 
 
+# Options that are called, or are yes or no: __post_init__ checks their types. It checks those of the others by bounds.
+CALLABLES: Final = (
+    "on_claim",
+    "on_revoking",
+    "on_lost",
+    "on_activated",
+    "on_deactivated",
+    "key_deserializer",
+    "value_deserializer",
+)
+FLAGS: Final = ("fast_reclaim", "deliver_late", "join_live_kafka_group", "mirror_offsets")
+
+T = TypeVar("T")
+
+
+def _checks_names(options: type[T]) -> type[T]:
+    """Decorates a dataclass: an argument that none of its fields is called raises InvalidOption, with the nearest."""
+    init: Any = options.__init__
+
+    @functools.wraps(init)
+    def checked(self: T, *args: Any, **keywords: Any) -> None:
+        check_names(options.__name__, keywords)
+        init(self, *args, **keywords)
+
+    options.__init__ = checked  # type: ignore[assignment]  # with its signature, by functools.wraps
+    return options
+
+
+@_checks_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
     """Holds the options of `Marshal.consumer`, and checks them when it is made. Raises InvalidOption, InvalidName.
@@ -60,8 +91,8 @@ class ConsumerOptions:
     `max_deliver`: after how many deliveries a message goes to the `dead_letter_topic` instead of being delivered again.
     The log counts them, those of other consumers included (`Message.delivery_count`), and may count one too many for
     each owner that died: a message whose ack died with its process can go there, too. Five is a good choice. Messages
-    that handlers end by `term` go there as well. A message is done when Kafka has acknowledged its dead letter; a crash in between repeats the
-    letter. Only in at-least-once groups.
+    that handlers end by `term` go there as well. A message is done when Kafka has acknowledged its dead letter; a crash
+    in between repeats the letter. Only in at-least-once groups.
 
     `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`
     was called. Then it moves, and in at-least-once mode its unacked messages are delivered again. None means 30 s, or
@@ -101,6 +132,7 @@ class ConsumerOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_types()
         _one_of("delivery", self.delivery, tuple(MODES))
         start_positions.parse(self.start)
         _one_of("start_fallback", self.start_fallback, ("earliest", "latest"))
@@ -150,6 +182,21 @@ class ConsumerOptions:
         )
         _whole("grant_messages", self.grant_messages, 1_000_000, "the most of a partition that one grant may hold")
 
+    def _check_types(self) -> None:
+        for name in CALLABLES:
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise InvalidOption(name, value, "a function, or None")
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidOption(name, getattr(self, name), "True or False")
+        if self.group_config is not None and not isinstance(self.group_config, GroupConfig):
+            raise InvalidOption(
+                "group_config", self.group_config, "a GroupConfig, as GroupConfig(max_request_batch=500)"
+            )
+        if not isinstance(self.settings, Mapping) or not all(isinstance(name, str) for name in self.settings):
+            raise InvalidOption("settings", self.settings, "a dict of librdkafka's settings by name")
+
     def _check_dead_letters(self) -> None:
         if self.max_deliver is None and self.dead_letter_topic is None:
             return
@@ -192,6 +239,22 @@ class ConsumerOptions:
             library=library,
             witness=witness,
         )
+
+
+def check_names(caller: str, names: Iterable[str]) -> None:
+    """Raises InvalidOption if one of the names is no option of a consumer. `caller`: what was called, for the error."""
+    unknown = sorted(set(names) - ConsumerOptions.__dataclass_fields__.keys())
+    if unknown:
+        raise InvalidOption(f"{caller}()", unknown, "; ".join(map(_advice, unknown)))
+
+
+def _advice(name: str) -> str:
+    if name == "client_id":
+        return "client_id is an argument of connect()"
+    if "." in name:
+        return f"{name} is a setting of librdkafka: settings={{{name!r}: ...}}"
+    near = difflib.get_close_matches(name, ConsumerOptions.__dataclass_fields__, 1)
+    return f"no option is called {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def check_topics(topics: Sequence[str]) -> tuple[str, ...]:

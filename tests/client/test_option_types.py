@@ -1,0 +1,71 @@
+"""Each option of a consumer refuses a value of a wrong type when it is given, and not later, inside the consumer."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+from marshal_py import ConsumerOptions, GroupConfig, InvalidName, InvalidOption
+from marshal_py.client.options import CALLABLES, FLAGS
+from tests.support.client_fixtures import MemoryTestCluster
+
+NUMBERS = ("5", None, [5], True, 1j, float("nan"))
+TEXTS = (5, b"earliest", ["earliest"], {"a": 1}, object())
+OPTIONAL_NUMBERS = tuple(value for value in NUMBERS if value is not None)
+# What each option is not. Only values whose type is wrong; the tests of the options have those out of bounds.
+WRONG: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(CALLABLES, (3, "print", True, [print])),
+    **dict.fromkeys(FLAGS, ("no", 1, 0, None, [])),
+    **dict.fromkeys(("delivery", "start_fallback", "new_topics", "on_topic_recreated", "start"), (*TEXTS, None)),
+    **dict.fromkeys(("policy", "member", "dead_letter_topic"), TEXTS),
+    "group_config": ({"a": 1}, "balanced", 3, GroupConfig),
+    **dict.fromkeys(("heartbeat_interval_s", "handler_timeout_s"), NUMBERS),
+    **dict.fromkeys(("capacity", "unacked_max", "prefetch_messages", "prefetch_bytes", "grant_messages"), NUMBERS),
+    "hand_over_timeout_s": OPTIONAL_NUMBERS,
+    "max_claims": OPTIONAL_NUMBERS,
+    "max_deliver": OPTIONAL_NUMBERS,
+    "settings": (None, 3, "a=b", [("a", "b")], {1: "b"}),
+}
+
+
+def test_the_table_has_every_option() -> None:
+    assert {field.name for field in dataclasses.fields(ConsumerOptions)} == WRONG.keys()
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_a_value_of_a_wrong_type_is_refused_by_name(option: str) -> None:
+    others = {"dead_letter_topic": "letters"} if option == "max_deliver" else {}
+    for value in WRONG[option]:
+        with pytest.raises((InvalidOption, InvalidName)) as caught:
+            ConsumerOptions(**{option: value}, **others)
+        named = caught.value.option if isinstance(caught.value, InvalidOption) else caught.value.kind
+        assert named in (option, "topic"), f"{option}={value!r}"
+
+
+def test_the_consumer_refuses_it_before_it_joins(memory: MemoryTestCluster) -> None:
+    with memory.connect() as marshal:
+        for wrong in ({"on_claim": 3}, {"mirror_offsets": "no"}, {"group_config": {"a": 1}}):
+            with pytest.raises(InvalidOption, match=next(iter(wrong))):
+                marshal.consumer(memory.group(), [memory.topic()], **wrong)  # type: ignore[call-overload]
+    with pytest.raises(InvalidOption, match="a GroupConfig"):
+        ConsumerOptions(group_config={"a": 1})  # type: ignore[arg-type]
+
+
+def test_an_unknown_name_gets_the_nearest_option() -> None:
+    with pytest.raises(InvalidOption, match=r"ConsumerOptions\(\)=.*did you mean delivery\?"):
+        ConsumerOptions(delivry="at_most_once")  # type: ignore[call-arg]
+    with pytest.raises(InvalidOption, match=r"did you mean delivery\?"):
+        dataclasses.replace(ConsumerOptions(), delivry="at_most_once")  # type: ignore[call-arg]
+
+
+def test_options_are_still_a_dataclass() -> None:
+    options = ConsumerOptions(delivery="at_most_once")
+    assert "delivery" in inspect.signature(ConsumerOptions).parameters
+    assert copy.copy(options) == options == pickle.loads(pickle.dumps(options))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.delivery = "at_least_once"  # type: ignore[misc]
