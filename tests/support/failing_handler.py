@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import marshal_py
-from marshal_py.client import marshal as marshal_module
 from marshal_py.protocol import codec
 from marshal_py.protocol.rebalance import Rebalancer
 from marshal_py.protocol.records import ClaimingMessages
-from marshal_py.transport.kafka import KafkaLog
+from marshal_py.transport.kafka import KafkaLog, KafkaTransport
 from tests.support import worker
 from tests.support.journal import Journal
 
@@ -134,7 +133,7 @@ def watch_grants(journal: Journal) -> None:
 
 def main() -> None:
     threading.excepthook = worker.end_loudly
-    marshal_module.SystemClock = worker.WatchedClock  # type: ignore[misc]
+    KafkaTransport.clock = worker.WatchedClock()  # type: ignore[misc]
     sys.exit(User(Settings(**json.loads(sys.argv[1]))).run())
 
 
