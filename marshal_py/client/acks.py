@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from marshal_py.client.answers import Answers, check_delay, check_reason
 from marshal_py.client.forks import ForkedLock
 from marshal_py.client.options import ConsumerOptions
+from marshal_py.errors import InvalidOption
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, Token
@@ -22,6 +23,13 @@ from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import Deserializer
 
 ACK_TIMEOUT_S: Final = 10.0  # how long `ack(wait=True)` waits by default: as long as a consumer's `stop`
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raises InvalidOption if nobody can wait so long for an ack to be accepted."""
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not number or not timeout_s >= 0:
+        raise InvalidOption("timeout_s", timeout_s, "a number of seconds, at least 0")
 
 
 class Acked(NamedTuple):

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self
 
 from marshal_py.client import requests
-from marshal_py.client.acks import ACK_TIMEOUT_S, Acked
+from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, check_timeout
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.demand import Demand, LimitedDemand
@@ -292,8 +292,9 @@ class AsyncConsumer(Generic[K_co, V_co]):
     ) -> bool:
         """Acks a message, a part or a batch, and returns True once the log has accepted that: `Message.double_ack`.
 
-        Raises ClaimLost, AckNotConfirmed after `timeout_s` seconds.
+        Raises ClaimLost, AckNotConfirmed after `timeout_s` seconds; InvalidOption before anything is acked.
         """
+        check_timeout(timeout_s)
         acked = message._acked()
         if acked:
             await self._complete(self._consumer._confirmations.accepted(acked, timeout_s))

@@ -47,6 +47,11 @@ class Confirmations:
         with self._context.lock:
             sent_before = liveness.last_sent
 
+        def returned() -> bool:
+            """Returns whether a heartbeat that was sent since has come back, so that the log has what fits into it."""
+            back = liveness.last_accepted  # when it was sent
+            return back is not None and (sent_before is None or back.mono_ms > sent_before.mono_ms)
+
         def done() -> bool:
             lost.update(one.claim.tp for one in waiting if self._lost(one.claim))
             waiting[:] = [one for one in waiting if one.claim.tp not in lost and not self._accepted(one)]
@@ -59,7 +64,7 @@ class Confirmations:
             yield from self._context.until(done, "acks to be accepted", time.monotonic() + timeout_s, self._driver.log)
         except ClusterUnreachable as error:
             with self._context.lock:
-                reason = self._context.waiting_for() or (NO_ROOM if self._heard() else error.reason)
+                reason = self._context.waiting_for() or (NO_ROOM if returned() else error.reason)
             places = tuple(f"{one.claim.tp}@{one.offsets[-1]}" for one in waiting)
             raise AckNotConfirmed(self._member.name, places, timeout_s, reason) from error
         if lost:
@@ -83,7 +88,3 @@ class Confirmations:
         spans = [(start, to) for start, to, times in progress.decode(position, known) if not times]
         above = (offset for offset in one.offsets if offset >= position)
         return all(any(start <= offset < to for start, to in spans) for offset in above)
-
-    def _heard(self) -> bool:
-        """Returns whether heartbeats come back, so that the log has what fits into them."""
-        return self._member.healthy(self._context.clock.now())

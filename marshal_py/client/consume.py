@@ -166,6 +166,7 @@ class ConsumeContext(Generic[K_co, V_co]):
         self._on_error = on_error
         self._reader: int | None = None  # the thread that receives; None between two loops
         self._dropped = False  # the buffer, by `stop`
+        self._drained = False
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -223,8 +224,8 @@ class ConsumeContext(Generic[K_co, V_co]):
 
         With a handler the call waits until a running handler has returned, at most `timeout_s` seconds. Inside the
         handler, or inside the loop, it returns at once, and no message follows. While another thread runs the loop, it
-        returns at once too, and the loop ends some milliseconds later or after its present message. A second call does
-        nothing.
+        returns at once too, and the loop ends some milliseconds later or after its present message. A `drain` that runs
+        ends without waiting for more acks. A second call does nothing.
         """
         self._context.check_call("ConsumeContext", "stop", waits=True)
         self._demand.stopped = True
@@ -237,12 +238,15 @@ class ConsumeContext(Generic[K_co, V_co]):
             elif self._reader is None:
                 self._end(None)
 
-    def drain(self, timeout_s: float | None = None) -> None:
+    def drain(self, timeout_s: float | None = None) -> bool:
         """Asks for no more, delivers what is buffered, and waits until it is acked and the log has the positions.
 
         With a handler the call waits for that. Inside the handler, and without a handler, it returns at once, and the
         loop ends when it has received what is buffered. After `timeout_s` seconds (default: the handler timeout) what
-        is still buffered is dropped.
+        is still buffered is dropped, and the consume ends; what is not acked then stays with its handlers.
+
+        Returns whether everything is delivered and acked, and the log has the positions: False if the time was over, if
+        `stop` or an error ended it before, and where the call returns at once. A later call returns the outcome.
         """
         self._context.check_call("ConsumeContext", "drain", waits=True)
         if timeout_s is None:
@@ -250,6 +254,7 @@ class ConsumeContext(Generic[K_co, V_co]):
         if self._demand.drain_until is None:
             self._demand.drain_until = time.monotonic() + timeout_s
         self.join(timeout_s + LEAVE_TIMEOUT_S)
+        return self._drained
 
     def join(self, timeout_s: float) -> None:
         """Waits for the handler's thread to end. Does nothing on this thread, and without a handler."""
@@ -271,9 +276,10 @@ class ConsumeContext(Generic[K_co, V_co]):
             self._reader = threading.get_ident()
         try:
             yield from self._runs(self._demand)
-            if self._demand.drain_until is not None and not self._ending.over:
-                self._context.complete(self._acked(self._demand.drain_until))
-                self._flush()
+            if self._demand.drain_until is not None and not self._demand.over():
+                if self._context.complete(self._acked()):
+                    self._flush()
+                    self._drained = True
         except ConsumerClosed:  # stopped or drained meanwhile, or another call has raised why the consumer has ended
             self._end(self._driver.error)
             if self._driver.error is not None:
@@ -288,14 +294,15 @@ class ConsumeContext(Generic[K_co, V_co]):
             if self._demand.over():  # stopped inside the loop, which was left then
                 self._end(None)
 
-    def _acked(self, until: float) -> Steps[None]:
-        """Waits until all messages are acked, or until `until` (monotonic)."""
-        while time.monotonic() < until:
+    def _acked(self) -> Steps[bool]:
+        """Waits until all messages are acked, or the drain must end. Returns whether all are acked."""
+        while not self._demand.over() and not self._ending.over:
             with self._context.lock:
                 if not sum(map(in_flight, self._driver.member.claims.values())):
-                    return
+                    return True
                 seen = self._context.changes
             yield Change(ACKS_SLICE_S, seen)
+        return False
 
     def _drop(self) -> None:
         """Drops what is buffered. Called on the thread that receives, or while none does."""
@@ -331,7 +338,7 @@ class ConsumeContext(Generic[K_co, V_co]):
             self._end(None)
 
     def _failed(self, message: Message[Any, Any], error: BaseException) -> None:
-        """Reports `error`, which the handler raised. Gives the message back, or ends the consume with the error."""
+        """Reports `error`, which the handler raised. Gives the message back, and may end the consume with the error."""
         logger.error("a handler failed", exc_info=error)
         member = self._driver.member
         with self._context.outbox, self._context.lock:
@@ -352,5 +359,7 @@ class ConsumeContext(Generic[K_co, V_co]):
         if self._on_error == "nak" and isinstance(error, Exception):
             message.nak()
             return
+        if not self._queue.at_most_once:
+            message.nak(0)  # the next call for messages delivers it, here or elsewhere
         self._error = error
         self._demand.stopped = True

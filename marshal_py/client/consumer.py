@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Generic
 
 from marshal_py.client import requests
-from marshal_py.client.acks import ACK_TIMEOUT_S
+from marshal_py.client.acks import ACK_TIMEOUT_S, check_timeout
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consume import ConsumeContext, ConsumeDemand, Handler
@@ -249,7 +249,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
         `on_error`: what happens, beside the event `handler_failed`, when the handler raises an Exception. With "nak",
         the default in at-least-once mode, the message is delivered again later, as after `Message.nak()`, and the
         others continue. With "stop", the default in at-most-once mode, the consume ends with that error. It always ends
-        with another BaseException, such as SystemExit.
+        with another BaseException, such as SystemExit. In at-least-once mode the message is given back then, and comes
+        again as soon as messages are asked for.
 
         A consumer has one consume at a time, and no `fetch`, `next` or iteration beside it.
 
@@ -366,6 +367,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         handle that another consumer has made, UsedAfterFork, ReentrantCall; with `wait` ClaimLost, AckNotConfirmed.
         """
         self._context.check_call("Consumer", "complete", waits=wait)
+        check_timeout(timeout_s)
         delivery = self._queue.delivery
         with self._context.lock:
             in_time, acked = self._handles.complete(handle, delivery)

@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, NoReturn, SupportsIndex, overload
 
 from msgspec import Struct, structs
 
-from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered
+from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered, check_timeout
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -124,9 +124,11 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         for a limited number of finished ranges (512 bytes).
 
         Raises ClaimLost if the ack came too late, or if the claim was lost before the log had accepted the ack: the
-        message is delivered again. Raises AckNotConfirmed after `timeout_s` seconds, ReentrantCall, UsedAfterFork. In
-        at-most-once mode it only checks that the claim is still held.
+        message is delivered again. Raises AckNotConfirmed after `timeout_s` seconds (at least 0), ReentrantCall,
+        UsedAfterFork; InvalidOption before anything is acked. In at-most-once mode it only checks that the claim is
+        still held.
         """
+        check_timeout(timeout_s)
         self._delivered.context.confirm(self._acked(), timeout_s)
         return True
 
@@ -284,6 +286,7 @@ class Part(Generic[K_co, V_co]):
 
     def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Marks all messages of this part as done, and waits until the log has accepted it: `Message.double_ack`."""
+        check_timeout(timeout_s)
         self._delivered.context.confirm(self._acked(), timeout_s)
         return True
 
@@ -375,6 +378,7 @@ class Batch(Generic[K_co, V_co]):
         If it raises ClaimLost, the error names the partitions that were lost; the log has accepted the others. Returns
         True, also if the batch is empty.
         """
+        check_timeout(timeout_s)
         if self.parts:
             self.parts[0]._delivered.context.confirm(self._acked(), timeout_s)
         return True

@@ -195,6 +195,8 @@ def test_a_confirmed_ack_is_awaited(cluster: TestCluster) -> None:
             assert last is not None
             with pytest.raises(EventLoopMisuse, match=r"await consumer\.double_ack"):
                 last.ack(wait=True)
+            with pytest.raises(InvalidOption, match="timeout_s"):
+                await consumer.double_ack(last, -1)
             assert await asyncio.to_thread(last.double_ack)
             assert await consumer.double_ack(await consumer.fetch(1, expires_s=0)), "an empty batch needs nothing"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from marshal_py import AckNotConfirmed, Batch, ClaimLost, ClusterError, Consumer, Message
+from marshal_py import AckNotConfirmed, Batch, ClaimLost, ClusterError, Consumer, InvalidOption, Message
+from marshal_py.client.confirmations import NO_ROOM
 from marshal_py.protocol import progress
 from marshal_py.protocol.records import Heartbeat
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, collect, joined, until
@@ -173,6 +174,51 @@ def test_an_ack_that_the_log_does_not_accept_in_time_says_why(
             assert caught.value.retriable
         assert message.double_ack(), "the second call waits again"
         consumer.stop()
+
+
+def test_the_reason_is_the_time_until_a_heartbeat_has_come_back(memory: MemoryTestCluster) -> None:
+    """With messages that are not done below it, the log may have no room, but nobody knows that yet."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 20)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        with pytest.raises(AckNotConfirmed) as caught:
+            collect(consumer, 20, ack=False)[-1].double_ack(0)
+        assert caught.value.reason == "no answer in time"
+
+
+def test_an_ack_for_which_the_log_has_no_room_says_so(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        message = collect(consumer, 2, ack=False)[1]
+        monkeypatch.setattr(consumer._confirmations, "_accepted", lambda one: False)
+        sent = consumer._member.liveness.last_sent
+        thread, found = in_thread(lambda: message.double_ack(1.0))
+        until(lambda: consumer._member.liveness.last_sent is not sent, "a heartbeat is sent")
+        thread.join(DEADLINE_S)
+        assert [error.reason for error in found] == [NO_ROOM]
+
+
+@pytest.mark.parametrize("wrong", [-1, -0.001, float("nan"), "x", None, True])
+def test_a_wrong_timeout_is_refused_before_anything_is_acked(memory: MemoryTestCluster, wrong: Any) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        batch = consumer.fetch(1, expires_s=DEADLINE_S)
+        one, handle = batch[0], batch[0].handle()
+        for call in (
+            one.double_ack,
+            batch.parts[0].double_ack,
+            batch.double_ack,
+            lambda timeout_s: one.ack(wait=True, timeout_s=timeout_s),
+            lambda timeout_s: consumer.complete(handle, wait=True, timeout_s=timeout_s),
+        ):
+            with pytest.raises(InvalidOption, match="timeout_s"):
+                call(wrong)
+        assert consumer.cached_info().in_flight == 1
+        assert batch.double_ack(float("inf"))
 
 
 def test_in_at_most_once_mode_a_confirmed_ack_waits_for_nothing(memory: MemoryTestCluster) -> None:

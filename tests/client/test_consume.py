@@ -299,6 +299,45 @@ def test_drain_waits_for_acks_of_other_threads(memory: MemoryTestCluster) -> Non
         assert positions(consumer) == {0: 3}
 
 
+def test_a_stop_ends_a_drain_that_waits_for_acks(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    held: list[Message] = []
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume(held.append)
+        until(lambda: len(held) == 2, "somebody else has both")
+        held[1].ack()
+        drained: list[bool] = []
+        drain = threading.Thread(target=lambda: drained.append(context.drain()), daemon=True)
+        drain.start()
+        until(lambda: context._demand.drain_until is not None, "it drains")
+        context.stop()
+        assert context.closed
+        drain.join(DEADLINE_S)
+        assert drained == [False]
+        assert consumer.next(0) is None
+
+
+def test_a_drain_says_whether_everything_is_acked(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    held: list[Message] = []
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume(held.append)
+        until(lambda: len(held) == 2, "somebody else has both")
+        assert context.drain(0.05) is False
+        assert context.closed
+        for message in held:
+            assert message.ack(), "it is still its handler's"
+        context = consumer.consume()
+        memory.fill(topic, 0, 2, first=2)
+        for message in context:
+            message.ack()
+            assert context.drain() is False, "the loop goes on"
+        assert context.drain() is True
+        assert positions(consumer) == {0: 4}
+
+
 def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 50)
@@ -308,7 +347,7 @@ def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -
         context = consumer.consume(handler)
         handler.got(1)
         threading.Timer(0.2, handler.open.set).start()
-        context.drain(timeout_s=0.05)
+        assert context.drain(timeout_s=0.05) is False
         assert context.closed
         assert len(handler.seen) == 1
         assert places(collect(consumer, 49)) == [(0, offset) for offset in range(1, 50)]
@@ -391,7 +430,25 @@ def test_a_handler_that_raises_may_end_the_consume(
         assert [(event.topic, event.partition, event.offset) for event in failed] == [(topic, 0, 2)]
         assert "no such account" in failed[0].text
         assert not consumer.closed
-        assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
+        again = collect(consumer, 3 if delivery == "at_least_once" else 2)
+        assert sorted(places(again)) == [(0, 2), (0, 3), (0, 4)][-len(again) :]
+
+
+def test_after_a_handler_has_ended_a_consume_the_next_one_gets_its_message(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for kind in (ValueError, SystemExit):
+            context = consumer.consume(Handler(fails_on(1, kind=kind)), on_error="stop")
+            with pytest.raises(kind):
+                context.wait(DEADLINE_S)
+        seen: list[tuple[int, int]] = []
+        handler = Handler(lambda message: seen.append((message.offset, message.delivery_count)))
+        context = consumer.consume(handler)
+        handler.got(2)
+        assert context.drain() is True
+        assert sorted(seen) == [(1, 3), (2, 1)]
+        assert positions(consumer) == {0: 3}
 
 
 def test_a_handler_that_exits_ends_the_consume(memory: MemoryTestCluster) -> None:
