@@ -90,7 +90,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+CLAIMED_SHOWN: Final = 10  # partitions in the text of ClaimLost
 
 
 class MarshalError(Exception):
@@ -753,14 +755,24 @@ class LedgerMoved(PeerError):
 class ClaimLost(PeerError):
     """Claims were released or lost before their batch was committed, or before the log had accepted the acks.
 
-    Reasons are a pause, a hand-over, an eviction.
+    Reasons are a pause, a hand-over, an eviction. `seek` raises it for a partition that the consumer does not own:
+    `claimed` names those that it owns then, and is None otherwise.
     """
 
     group: str
     lost: tuple[str, ...]
+    claimed: tuple[str, ...] | None
 
-    def __init__(self, group: str, lost: tuple[str, ...]) -> None:
-        self.group, self.lost = group, lost
+    def __init__(self, group: str, lost: tuple[str, ...], claimed: tuple[str, ...] | None = None) -> None:
+        self.group, self.lost, self.claimed = group, lost, claimed
+        if claimed is not None:
+            more = len(claimed) - CLAIMED_SHOWN
+            shown = ", ".join(claimed[:CLAIMED_SHOWN]) + (f" and {more} more" if more > 0 else "")
+            super().__init__(
+                f"group {group!r}: this consumer does not own {', '.join(lost)}, so it cannot move the position "
+                f"there; it owns {shown or 'nothing'}: Group.set_position moves positions of partitions that others own"
+            )
+            return
         super().__init__(
             f"group {group!r}: the claims on {', '.join(lost)} were released or lost before the work was "
             f"committed: another member has received their messages or will; roll back, or compare tokens where "

@@ -87,8 +87,9 @@ def consume(
     """Consume topics as a member of a group, until ctrl-C.
 
     Prints the bytes of each value and a newline, and acknowledges the message once they are written out. With --json
-    one object per message: key and value as text if they are utf-8, otherwise as key_base64 and value_base64; and the
-    headers. `marshal produce --from-json` writes such lines as the same messages again.
+    one object per message: key and value as text if they are utf-8, otherwise as key_base64 and value_base64, and the
+    headers. The field of each pair that is not used is null. `marshal produce --from-json` writes such lines as the
+    same messages again.
     """
     if options.as_json and key_separator is not None:
         raise typer.BadParameter("--key-separator is for text: with --json the key has a field")

@@ -179,6 +179,10 @@ class ConsumeContext(Generic[K_co, V_co]):
 
     # --- looking
 
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "draining" if self._demand.drain_until is not None else "open"
+        return f"ConsumeContext({self._driver.member.name!r}, {state})"
+
     @property
     def closed(self) -> bool:
         """Tells whether it has ended, so that no more messages come from it."""

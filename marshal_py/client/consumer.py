@@ -396,17 +396,19 @@ class Consumer(Membership, Generic[K_co, V_co]):
         new one, with a new token; `on_lost` with the reason "seek" and `on_claim` report that. Acks of messages that
         were delivered before come too late. Any thread may call it, also within an iteration.
 
-        Raises NeedsAtLeastOnce in at-most-once mode; PositionOutOfRange; ClaimLost if this consumer does not own the
-        partition, or releases it meanwhile because of a pause or a stop; ClusterUnreachable after `timeout_s` seconds,
-        ReentrantCall. `Group.set_position` moves positions of partitions that others own.
+        Raises InvalidOption; NeedsAtLeastOnce in at-most-once mode; PositionOutOfRange; ClaimLost if this consumer does
+        not own the partition, or releases it meanwhile because of a pause or a stop; ClusterUnreachable after
+        `timeout_s` seconds, ReentrantCall. `Group.set_position` moves positions of partitions that others own.
         """
         self._context.check_call("Consumer", "seek", waits=True)
-        context, driver, tp = self._context, self._driver, TopicPartition(*partition)
+        context, driver, tp = self._context, self._driver, requests.check_partition(partition)
         deadline = time.monotonic() + timeout_s
         if self._queue.at_most_once:
             raise NeedsAtLeastOnce("seek", self.group)
+        if type(offset) is not int:
+            raise InvalidOption("offset", offset, "a whole number, as message.offset is")
         if tp not in self.claims():
-            raise ClaimLost(self.group, (str(tp),))
+            raise self._not_claimed(tp)
         bounds = context.admin.bounds([tp])[tp]
         if not bounds.first <= offset <= bounds.end:
             raise PositionOutOfRange(*tp, offset, bounds.first, bounds.end)
@@ -416,7 +418,10 @@ class Consumer(Membership, Generic[K_co, V_co]):
         if claim is not None:
             context.wait_for(lambda: claim.phase is ClaimPhase.GONE, f"the position of {tp}", deadline, driver.log)
         if claim is None or claim.seek_to == NONE:
-            raise ClaimLost(self.group, (str(tp),))
+            raise self._not_claimed(tp)
+
+    def _not_claimed(self, tp: TopicPartition) -> ClaimLost:
+        return ClaimLost(self.group, (str(tp),), tuple(map(str, sorted(set(self.claims()) - {tp}))))
 
     # --- planning
 

@@ -17,6 +17,7 @@ from marshal_py.client.context import Context
 from marshal_py.client.counters import in_flight
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.requests import check_partition
 from marshal_py.client.waits import Steps
 from marshal_py.errors import ConcurrentUse, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
@@ -187,16 +188,21 @@ class Membership:
         self._ending.raise_if_ended()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Stops delivering these partitions to this consumer, which keeps the claims. Raises ReentrantCall."""
+        """Stops delivering these partitions to this consumer, which keeps the claims.
+
+        Raises ReentrantCall, InvalidOption.
+        """
         self._context.check_call("Consumer", "pause")
+        named = [check_partition(one) for one in partitions]
         with self._context.outbox, self._context.lock:
-            self._driver.queue.pause(TopicPartition(*tp) for tp in partitions)
+            self._driver.queue.pause(named)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Delivers these partitions again after `pause`. Raises ReentrantCall."""
+        """Delivers these partitions again after `pause`. Raises ReentrantCall, InvalidOption."""
         self._context.check_call("Consumer", "resume")
+        named = [check_partition(one) for one in partitions]
         with self._context.outbox, self._context.lock:
-            self._driver.queue.resume(TopicPartition(*tp) for tp in partitions)
+            self._driver.queue.resume(named)
 
     # --- looking
 

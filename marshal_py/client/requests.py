@@ -1,4 +1,4 @@
-"""Checks what `fetch`, `next` and `consume` are asked for, and fills in the defaults. It decides nothing else.
+"""Checks what `fetch`, `next`, `consume` and `seek` are asked for, and fills in the defaults. It decides nothing else.
 
 Source of the defaults and bounds: ADR-37 of JetStream ("JetStream Simplification"), sections "Fetch", "Next", "Consume"
 and "Idle heartbeats". Its `expires` is `expires_s` here.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
+from marshal_py.protocol.identity import TopicPartition
 
 OnError = Literal["nak", "stop"]
 
@@ -140,6 +141,15 @@ def check_heartbeat(idle_heartbeat_s: float | None, expires_s: float) -> float |
 
 def default_heartbeat_s(expires_s: float) -> float:
     return min(expires_s / 2, HEARTBEAT_S_MAX)
+
+
+def check_partition(partition: object) -> TopicPartition:
+    """Returns the partition that a caller names. Raises InvalidOption unless it is a topic's name and a number."""
+    if isinstance(partition, tuple) and len(partition) == 2:
+        topic, number = partition
+        if isinstance(topic, str) and type(number) is int:
+            return TopicPartition(topic, number)
+    raise InvalidOption("partition", partition, 'a topic and the number of a partition, as ("orders", 3)')
 
 
 def check_count(option: str, value: object) -> None:

@@ -40,6 +40,10 @@ def test_version(shell: Shell) -> None:
     assert shell.run("--version").stdout.strip() == VERSION
 
 
+def test_the_help_of_consume_says_which_fields_are_null(shell: Shell) -> None:
+    assert "The field of each pair that is not used is null." in " ".join(shell.run("consume", "--help").stdout.split())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(shell: Shell, command: list[str]) -> None:
     result = shell.run(*command, "--help")

@@ -646,3 +646,20 @@ def test_a_consumer_without_a_consume_has_nothing_pending(memory: MemoryTestClus
         context.stop()
         info = consumer.cached_info()
         assert (info.pending_messages, info.pending_bytes) == (0, 0)
+
+
+def test_a_loop_that_is_left_pauses_and_the_end_of_the_block_ends_it(memory: MemoryTestCluster) -> None:
+    """The repr tells the state."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 4)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        with consumer.consume() as context:
+            for _ in range(2):
+                for message in context:
+                    message.ack()
+                    break
+                assert repr(context) == f"ConsumeContext({group!r}, open)"
+            with pytest.raises(AlreadyConsuming):
+                consumer.fetch(1)
+        assert repr(context) == f"ConsumeContext({group!r}, closed)"
+        assert [message.offset for message in collect(consumer, 2)] == [2, 3]

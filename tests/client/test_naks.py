@@ -366,3 +366,29 @@ def test_what_waits_when_a_consumer_begins_to_plan_ranges_is_not_forgotten(memor
         assert claim.handler_since_ms() is None
         consumer.plan_ranges()
         assert claim.handler_since_ms() is not None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "returned", "done"),
+    [
+        ("ack", "nak", False, True),
+        ("ack", "term", False, True),
+        ("ack", "ack", True, True),
+        ("nak", "ack", True, True),
+        ("nak", "nak", True, False),
+        ("nak", "term", True, True),
+        ("term", "ack", True, True),
+        ("term", "nak", False, True),
+        ("term", "term", False, True),
+    ],
+)
+def test_a_second_answer(memory: MemoryTestCluster, first: str, second: str, returned: bool, done: bool) -> None:
+    """The table of docs/acks.md."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        message = collect(consumer, 1, ack=False)[0]
+        answers = {"ack": message.ack, "nak": lambda: message.nak(3_600), "term": message.term}
+        assert answers[first]()
+        assert answers[second]() is returned
+        assert positions(consumer) == {0: 1 if done else 0}

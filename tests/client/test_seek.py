@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
-from marshal_py import ClaimLost, NeedsAtLeastOnce, PositionOutOfRange
+from marshal_py import ClaimLost, InvalidOption, NeedsAtLeastOnce, PositionOutOfRange
 from marshal_py.protocol.records import ReleasingPartition, SeekingPartition
 from tests.support.client_fixtures import MemoryTestCluster, TestCluster, collect, joined, owns, until
 
@@ -94,8 +95,31 @@ def test_only_the_owner_may_seek(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition is claimed")
-        with pytest.raises(ClaimLost, match=f"{topic}:1"):
-            consumer.seek((topic, 1), 0)
+        with pytest.raises(ClaimLost, match=f"does not own {topic}:77, .*it owns {topic}:0: Group.set_pos") as caught:
+            consumer.seek((topic, 77), 0)
+        assert (caught.value.lost, caught.value.claimed) == ((f"{topic}:77",), (f"{topic}:0",))
+        assert "roll back" not in str(caught.value)
+
+
+def test_a_consumer_without_claims_and_one_with_many_are_told_so() -> None:
+    assert "it owns nothing:" in str(ClaimLost("g", ("t:0",), ()))
+    assert "t:9 and 2 more:" in str(ClaimLost("g", ("u:0",), tuple(f"t:{number}" for number in range(12))))
+
+
+def test_what_names_no_partition_is_refused(memory: MemoryTestCluster) -> None:
+    """A text of two characters is no pair. `pause` and `resume` refuse the same."""
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        wrong: Any
+        for wrong in ("f1", topic, (topic,), (topic, "0"), (topic, True), (0, topic), (topic, 0, 1), None, 3):
+            with pytest.raises(InvalidOption, match=r"partition=.* as \(\"orders\", 3\)"):
+                consumer.seek(wrong, 1)
+            for verb in (consumer.pause, consumer.resume):
+                with pytest.raises(InvalidOption, match="partition="):
+                    verb([wrong])
+        for wrong in ("1", None, 1.0, True):
+            with pytest.raises(InvalidOption, match="offset="):
+                consumer.seek((topic, 0), wrong)
 
 
 def test_an_at_most_once_group_refuses_it_by_name(memory: MemoryTestCluster) -> None:
