@@ -180,13 +180,17 @@ class MessageTooLarge(CallerError):
 
 
 class ConcurrentUse(CallerError):
-    """Two threads are inside fetch, next or iteration of one Consumer. Any thread may call `ack`."""
+    """Two threads, or tasks, are inside fetch, next or iteration of one Consumer. Any of them may call `ack`."""
 
-    def __init__(self, verb: str) -> None:
-        self.verb = verb
+    verb: str
+    caller: str
+
+    def __init__(self, verb: str, caller: str = "thread") -> None:
+        """`caller`: what calls the Consumer, "thread" or "task"."""
+        self.verb, self.caller = verb, caller
         super().__init__(
-            f"{verb}() was called while another thread fetches from the same Consumer: use one Consumer per "
-            f"thread, or hand messages to worker threads and ack there"
+            f"{verb}() was called while another {caller} fetches from the same Consumer: use one Consumer per "
+            f"{caller}, or hand messages to worker {caller}s and ack there"
         )
 
 

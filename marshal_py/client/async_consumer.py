@@ -25,7 +25,7 @@ from marshal_py.client.event_loop import EventLoop, Feed
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.membership import HAND_OVER_S, Call
 from marshal_py.client.message import Batch, Message, Part
-from marshal_py.client.requests import FETCH_EXPIRES_S
+from marshal_py.client.requests import FETCH_EXPIRES_S, Request
 from marshal_py.client.waits import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, MarshalError
 from marshal_py.protocol.advisory import Advisory
@@ -63,7 +63,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         self._feed = Feed(event_loop.receiver, event_loop.loop, consumer._queue.pull, consumer._intake.add)
         self._turn_at = 0.0  # when other tasks had their last turn, in seconds of the monotonic clock
         self._running: Iterating | None = None
-        consumer.identify = _task
+        consumer.identify, consumer.caller = _task, "task"
         self._ending = consumer._ending
         self._ending.dispose = self._dispose
         consumer._queue.delivery.confirm = self._confirm
@@ -154,8 +154,11 @@ class AsyncConsumer(Generic[K_co, V_co]):
     ) -> Batch[K_co, V_co]:
         """Waits for messages and returns at most `max_messages` of them, as `Consumer.fetch` does."""
         request = requests.check_fetch(max_messages, max_bytes, expires_s, min_messages, idle_heartbeat_s)
+        return await self._call(Call("fetch"), request)
+
+    async def _call(self, call: Call, request: Request) -> Batch[K_co, V_co]:
         await self._give_turn()
-        consumer, call = self._consumer, Call("fetch")
+        consumer = self._consumer
         try:
             self._enter(call)
             consumer._queue.begin()
@@ -174,8 +177,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
         self, expires_s: float = FETCH_EXPIRES_S, *, idle_heartbeat_s: float | None = None
     ) -> Message[K_co, V_co] | None:
         """Returns the next message, or None after `expires_s` seconds without one, as `Consumer.next` does."""
-        batch = await self.fetch(1, expires_s=expires_s, idle_heartbeat_s=idle_heartbeat_s)
-        return next(iter(batch), None)
+        request = requests.check_fetch(1, None, expires_s, None, idle_heartbeat_s)
+        return next(iter(await self._call(Call("next"), request)), None)
 
     def __aiter__(self) -> AsyncIterator[Message[K_co, V_co]]:
         """Delivers messages one by one until a stop, a drain or a signal, as the iteration of `Consumer` does.
@@ -211,7 +214,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         try:
             self._enter(call)
             if consumer._iterating is not None:
-                raise ConcurrentUse(demand.verb)
+                raise ConcurrentUse(demand.verb, consumer.caller)
             consumer._iterating, self._running = call, iterating
             steps = consumer._reserve(demand)
             step = next(steps, None)
@@ -304,7 +307,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
         """Waits for the log, in a thread that may block. `ack(wait=True)` and `double_ack` of a message call it."""
         if threading.get_ident() == self._shared.thread:
             raise EventLoopMisuse(
-                "ack(wait=True)", "would block the event loop: await consumer.double_ack(message) instead"
+                "double_ack",
+                "of a message (or ack with wait=True) would block the event loop: await consumer.double_ack(message)",
             )
         self._consumer._confirmations.wait(acked, timeout_s)
 

@@ -113,10 +113,10 @@ class Consumer(Membership, Generic[K_co, V_co]):
         fits.
 
         The call returns when `min_messages` messages (default: the full count) or `max_bytes` are there, after
-        `expires_s` seconds (0: with what is there now), or when a bound keeps more messages from coming: `unacked_max`,
-        `prefetch_bytes`, or in at-most-once mode the grants (two per partition, about a second's work in all). With
-        `min_messages=1` it returns as soon as there is a message, with all that are there. The lease is checked once,
-        when the batch is delivered.
+        `expires_s` seconds (0: with what is there now; infinity: it never expires), or when a bound keeps more messages
+        from coming: `unacked_max`, `prefetch_bytes`, or in at-most-once mode the grants (two per partition, about a
+        second's work in all). With `min_messages=1` it returns as soon as there is a message, with all that are there.
+        The lease is checked once, when the batch is delivered.
 
         `idle_heartbeat_s` (0.5 to 30, at most half of `expires_s`): how often to ask the cluster for a sign of life
         while no message comes. When two in a row are missing, the event `heartbeat_missed` comes, and the wait
@@ -125,7 +125,9 @@ class Consumer(Membership, Generic[K_co, V_co]):
         Raises ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, and the error that ended the consumer.
         """
         request = requests.check_fetch(max_messages, max_bytes, expires_s, min_messages, idle_heartbeat_s)
-        call = Call("fetch")
+        return self._call(Call("fetch"), request)
+
+    def _call(self, call: Call, request: Request) -> Batch[K_co, V_co]:
         try:
             self._enter(call)
             self._queue.begin()
@@ -194,8 +196,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         `idle_heartbeat_s` and the errors are those of `fetch`.
         """
-        batch = self.fetch(1, expires_s=expires_s, idle_heartbeat_s=idle_heartbeat_s)
-        return next(iter(batch), None)
+        request = requests.check_fetch(1, None, expires_s, None, idle_heartbeat_s)
+        return next(iter(self._call(Call("next"), request)), None)
 
     def __iter__(self) -> Iterator[Message[K_co, V_co]]:
         """Delivers messages one by one, checking the lease before each, until a stop, a drain or a signal.
@@ -266,7 +268,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         try:
             self._enter(call)
             if self._iterating is not None:
-                raise ConcurrentUse("consume")
+                raise ConcurrentUse("consume", self.caller)
             watch = IdleHeartbeat(context, self._driver, request.idle_heartbeat_s)
             request = self._limits.cut_consume(request)
             demand = ConsumeDemand(context, self._intake, self._queue, request, self._limits, watch)
@@ -289,7 +291,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         try:
             self._enter(call)
             if self._iterating is not None:
-                raise ConcurrentUse(demand.verb)
+                raise ConcurrentUse(demand.verb, self.caller)
             self._iterating = call
             yield from self._reservations(call, demand)
         except BaseException as error:

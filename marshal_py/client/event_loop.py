@@ -38,9 +38,13 @@ class Threads:
     async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Returns what `function` returns.
 
-        If the caller is cancelled, a function that runs already continues, and its result is given to `undo`.
+        If the caller is cancelled, a function that runs already continues, and its result is given to `undo`. Once the
+        threads have ended, a thread of the event loop runs `function`, which raises the error of a closed object.
         """
-        future = self._pool.submit(function)
+        try:
+            future = self._pool.submit(function)
+        except RuntimeError:
+            return await asyncio.to_thread(function)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:

@@ -17,9 +17,9 @@ from marshal_py.client.context import Context
 from marshal_py.client.counters import in_flight
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
-from marshal_py.client.requests import check_partition
+from marshal_py.client.requests import check_partitions
 from marshal_py.client.waits import Steps
-from marshal_py.errors import ConcurrentUse, ReentrantCall
+from marshal_py.errors import ConcurrentUse, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -50,6 +50,7 @@ class Membership:
         self._member = driver.member
         self._ending = ending
         self.identify: Callable[[], int] = threading.get_ident  # of the caller: its thread, or its asyncio task
+        self.caller = "thread"  # what a caller is, in errors
         self._user: int | None = None  # the caller that is inside a Call, or in the body of an iteration
         self._inside: Call | None = None  # its Call; None while it is in the body
         self._entry = threading.RLock()  # guards the two: of threads that arrive together only one may pass
@@ -137,7 +138,7 @@ class Membership:
         me = self.identify()
         with self._entry:
             if self._user is not None and self._user != me:
-                raise ConcurrentUse(call.verb)
+                raise ConcurrentUse(call.verb, self.caller)
             if self._inside is not None:
                 raise ReentrantCall(call.verb, f"{self._inside.verb} of the same consumer")
             self._ending.raise_if_ended()
@@ -190,19 +191,34 @@ class Membership:
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Stops delivering these partitions to this consumer, which keeps the claims.
 
-        Raises ReentrantCall, InvalidOption.
+        A partition of its topics that it does not own is paused for the time when it does. Raises InvalidOption for a
+        partition that the topic does not have, as far as the group knows, and for other topics; ReentrantCall.
         """
         self._context.check_call("Consumer", "pause")
-        named = [check_partition(one) for one in partitions]
+        found = check_partitions(partitions)
         with self._context.outbox, self._context.lock:
-            self._driver.queue.pause(named)
+            self._check_known(found)
+            self._driver.queue.pause(found)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Delivers these partitions again after `pause`. Raises ReentrantCall, InvalidOption."""
+        """Delivers these partitions again after `pause`. Raises InvalidOption as `pause` does, ReentrantCall."""
         self._context.check_call("Consumer", "resume")
-        named = [check_partition(one) for one in partitions]
+        found = check_partitions(partitions)
         with self._context.outbox, self._context.lock:
-            self._driver.queue.resume(named)
+            self._check_known(found)
+            self._driver.queue.resume(found)
+
+    def _check_known(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raises InvalidOption for a partition that this consumer can never own. Called with the lock held."""
+        topics, group = self._member.options.topics, self._member.group
+        for tp in partitions:
+            if tp.topic not in topics:
+                raise InvalidOption("partitions", tuple(tp), f"partitions of the topics {', '.join(topics)}")
+            known = None if group is None else group.topics.get(tp.topic)
+            if known is not None and not 0 <= tp.partition < known.count:
+                raise InvalidOption(
+                    "partitions", tuple(tp), f"the topic has {known.count}, from 0 to {known.count - 1}"
+                )
 
     # --- looking
 

@@ -1,4 +1,4 @@
-"""Checks what `fetch`, `next`, `consume` and `seek` are asked for, and fills in the defaults. It decides nothing else.
+"""Checks what `fetch`, `next`, `consume`, `seek` and `pause` are asked for, and fills in the defaults.
 
 Source of the defaults and bounds: ADR-37 of JetStream ("JetStream Simplification"), sections "Fetch", "Next", "Consume"
 and "Idle heartbeats". Its `expires` is `expires_s` here.
@@ -6,6 +6,7 @@ and "Idle heartbeats". Its `expires` is `expires_s` here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
@@ -17,6 +18,7 @@ FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
 CONSUME_EXPIRES_S: Final = 30.0
 CONSUME_EXPIRES_S_MIN: Final = 1.0
+EXPIRES_S_MAX: Final = 3e9  # about a century; what asks for more, infinity for example, gets this
 CONSUME_MESSAGES: Final = 1_000
 # Stands for "any number" where only bytes are limited (ADR-37, "Max messages and max bytes options").
 MESSAGES_ANY: Final = 1_000_000
@@ -57,6 +59,7 @@ def check_fetch(
             raise InvalidOption("min_messages", min_messages, f"at most max_messages, which is {most}")
     if not _is_number(expires_s) or not expires_s >= 0:
         raise InvalidOption("expires_s", expires_s, "a number of seconds, at least 0; 0 takes what is there now")
+    expires_s = min(expires_s, EXPIRES_S_MAX)
     heartbeat_s = check_heartbeat(idle_heartbeat_s, expires_s)
     if heartbeat_s is None and expires_s > HEARTBEAT_ABOVE_S:
         heartbeat_s = default_heartbeat_s(expires_s)
@@ -89,6 +92,7 @@ def check_consume(
         raise InvalidOption("max_bytes", max_bytes, f"not together with max_messages={max_messages}: choose one limit")
     if not _is_number(expires_s) or not expires_s >= CONSUME_EXPIRES_S_MIN:
         raise InvalidOption("expires_s", expires_s, f"a number of seconds, at least {CONSUME_EXPIRES_S_MIN:g}")
+    expires_s = min(expires_s, EXPIRES_S_MAX)
     heartbeat_s = check_heartbeat(idle_heartbeat_s, expires_s) or default_heartbeat_s(expires_s)
     if max_bytes is None:
         if threshold_bytes is not None:
@@ -156,6 +160,14 @@ def check_count(option: str, value: object) -> None:
     """Raises InvalidOption unless `value` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidOption(option, value, "a whole number, at least 1")
+
+
+def check_partitions(partitions: object) -> list[TopicPartition]:
+    """Returns the partitions that a caller names. Raises InvalidOption, also if it is a single one."""
+    single = isinstance(partitions, tuple) and partitions and isinstance(partitions[0], str)
+    if single or isinstance(partitions, str) or not isinstance(partitions, Iterable):
+        raise InvalidOption("partitions", partitions, 'a list of partitions, as [("orders", 3)]')
+    return [check_partition(one) for one in partitions]
 
 
 def _is_number(value: object) -> bool:

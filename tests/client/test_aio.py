@@ -193,7 +193,7 @@ def test_a_confirmed_ack_is_awaited(cluster: TestCluster) -> None:
             assert [c.position for c in consumer.claims().values()] == [3]
             last = await consumer.next(DEADLINE_S)
             assert last is not None
-            with pytest.raises(EventLoopMisuse, match=r"await consumer\.double_ack"):
+            with pytest.raises(EventLoopMisuse, match=r"^double_ack\(\) of.*await consumer\.double_ack"):
                 last.ack(wait=True)
             with pytest.raises(InvalidOption, match="timeout_s"):
                 await consumer.double_ack(last, -1)
@@ -516,8 +516,11 @@ def test_one_task_at_a_time(memory: MemoryTestCluster) -> None:
         async with aio.connect(memory.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
             waiting = asyncio.create_task(consumer.fetch(1, expires_s=DEADLINE_S))
             await turn_until(lambda: consumer._consumer._user is not None, "inside")
-            for use in (consumer.fetch(1), consumer.next(), anext(aiter(consumer))):
-                with pytest.raises(ConcurrentUse):
+            uses = {"fetch": consumer.fetch(1), "next": consumer.next(), "iteration": anext(aiter(consumer))}
+            for verb, use in uses.items():
+                with pytest.raises(
+                    ConcurrentUse, match=rf"{verb}\(\) was called while another task.*one Consumer per task"
+                ):
                     await use
             memory.fill(topic, 0, 1)
             assert len(await waiting) == 1
@@ -577,6 +580,18 @@ def test_a_marshal_may_be_closed_before_its_blocks_end(memory: MemoryTestCluster
                 await waiting
             await marshal.close()
             assert consumer.closed
+
+    run(main())
+
+
+def test_a_closed_marshal_refuses_consumers_as_the_synchronous_one_does(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+
+    async def main() -> None:
+        marshal = await aio.connect(memory.target)
+        await marshal.close()
+        with pytest.raises(ConsumerClosed, match="Marshal"):
+            await marshal.consumer("g", [topic], **OPTIONS)
 
     run(main())
 

@@ -141,6 +141,30 @@ def test_the_buffer_is_filled_to_its_limit_and_never_above(
     assert min(pending) == threshold  # the next delivery would go below, so more was asked for first
 
 
+@pytest.mark.parametrize("endless", [float("inf"), 1e308, 10**400])
+def test_a_wait_may_be_endless(memory: MemoryTestCluster, endless: float) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 4)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        assert [message.offset for message in consumer.fetch(1, expires_s=endless)] == [0]
+        assert [message.offset for message in consumer.fetch_each(1, expires_s=endless)] == [1]
+        found = consumer.next(endless)
+        assert found is not None
+        for message in consumer.consume(expires_s=endless):
+            assert (found.offset, message.offset) == (2, 3)
+            break
+
+
+@pytest.mark.parametrize("wrong", [0.5, -1, float("nan"), float("-inf"), "x", None])
+def test_a_consume_refuses_a_wrong_expiry(memory: MemoryTestCluster, wrong: Any) -> None:
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [memory.topic()]) as consumer,
+        pytest.raises(InvalidOption, match="expires_s"),
+    ):
+        consumer.consume(expires_s=wrong)
+
+
 def test_bytes_are_limited_by_the_size_of_whole_messages(memory: MemoryTestCluster) -> None:
     """ADR-37: "Size consists of: - Data (payload + headers) - Subject - Reply subject"
     ADR-37: "Note that if max_bytes is set, client should set batch_size in requests to a large number (e.g. 1 000
@@ -184,8 +208,13 @@ def test_a_second_consume_and_any_other_call_for_messages_are_refused(memory: Me
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         context = consumer.consume(handler)
         handler.got(3)
-        for verb in (consumer.consume, consumer.fetch, consumer.next, lambda: next(iter(consumer))):
-            with pytest.raises(AlreadyConsuming, match="stop"):
+        for name, verb in (
+            ("consume", consumer.consume),
+            ("fetch", consumer.fetch),
+            ("next", consumer.next),
+            ("iteration", lambda: next(iter(consumer))),
+        ):
+            with pytest.raises(AlreadyConsuming, match=rf"^{name}\(\) was called.*stop"):
                 verb()
         with pytest.raises(InvalidOption, match="handler"):
             iter(context)

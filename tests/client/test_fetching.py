@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -322,6 +323,27 @@ def test_a_partition_may_be_paused_before_it_is_ours(cluster: TestCluster) -> No
         assert consumer.next(expires_s=0.1) is None
         consumer.resume([(topic, 0)])
         assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
+
+
+def test_only_partitions_that_may_be_ours_can_be_paused(memory: MemoryTestCluster) -> None:
+    topic = memory.topic(2)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        until(owns(consumer, 0, 1), "both partitions are ours")
+        wrong: list[Any] = [(topic, 0), topic, None, 3]
+        for verb in (consumer.pause, consumer.resume):
+            for one in wrong:
+                with pytest.raises(InvalidOption, match=r"partitions=.* as \[\(\"orders\", 3\)\]"):
+                    verb(one)
+            with pytest.raises(InvalidOption, match="the topic has 2, from 0 to 1"):
+                verb([(topic, -1)])
+            with pytest.raises(InvalidOption, match="the topic has 2, from 0 to 1"):
+                verb([(topic, 1), (topic, 2)])
+            with pytest.raises(InvalidOption, match=f"partitions of the topics {topic}"):
+                verb([("another", 0)])
+        memory.fill(topic, 1, 1)
+        assert places(collect(consumer, 1)) == [(1, 0)], "nothing was paused"
+        consumer.pause(consumer.claims())
+        consumer.resume(iter([(topic, 0), (topic, 1)]))
 
 
 def test_fetching_stops_at_the_bound_of_unacked_messages_and_continues(cluster: TestCluster) -> None:
