@@ -60,8 +60,7 @@ def refused(reported: dict[str, str]) -> dict[str, str]:
 
 
 def named(names: Iterable[str], place: str) -> dict[str, str]:
-    """`next` is a fetch of one."""
-    return {name: f"{'fetch' if name == 'next' else name} inside {place}" for name in names}
+    return {name: f"{name} inside {place}" for name in names}
 
 
 class Inside:
