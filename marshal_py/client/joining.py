@@ -12,6 +12,7 @@ from marshal_py.client.consumer import Consumer
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.ending import Ending
+from marshal_py.client.fetched_claims import FetchedClaims
 from marshal_py.client.group_config import check_joining
 from marshal_py.client.last_wills import LastWills
 from marshal_py.client.loop import Loop
@@ -105,6 +106,9 @@ class Joining:
     ) -> ConsumerDriver:
         """Makes the driver of a member that has not joined yet. `deadline`: in seconds of the monotonic clock."""
         context, loop = self._context, self._loop
+        letters = options.dead_letter_topic
+        if plans and letters is not None:
+            raise InvalidOption("dead_letter_topic", letters, "a consumer that plans ranges delivers no messages")
         start_positions.check_topics(options.start, topics)
         found = self._check(group, topics, options)
         number = route(group, self._root.partitions)
@@ -130,8 +134,9 @@ class Joining:
             loop.maintenance.refold,
             plans=plans,
         )
-        if options.dead_letter_topic is not None:
-            driver.claims.write_dead_letters(options.dead_letter_topic, self._transport.writer)
+        if letters is not None:
+            assert isinstance(driver.claims, FetchedClaims)
+            driver.claims.write_dead_letters(letters, self._transport.writer)
         return driver
 
     def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:

@@ -16,12 +16,11 @@ from marshal_py.client.context import Context
 from marshal_py.client.fetched_claims import FetchedClaims, positions_of
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.ranges import Ranges
-from marshal_py.errors import InvalidOption
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
-from marshal_py.transport.ports import Broken, DataSource, MessageWriter, OutOfRange
+from marshal_py.transport.ports import Broken, DataSource, OutOfRange
 
 
 class UnfetchedSource:
@@ -99,10 +98,6 @@ class PlannedClaims:
         self.queue.open(claims, positions_of(claims, self._member))
 
     writing = False  # it delivers no messages, so it has no dead letters
-
-    def write_dead_letters(self, topic: str, open_writer: Callable[[], MessageWriter]) -> None:
-        """Raises InvalidOption."""
-        raise InvalidOption("dead_letter_topic", topic, "a consumer that plans ranges delivers no messages")
 
     def close(self) -> None:
         """Does nothing."""

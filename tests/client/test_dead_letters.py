@@ -302,3 +302,5 @@ def test_a_dead_letter_topic_must_exist_and_be_another_one(memory: MemoryTestClu
                 with_letters(marshal, group, topic, wrong)
         with pytest.raises(InvalidOption, match="plans ranges"):
             marshal.planner(group, [topic], dead_letter_topic=memory.topic())
+        workers = [thread.name for thread in threading.enumerate() if thread.name == f"marshal-worker-{group}"]
+        assert not workers, "what is refused leaves nothing behind"
