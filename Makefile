@@ -42,15 +42,16 @@ lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Five processes also on two cores, because tests wait for more than half of their time. `--quick` leaves out what needs
-# Kafka or Spark, and the slowest files (tests/support/file_scheduler.py). Tests start some hundred Python processes, and each
-# would compile the package again if PYTHONDONTWRITEBYTECODE were set.
+# Seven processes also on two cores, because tests wait for more than half of their time. `--quick` leaves out what needs
+# Kafka or Spark, and the slowest files (tests/support/file_scheduler.py). Tests start some hundred Python processes, and
+# each would compile the package again if PYTHONDONTWRITEBYTECODE were set.
 check: lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 7 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
 
-# One process begins with the files for Spark, one with those for Kafka, one with the rest (tests/support/file_scheduler.py).
+# One process begins with the files for Spark, one with those for Kafka, two with the rest
+# (tests/support/file_scheduler.py).
 test: lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # `make test` runs the tests of the transport and of a consumer's life also with the oldest confluent-kafka that
 # pyproject.toml allows; this runs them with every minor version since. Each version is fetched once, into
