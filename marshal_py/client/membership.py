@@ -98,9 +98,14 @@ class Membership:
 
         While the cluster does not answer, the call returns after `timeout_s` seconds. The claims are then freed once
         the other members have waited for the lease to end, and grants are lost. A second call does nothing; if the
-        first was interrupted (ctrl-C), it does what is left. Raises ReentrantCall.
+        first was interrupted (ctrl-C), it does what is left. Raises ReentrantCall, for example in a signal's handler
+        that interrupts another call; the consumer is then asked to stop, as by `request_stop`.
         """
-        self._context.check_call("Consumer", "stop", waits=True)
+        try:
+            self._context.check_call("Consumer", "stop", waits=True)
+        except ReentrantCall:
+            self.request_stop(0.0)
+            raise
         self._context.complete(self._ending.stop(timeout_s))
         self._ending.close()
 

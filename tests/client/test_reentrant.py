@@ -92,6 +92,16 @@ def test_a_thread_that_holds_the_lock_is_refused_by_name(memory: MemoryTestClust
         assert not consumer.closed
 
 
+def test_a_stop_that_is_refused_is_asked_for(memory: MemoryTestCluster) -> None:
+    """A signal handler that came at the wrong moment: the iteration went on, as if nobody had asked."""
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        until(owns(consumer, 0), "the partition")
+        with marshal._context.lock, pytest.raises(ReentrantCall):
+            consumer.stop()
+        assert list(consumer) == []
+
+
 @pytest.mark.parametrize("outer", ["fetch", "iteration"])
 def test_a_callback_of_the_data_client_may_look_and_not_fetch(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, outer: str
