@@ -29,7 +29,7 @@ _REFUSED: Final = frozenset(
 
 
 class KafkaTopics:
-    """Implements TopicAdmin over an AdminClient. With `dry_run` Kafka checks a request and carries nothing out."""
+    """Implements TopicAdmin over an AdminClient."""
 
     def __init__(self, client: Requester, given: settings.Settings, timeout_s: float) -> None:
         self._client, self._given, self._timeout_s = client, given, timeout_s
@@ -37,10 +37,6 @@ class KafkaTopics:
     def create(
         self, name: str, partitions: int, replication: int | None, config: Mapping[str, str], dry_run: bool
     ) -> None:
-        """Creates a topic. `replication` None takes the cluster's default.
-
-        Raises TopicExists, TopicRefused, AccessDenied, ClusterUnreachable.
-        """
         request = NewTopic(
             name, partitions, BROKER_DEFAULT if replication is None else replication, config=dict(config)
         )
@@ -53,10 +49,6 @@ class KafkaTopics:
         )
 
     def grow(self, name: str, partitions: int, dry_run: bool) -> None:
-        """Adds partitions. `partitions`: how many the topic has afterwards.
-
-        Raises TopicMissing, TopicRefused, AccessDenied, ClusterUnreachable.
-        """
         request = NewPartitions(name, partitions)
         self._carry_out(
             name,
@@ -67,10 +59,6 @@ class KafkaTopics:
         )
 
     def alter(self, name: str, config: Mapping[str, str | None], dry_run: bool) -> None:
-        """Changes the settings that `config` names. The value None brings the cluster's default back.
-
-        Raises what `grow` raises.
-        """
         entries = [
             ConfigEntry(
                 key,
@@ -87,7 +75,6 @@ class KafkaTopics:
         )
 
     def delete(self, name: str) -> None:
-        """Deletes a topic. Raises what `grow` raises."""
         self._carry_out(
             name, "Delete", lambda: self._client.delete_topics([name], operation_timeout=self._timeout_s)[name]
         )

@@ -78,11 +78,6 @@ class KafkaProducer:
         partition: int | None = None,
         timestamp_ms: int = 0,
     ) -> None:
-        """Queues one message; waits while the queue is full. `timestamp_ms`: since 1970, 0 means now.
-
-        Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull, and the error of an earlier message that
-        the cluster refused.
-        """
         count = self._partitions(topic)
         if partition is not None and not 0 <= partition < count:
             raise InvalidOption("partition", partition, f"topic {topic!r} has the partitions 0 to {count - 1}")
@@ -163,10 +158,6 @@ class KafkaProducer:
         self._raise_error()
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Waits until every message is acknowledged. Raises the error of a message that the cluster refused.
-
-        Raises ClusterUnreachable if an acknowledgement is missing after `timeout_s`.
-        """
         deadline = time.monotonic() + timeout_s
         while left := self._producer.flush(FLUSH_SLICE_S):
             if self._error is not None or time.monotonic() >= deadline:
@@ -177,7 +168,6 @@ class KafkaProducer:
             raise ClusterUnreachable(self._servers, f"{left} acknowledgements", reason)
 
     def close(self) -> None:
-        """Drops queued messages and disconnects. Call `flush` before."""
         self._producer.purge()
         self._producer.flush(FLUSH_SLICE_S)
         self._admin.close()
