@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from marshal_py.errors import BadRequest, PurgeRefused, TopicMissing
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.topics.request import Time, time_ms
+from marshal_py.topics.request import Time, check_number, time_ms
 from marshal_py.transport.ports import Bounds, ClusterAdmin
 
 
@@ -52,17 +52,26 @@ class PurgeTarget(NamedTuple):
     partition: int | None
 
     def check(self) -> None:
-        """Raises BadRequest if the fields contradict each other."""
+        """Raises BadRequest if the fields contradict each other, or one is out of bounds or of a wrong type."""
         given = [name for name, value in zip(self._fields[:3], self[:3], strict=True) if value is not None]
         if len(given) != 1:
             named = ", ".join(given) or "none of them"
             raise BadRequest(f"{named}: name one of before_offset, before_time and keep")
-        if type(self.before_offset) is int and self.partition is None:
-            raise BadRequest("before_offset is a number: name its partition too, or give a map of partition: offset")
-        if isinstance(self.before_offset, Mapping) and self.partition is not None:
-            raise BadRequest("before_offset names partitions already: leave partition out")
-        if self.keep is not None and (type(self.keep) is not int or self.keep < 0):
-            raise BadRequest(f"keep={self.keep!r}: a whole number, at least 0")
+        for name in ("partition", "keep"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0)
+        if isinstance(self.before_offset, Mapping):
+            if self.partition is not None:
+                raise BadRequest("before_offset names partitions already: leave partition out")
+            for partition, offset in self.before_offset.items():
+                check_number("before_offset's partition", partition, 0)
+                check_number("before_offset", offset, 0)
+        elif self.before_offset is not None:
+            check_number("before_offset", self.before_offset, 0)
+            if self.partition is None:
+                raise BadRequest(
+                    "before_offset is a number: name its partition too, or give a map of partition: offset"
+                )
         if self.before_time is not None:
             time_ms("before_time", self.before_time)
 
@@ -89,7 +98,7 @@ def purge(admin: ClusterAdmin, name: str, target: PurgeTarget, dry_run: bool) ->
     for number, start in starts.items():
         if number not in known:
             raise BadRequest(f"partition={number}: topic {name!r} has partitions 0 to {len(known) - 1}")
-        if not 0 <= start <= known[number].end:
+        if start > known[number].end:
             raise BadRequest(f"before_offset={start}: {name}:{number} ends at {known[number].end}")
     found = {}
     for number, start in sorted(starts.items()):

@@ -47,10 +47,9 @@ class GetRequest:
             raise BadRequest(
                 "the request is empty: name offset, start_time, last_by_key, next_by_key, batch or multi_last"
             )
-        for name in ("offset", "partition"):
-            _check_number(name, getattr(self, name), 0, OFFSET_MAX)
-        for name in ("batch", "max_bytes"):
-            _check_number(name, getattr(self, name), 1, OFFSET_MAX)
+        for name, least in (("offset", 0), ("partition", 0), ("batch", 1), ("max_bytes", 1)):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), least)
         self._check_combination()
         self._check_keys()
         for name in ("start_time", "up_to_time"):
@@ -148,16 +147,17 @@ class GetRequest:
     def _check_up_to(self) -> None:
         if isinstance(self.up_to_offset, Mapping):
             for partition, offset in self.up_to_offset.items():
-                _check_number("up_to_offset's partition", partition, 0, OFFSET_MAX)
-                _check_number("up_to_offset", offset, -1, OFFSET_MAX)
+                check_number("up_to_offset's partition", partition, 0)
+                check_number("up_to_offset", offset, -1)
         elif self.up_to_offset is not None:
-            _check_number("up_to_offset", self.up_to_offset, 0, OFFSET_MAX)
+            check_number("up_to_offset", self.up_to_offset, 0)
             if self.partition is None:
                 raise BadRequest("up_to_offset is a number: name its partition too, or give a map of partition: offset")
 
 
-def _check_number(name: str, value: object, least: int, most: int) -> None:
-    if value is not None and (type(value) is not int or not least <= value <= most):
+def check_number(name: str, value: object, least: int) -> None:
+    """Raises BadRequest for a value of the argument `name` that is no int from `least` to OFFSET_MAX."""
+    if type(value) is not int or not least <= value <= OFFSET_MAX:
         raise BadRequest(f"{name}={value!r}: a whole number, at least {least}")
 
 

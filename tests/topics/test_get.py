@@ -441,6 +441,7 @@ def test_an_offset_of_several_partitions_names_one(fill: Any) -> None:
         {"multi_last": [""]},
         {"multi_last": ["k"], "up_to_offset": 3},
         {"multi_last": ["k"], "up_to_offset": {0: "x"}},
+        {"multi_last": ["k"], "up_to_offset": {0: None}},
         {"multi_last": ["k"], "up_to_offset": {0: 1}, "up_to_time": "2026-01-01T00:00:00Z"},
         {"offset": 1, "up_to_offset": {0: 1}},
         {"start_time": "soon"},
