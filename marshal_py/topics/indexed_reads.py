@@ -59,7 +59,7 @@ class IndexedReads(Reads):
         `bounds`: of the partitions that matter. While another process writes the index, this method returns False at
         once; with `wait` it waits for that process instead, and raises IndexBusy after 30 s.
         """
-        self._index.check(bounds)
+        self._index.check(bounds, self.topic_id)
         reached = self._index.progress()
         starts = {tp: max(found.first, reached.get(tp.partition, 0)) for tp, found in bounds.items()}
         behind = {tp: start for tp, start in starts.items() if start < bounds[tp].end}

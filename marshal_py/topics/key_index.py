@@ -75,7 +75,7 @@ class KeyIndex:
         the file belongs to another topic or isolation, if the topic was deleted and created again since, or
         if the file is no index at all. Raises IndexBusy if another process writes it for 30 s.
         """
-        self.path, self.topic = Path(path), topic
+        self.path, self.topic, self._topic_id = Path(path), topic, topic_id
         try:
             self._database = sqlite3.connect(
                 self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -109,10 +109,16 @@ class KeyIndex:
             raise IndexUnusable(
                 str(self.path), f"it is the index of topic {found[0]!r}: give {topic!r} a file of its own"
             )
-        if found[1] and topic_id and found[1] != topic_id:
-            raise IndexUnusable(str(self.path), f"topic {topic!r} was deleted and created again since: delete the file")
+        self._topic_id = found[1]
+        self._check_id(topic_id)
         if found[2] != isolation:
             raise IndexUnusable(str(self.path), f"it was built for {found[2]}: give {isolation} a file of its own")
+
+    def _check_id(self, topic_id: str) -> None:
+        if self._topic_id and topic_id and self._topic_id != topic_id:
+            raise IndexUnusable(
+                str(self.path), f"topic {self.topic!r} was deleted and created again since: delete the file"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -146,11 +152,13 @@ class KeyIndex:
                 [(tp.partition, offset) for tp, offset in progress.items()],
             )
 
-    def check(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
-        """Raises IndexUnusable if a partition ends below the offset up to which it was indexed.
+    def check(self, bounds: Mapping[TopicPartition, Bounds], topic_id: str) -> None:
+        """Raises IndexUnusable if the topic has another id, or a partition ends below what was indexed of it.
 
-        Then the log has lost its newest messages, or the topic was created again on a cluster that has no topic ids.
+        Then the topic was created again, or the log has lost its newest messages. `topic_id` is "" where the cluster
+        has no topic ids.
         """
+        self._check_id(topic_id)
         reached = self.progress()
         for tp, found in bounds.items():
             if reached.get(tp.partition, 0) > found.end:

@@ -213,6 +213,21 @@ def test_a_topic_that_was_created_again_and_is_longer(broker: MemoryBroker, tmp_
     topic.close()
 
 
+def test_a_topic_that_is_created_again_while_its_index_is_open(broker: MemoryBroker, tmp_path: Path) -> None:
+    """The new topic is as long as what was indexed, so its id alone shows that the index is not of it."""
+    broker.produce(NAME, 0, b"1", b"k", None, T0)
+    topic = opened(broker, tmp_path / "keys.db")
+    assert topic.update_index().messages == 1
+    broker.delete_topic(NAME)
+    broker.create_topic(NAME, 3)
+    broker.produce(NAME, 0, b"2", b"other", None, T0)
+    broker.produce(NAME, 0, b"3", b"later", None, T0)
+    for question in (lambda: topic["other"], lambda: topic["later"], topic.update_index):
+        with pytest.raises(IndexUnusable, match="created again since: delete the file"):
+            question()
+    topic.close()
+
+
 def test_the_index_of_another_isolation(broker: MemoryBroker, tmp_path: Path) -> None:
     """It holds aborted messages, or lacks them."""
     opened(broker, tmp_path / "keys.db").close()
