@@ -269,7 +269,7 @@ class Marshal:
         The keywords are the fields of ConsumerOptions, which describes them. With `options` they replace single fields
         of it.
 
-        on_claim, on_revoking and on_lost run one after the other on the thread "marshal-callbacks" of this Marshal, in
+        The callbacks among the options run one after the other on the thread "marshal-callbacks" of this Marshal, in
         the order of the events; a slow one delays the next ones and nothing else. While 100,000 calls are waiting, new
         ones are dropped (Metrics.callbacks_dropped). Exceptions in them are logged. `close` waits for them as long as
         for the cluster.
