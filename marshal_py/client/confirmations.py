@@ -42,7 +42,7 @@ class Confirmations:
         """
         self._context.check_call("Message", "ack", waits=True)
         lost = {one.claim.tp for one in acked if one.late}
-        waiting = [one for one in acked if not one.late and isinstance(one.claim.tracker, AtLeastOnce)]
+        waiting = [one for one in acked if one.offsets and not one.late and isinstance(one.claim.tracker, AtLeastOnce)]
         liveness = self._member.liveness
         with self._context.lock:
             sent_before = liveness.last_sent

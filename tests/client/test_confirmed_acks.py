@@ -78,6 +78,14 @@ def test_a_part_and_a_batch_are_confirmed_as_a_whole(memory: MemoryTestCluster) 
         assert Batch([]).double_ack()
 
 
+def test_an_empty_part_has_nothing_to_confirm(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        part = consumer.fetch(3, expires_s=DEADLINE_S).parts[0]
+        assert part[3:].double_ack()
+
+
 def test_threads_wait_at_the_same_time(memory: MemoryTestCluster) -> None:
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 20)
