@@ -15,7 +15,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Final, Generic, Self
 
-from marshal_py.client.buffers import ENDLESS, Allowance, Reserved, message_bytes
+from marshal_py.client.buffers import ENDLESS, Allowance, message_bytes
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.counters import in_flight
@@ -99,10 +99,6 @@ class ConsumeDemand(Demand):
             return ENDLESS
         units = self._refill.before_threshold(self._buffered()[self._in_bytes])
         return Allowance(size_bytes=units) if self._in_bytes else Allowance(units)
-
-    def delivered(self, reserved: Reserved) -> None:
-        if self.watch is not None:
-            self.watch.message()
 
     def wait(self, timeout_s: float) -> Steps[None]:
         wanted = 0 if self.drain_until is not None else self._piece()

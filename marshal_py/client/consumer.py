@@ -324,6 +324,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         """Yields what to wait for, and messages to deliver, until a stop, a drain or a signal, or `demand` is over."""
         queue, context = self._queue, self._context
         now = context.clock.now
+        demand.resume()
         while not self._ending.reason and not self._ending.must_stop() and not demand.over():
             if self._driver.pending_errors:
                 self._ending.raise_if_ended()
@@ -342,6 +343,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
             if reserved is not None:
                 yield reserved
                 demand.delivered(reserved)
+                demand.resume()
                 continue
             if self._ending.draining:
                 seen = context.changes

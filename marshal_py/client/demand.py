@@ -48,6 +48,11 @@ class Demand:
     def delivered(self, reserved: Reserved) -> None:
         """Notes what was delivered of `reserved`."""
 
+    def resume(self) -> None:
+        """Notes that the user is in the call again, and waits for messages only from now on."""
+        if self.watch is not None:
+            self.watch.message()
+
     def wait(self, timeout_s: float) -> Steps[None]:
         """Waits up to `timeout_s` seconds for messages."""
         yield from self.intake.pull(timeout_s)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 
-from marshal_py import Message
+from marshal_py import Consumer, Message
 from marshal_py.client.idle_heartbeat import HeartbeatTimer, IdleHeartbeat
 from marshal_py.client.requests import check_fetch
 from marshal_py.errors import AccessDenied, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.advisory import Advisory
-from tests.support.client_fixtures import MemoryTestCluster, joined, until
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, until
 
 
 def test_two_intervals_without_a_sign_of_life_are_missed_once() -> None:
@@ -170,6 +170,38 @@ def test_a_waiting_consume_reports_it_and_continues(memory: MemoryTestCluster, m
         until(lambda: seen, "the message comes")
         seen[0].ack()
         assert not context.closed
+
+
+def reading(consumer: Consumer, verb: str) -> Iterator[Message]:
+    heartbeat_s = 0.5  # the test's own watch takes the place of the one that this asks for
+    if verb == "consume":
+        return iter(consumer.consume(idle_heartbeat_s=heartbeat_s))
+    return consumer.fetch_each(3, idle_heartbeat_s=heartbeat_s)
+
+
+@pytest.mark.parametrize("handled", [0, 2], ids=["a loop that begins late", "slow handlers"])
+@pytest.mark.parametrize("verb", ["fetch_each", "consume"])
+def test_time_outside_the_call_is_no_silence_of_the_cluster(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, verb: str, handled: int
+) -> None:
+    topic, cluster, looks = memory.topic(), Cluster(), threading.Semaphore(0)
+    check = cluster.watch.check
+    monkeypatch.setattr(cluster.watch, "check", lambda: (check(), looks.release()))
+    monkeypatch.setattr("marshal_py.client.consumer.IdleHeartbeat", lambda *_: cluster.watch)
+    if handled:
+        memory.fill(topic, 0, handled)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        messages = reading(consumer, verb)
+        cluster.now_ms += 60_000
+        for _ in range(handled):
+            next(messages).ack()
+            cluster.now_ms += 60_000
+        reader = threading.Thread(target=lambda: next(messages, None))
+        reader.start()
+        assert looks.acquire(timeout=DEADLINE_S)
+        consumer.request_stop(0)
+        reader.join()
+    assert cluster.events == []
 
 
 @pytest.mark.parametrize(("expires_s", "expected"), [(30.0, None), (30.1, 15.05), (45.0, 22.5), (90.0, 30.0)])
