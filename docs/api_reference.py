@@ -25,18 +25,20 @@ UNRESOLVED = "Error parsing type annotation"
 
 
 def public_modules() -> list[ModuleType]:
-    """Returns the public modules, with their names loaded: those of marshal_py.spark are imported on first use."""
+    """Returns the public modules."""
     names = [f"marshal_py.{module.name}" for module in pkgutil.iter_modules(marshal_py.__path__)]
-    found = [module for module in map(importlib.import_module, ["marshal_py", *names]) if hasattr(module, "__all__")]
-    for module in found:
-        for name in module.__all__:
-            setattr(module, name, getattr(module, name))
-    return found
+    return [module for module in map(importlib.import_module, ["marshal_py", *names]) if hasattr(module, "__all__")]
 
 
 def build(folder: Path) -> list[Path]:
-    """Writes one page per public module, and an index. Returns the pages."""
+    """Writes one page per public module, and an index. Returns the pages.
+
+    For pdoc, names that marshal_py.spark imports on first use become attributes of the module, for good.
+    """
     pdoc.render.configure(docformat="markdown", show_source=False, footer_text=f"marshal_py {marshal_py.__version__}")
+    for module in public_modules():
+        for name in module.__all__:
+            setattr(module, name, getattr(module, name))
     modules = [module.__name__ for module in public_modules()]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", UNRESOLVED, UserWarning)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -24,8 +26,11 @@ def script() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def pages(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The text of each page, by the name of its module."""
-    found = script.build(tmp_path_factory.mktemp("api"))
+    """The text of each page, by the name of its module. Built by a process of its own, as `make api` does."""
+    command = [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("api"))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [Path(line) for line in done.stdout.splitlines()]
     return dict(zip((module.__name__ for module in script.public_modules()), map(Path.read_text, found), strict=True))
 
 
