@@ -143,8 +143,6 @@ class LastWills:
         if connection is not None:
             if connection.lost():
                 self._lose("the witness has ended")
-            elif connection.name and not self._ready.is_set():
-                self._ready.set()
             return
         if time.monotonic() < self._retry_s:
             return

@@ -62,9 +62,13 @@ class WitnessConnection:
         self.source = source
         self.name: str = ""  # of the witness; "" until it has answered
         self._inbox = Inbox(source)
-        pidfd = death.own_pidfd()
+        pidfd: tuple[int, ...] = ()
         try:
+            pidfd = death.own_pidfd()
             send(source, _Hello(os.getpid()), pidfd)
+        except BaseException:
+            self.close()
+            raise
         finally:
             for fd in pidfd:
                 os.close(fd)

@@ -43,15 +43,15 @@ class KeptFile:
         """
         if will == self._kept and self._sequence:
             return False
-        self._kept = will
-        body = _ENCODER.encode(will)
-        while will is not None and len(body) > SLOT_BYTES - _HEADER.size:
-            will = replace(will, claims=will.claims[: len(will.claims) // 2])  # the Leave frees the others
-            body = _ENCODER.encode(will)
-        self._sequence += 1
-        checksum = crc32(body, crc32(_SEQUENCE.pack(self._sequence)))
-        data = _HEADER.pack(MAGIC, self._sequence, len(body), checksum) + body
-        os.pwrite(self.fd, data, self._sequence % 2 * SLOT_BYTES)
+        shortened, body = will, _ENCODER.encode(will)
+        while shortened is not None and len(body) > SLOT_BYTES - _HEADER.size:
+            half = shortened.claims[: len(shortened.claims) // 2]  # the Leave frees the others
+            shortened = replace(shortened, claims=half)
+            body = _ENCODER.encode(shortened)
+        sequence = self._sequence + 1
+        checksum = crc32(body, crc32(_SEQUENCE.pack(sequence)))
+        os.pwrite(self.fd, _HEADER.pack(MAGIC, sequence, len(body), checksum) + body, sequence % 2 * SLOT_BYTES)
+        self._kept, self._sequence = will, sequence  # not before: a write that failed is made again, in the same slot
         return True
 
     def close(self) -> None:

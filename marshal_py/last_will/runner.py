@@ -67,10 +67,13 @@ class Runner:
         self._ours.setblocking(False)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         forwarded = [getattr(signal, name) for name in FORWARDED if hasattr(signal, name)]
+        # Blocked until the command's process is known here, and until that process handles signals as a command does.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
         for number in forwarded:
             signal.signal(number, self._forward)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # it only has to wake the loop
-        self._child = self._start(forwarded)
+        self._child = self._start(forwarded, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(self._theirs)
         _give_terminal_to(self._child)
         selector = self._witness.selector
@@ -91,7 +94,8 @@ class Runner:
         while self._witness.unacknowledged:
             self._witness.step()
 
-    def _start(self, handled: list[signal.Signals]) -> int:
+    def _start(self, handled: list[signal.Signals], mask: set[signal.Signals | int]) -> int:
+        """Starts the command with the default handlers and this signal mask. Returns its process."""
         child = os.fork()
         if child:
             with contextlib.suppress(OSError):  # it may have done so itself, or be gone
@@ -102,6 +106,7 @@ class Runner:
             signal.set_wakeup_fd(-1)
             for number in (*handled, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.set_inheritable(self._theirs, True)
             os.environ[VARIABLE] = describe(self._theirs)
             os.execvp(self._command[0], self._command)

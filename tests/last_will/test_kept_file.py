@@ -37,6 +37,22 @@ def test_the_newest_will_is_read() -> None:
     file.close()
 
 
+def test_a_will_that_could_not_be_written_is_written_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError("no memory")
+
+    file = KeptFile()
+    file.keep(will(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fail)
+        with pytest.raises(OSError, match="no memory"):
+            file.keep(will(2))
+    assert kept_file.read(file.fd) == will(1)
+    assert file.keep(will(2))
+    assert kept_file.read(file.fd) == will(2)
+    file.close()
+
+
 @pytest.mark.parametrize("cut", [0, 3, 4, 12, 16, 20, 21, 30])
 def test_a_torn_slot_leaves_the_one_before(cut: int) -> None:
     """The bytes from `cut` on are those of the write two before."""

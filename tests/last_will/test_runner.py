@@ -54,6 +54,22 @@ def test_signals_are_passed_on(number: signal.Signals) -> None:
     process.stdout.close()
 
 
+def test_a_signal_that_comes_while_the_command_is_started_reaches_it() -> None:
+    script = """
+import os, signal, sys
+from marshal_py.last_will.runner import Runner
+
+def fork(fork=os.fork):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return fork()
+
+os.fork = fork
+sys.exit(Runner(["sleep", "30"]).run())
+"""
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, timeout=DEADLINE_S, cwd=ROOT).returncode == 128 + signal.SIGTERM
+
+
 def test_the_command_is_in_a_process_group_of_its_own() -> None:
     """So that ctrl-C in a terminal reaches it once, and not again through `marshal run`."""
     script = "import os; print(os.getpgrp() == os.getpid())"
