@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
@@ -96,9 +97,25 @@ class AsyncGroup(Blocking[Group]):
     evict: Final = awaited(Group.evict)
     delete: Final = awaited(Group.delete)
 
-    def advisories(self, follow: bool = False) -> AsyncIterator[Advisory]:
+    async def advisories(self, follow: bool = False) -> AsyncIterator[Advisory]:
         """Yields the group's advisories, for `async for`, as `Group.advisories` does."""
-        return self._each(self._plain.advisories(follow))
+        told = self._plain._advisories(follow)
+        lock = threading.Lock()  # after a cancellation a thread may still be in `told`
+
+        def step() -> Advisory | object | None:
+            with lock:
+                return next(told, END)
+
+        def close() -> None:
+            with lock:
+                told.close()
+
+        try:
+            while (advisory := await self._threads.run(step)) is not END:
+                if advisory is not None:  # else nothing has come for a while, and others have their turn on the thread
+                    yield advisory  # type: ignore[misc]  # it is not END
+        finally:
+            self._threads.submit(close)
 
 
 class AsyncTopic(Blocking[Topic]):

@@ -8,8 +8,8 @@ Each call opens a connection of its own and reads the group's log to its end; no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import overview
@@ -127,10 +127,13 @@ class Group:
         Every reader gets the same advisories. The connection is closed when the caller leaves the loop. Raises
         CoordinationError and ClusterUnreachable.
         """
+        with closing(self._advisories(follow)) as told:
+            yield from (advisory for advisory in told if advisory is not None)
+
+    def _advisories(self, follow: bool) -> Generator[Advisory | None, None, None]:
+        """Yields what `advisories` yields, and with `follow` None after each poll, so that the caller can stop."""
         with Observer(self._transport, self._topic, self._timeout_s) as observer:
-            for advisory in observer.advisories(self.name, follow):
-                if advisory is not None:
-                    yield advisory
+            yield from observer.advisories(self.name, follow)
 
     def impact(self, judge: Callable[[GroupContext], Impact]) -> Impact:
         """Returns what an operation would do now; writes nothing.
@@ -154,8 +157,7 @@ class Group:
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
         The settings, all optional: `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer
-        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members" or
-        "blocks".
+        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members" or "blocks".
         `max_members`, and `members` (names) or `mappings` (name -> partitions), go with the last two. With
         `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and created again until
         somebody moves their positions; with "earliest" they are consumed from their beginnings; if it is None, each

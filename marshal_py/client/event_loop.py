@@ -22,9 +22,8 @@ from marshal_py.client.waits import Change, Poll
 from marshal_py.transport.ports import Chunk
 
 VERBS_AT_ONCE_MAX: Final = 4  # threads for verbs that block: connect, close, admin. They are rare; more of them wait
-READS_AT_ONCE_MAX: Final = (
-    4  # threads for reads of topics, which may take minutes, so that no other verb waits for them
-)
+# Threads for the verbs of topics and groups, which may take minutes, so that no other verb waits for them.
+READS_AT_ONCE_MAX: Final = 4
 
 T = TypeVar("T")
 
@@ -38,8 +37,9 @@ class Threads:
     async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Returns what `function` returns.
 
-        If the caller is cancelled, a function that runs already continues, and its result is given to `undo`. Once the
-        threads have ended, a thread of the event loop runs `function`, which raises the error of a closed object.
+        If the caller is cancelled, a function that runs already continues, and its result is given to `undo`, on one of
+        the threads. Once the threads have ended, a thread of the event loop runs `function`, which raises the error of
+        a closed object.
         """
         try:
             future = self._pool.submit(function)
@@ -49,7 +49,8 @@ class Threads:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if undo is not None:
-                future.add_done_callback(lambda done: _undo(done, undo))
+                # Not in the callback: it is called here, on the event loop, if the function has returned already.
+                future.add_done_callback(lambda done: self.submit(lambda: _undo(done, undo)))
             raise
 
     def submit(self, function: Callable[[], object]) -> None:

@@ -18,7 +18,8 @@ from marshal_py import Marshal, Topic, aio
 from marshal_py.admin.group import Group
 from marshal_py.client import async_consumer
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.event_loop import Threads
+from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Threads
+from marshal_py.client.observer import Observer
 from marshal_py.client.receiver import Receiver, Request
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
 from marshal_py.topics.request import GetRequest
@@ -476,6 +477,27 @@ def test_a_verb_that_is_cancelled_undoes_what_it_opened() -> None:
     run(main())
 
 
+def test_what_came_with_a_cancellation_is_undone_on_a_thread() -> None:
+    """The verb has returned, and its caller is cancelled before the event loop gets to know of that."""
+    undone: list[int] = []
+
+    async def main() -> None:
+        threads = Threads(1, "test")
+        task = asyncio.create_task(threads.run(lambda: "open", lambda _: undone.append(threading.get_ident())))
+        await asyncio.sleep(0)
+        returned = threading.Event()
+        threads.submit(returned.set)  # after the verb, on the only thread
+        assert returned.wait(DEADLINE_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        threads.close()
+        await turn_until(lambda: undone, "undone")
+        assert undone != [threading.get_ident()]
+
+    run(main())
+
+
 def test_a_cancelled_handler_keeps_its_message_until_the_consumer_stops(memory: MemoryTestCluster) -> None:
     """The message is the handler's; without an ack the next owner gets it."""
     topic, group = memory.topic(), memory.group()
@@ -687,6 +709,45 @@ async def _first(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
         count -= 1
         if not count:
             return
+
+
+def test_followers_of_advisories_leave_the_threads_to_others(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them wait than there are threads. Each connection is closed at the end, and not on the event loop."""
+    topic = memory.topic(1)
+    closed: list[int] = []
+    close = Observer.close
+
+    def noted(observer: Observer) -> None:
+        close(observer)
+        closed.append(threading.get_ident())
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer("followed", [topic], **OPTIONS):
+            group = marshal.group("followed")
+            joined = [advisory.kind async for advisory in group.advisories() if advisory.kind == "joined"]
+            assert joined == ["joined"]
+            await turn_until(lambda: closed, "closed")
+            closed.clear()
+            seen: list[str] = []
+
+            async def follow() -> None:
+                async for advisory in group.advisories(follow=True):
+                    seen.append(advisory.kind)
+
+            followers = [asyncio.create_task(follow()) for _ in range(READS_AT_ONCE_MAX + 1)]
+            await turn_until(lambda: seen.count("claimed") == len(followers), "all have read the log")
+            assert len(await group.members()) == 1
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+            assert len(await group.members()) == 1
+            await turn_until(lambda: len(closed) == len(followers), "closed")
+            assert threading.get_ident() not in closed
+
+    monkeypatch.setattr(Observer, "close", noted)
+    run(main())
 
 
 def test_topics_and_groups_with_await(memory: MemoryTestCluster) -> None:
