@@ -5,14 +5,16 @@ inside the package imports this one.
 """
 
 from marshal_py.testing.cluster import EmbeddedCluster, LocalCluster, MemoryCluster, local_cluster
-from marshal_py.testing.messages import Answer, RecordedMessage, make_message
+from marshal_py.testing.messages import Answer, RecordedBatch, RecordedMessage, make_batch, make_message
 
 __all__ = [
     "Answer",
     "EmbeddedCluster",
     "LocalCluster",
     "MemoryCluster",
+    "RecordedBatch",
     "RecordedMessage",
     "local_cluster",
+    "make_batch",
     "make_message",
 ]

@@ -1,19 +1,21 @@
-"""Messages made by hand, for tests of handlers. They are real messages of a claim that no log knows of.
+"""Messages and batches made by hand, for tests of handlers. They are real ones, of claims that no log knows of.
 
-Their answers are recorded and take effect as in a consumer: an ack counts, or comes too late if the claim is lost.
+Answers are recorded and take effect as in a consumer: an ack counts, or comes too late if the claim is lost.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Generic, NamedTuple, cast
+
+from msgspec import structs
 
 from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
 from marshal_py.client.answers import Answers
 from marshal_py.client.handles import Handles
-from marshal_py.client.message import Message
+from marshal_py.client.message import Batch, Message, Part
 from marshal_py.client.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption
 from marshal_py.protocol.claim import Claim, ClaimPhase
@@ -23,9 +25,11 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import OFFSET_MAX
+from marshal_py.protocol.redelivery import Redeliveries
 from marshal_py.protocol.world import World
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import K_co, V_co
 
 INCARNATION: Final = bytes(16)  # of all these messages, so that their tokens can be compared
@@ -52,41 +56,71 @@ class RecordedMessage(Message[K_co, V_co], frozen=True, kw_only=True, gc=True):
     @property
     def acked(self) -> bool:
         """Tells whether the message was acked (or ended by `term`) in time."""
-        tracker = self._delivered.claim.tracker
-        return not tracker.in_flight if isinstance(tracker, AtLeastOnce) else tracker.in_flight_since_ms is None
+        tracker, run = self._delivered.claim.tracker, self._delivered.run
+        if isinstance(tracker, AtMostOnce):
+            return tracker.in_flight_since_ms is None
+        return run is not None and run.is_finished(self._index)
 
     def lose_claim(self) -> None:
-        """Takes the claim away, as when another member took over: `revoking` is True, and an ack comes too late."""
+        """Takes the claim away, as when another member took over: `revoking` is True, and an ack comes too late.
+
+        In a batch that concerns all messages of the partition.
+        """
         with self._delivered.context.lock:
             self._delivered.claim.seal(ClaimPhase.GONE)
 
     def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
-        if wait:
-            return self.double_ack(timeout_s)
-        self.answers.append(Answer("ack"))
-        return super().ack()
+        if not wait:
+            self.answers.append(Answer("ack"))
+        return super().ack(wait, timeout_s)
 
-    def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
-        self.answers.append(Answer("double_ack"))
-        delivered = self._delivered
-        delivered.context.confirm([delivered.acked(self._index, self._index + 1, super().ack())], timeout_s)
-        return True
 
-    def nak(self, delay_s: float | None = None) -> bool:
-        self.answers.append(Answer("nak", delay_s))
-        return super().nak(delay_s)
+class RecordedDelivery(Delivered):
+    """Holds what messages made by hand have in common, and records in each of them what a handler calls."""
 
-    def term(self, reason: str = "") -> bool:
-        self.answers.append(Answer("term", reason))
-        return super().term(reason)
+    __slots__ = ("messages",)
 
-    def handle(self) -> bytes:
-        self.answers.append(Answer("handle"))
-        return super().handle()
+    messages: list[RecordedMessage[Any, Any]]  # by their index in the run
 
-    def in_progress(self) -> None:
-        self.answers.append(Answer("in_progress"))
-        super().in_progress()
+    def _note(self, first: int, stop: int, answer: Answer) -> None:
+        for message in self.messages[first:stop]:
+            message.answers.append(answer)
+
+    def finish_range(self, first: int, stop: int) -> bool:
+        self._note(first, stop, Answer("ack"))
+        return super().finish_range(first, stop)
+
+    def acked(self, first: int, stop: int, in_time: bool) -> Acked:
+        for message in self.messages[first:stop]:
+            message.answers[-1] = Answer("double_ack")  # the ack that it begins with was recorded
+        return super().acked(first, stop, in_time)
+
+    def nak(self, first: int, messages: Sequence[RawMessage], delay_s: float | None) -> bool:
+        self._note(first, first + len(messages), Answer("nak", delay_s))
+        return super().nak(first, messages, delay_s)
+
+    def term(self, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
+        self._note(first, first + len(messages), Answer("term", reason))
+        return super().term(first, messages, reason)
+
+    def touch(self, first: int, stop: int) -> None:
+        self._note(first, stop, Answer("in_progress"))
+        super().touch(first, stop)
+
+
+class RecordedBatch(Batch[K_co, V_co], Generic[K_co, V_co]):
+    """Holds a batch made by hand. `messages`: all of its messages, in the order of its parts."""
+
+    __slots__ = ("messages",)
+
+    def __init__(self, parts: Sequence[Part[K_co, V_co]], messages: Sequence[RecordedMessage[K_co, V_co]]) -> None:
+        super().__init__(parts)
+        self.messages: Sequence[RecordedMessage[K_co, V_co]] = messages
+
+    @property
+    def acked(self) -> bool:
+        """Tells whether every message was acked (or ended by `term`) in time."""
+        return all(message.acked for message in self.messages)
 
 
 def make_message(
@@ -125,29 +159,91 @@ def make_message(
         raise InvalidOption("delivery", delivery, '"at_least_once" or "at_most_once"')
     if delivery == "at_most_once" and delivery_count > 1:
         raise InvalidOption("delivery_count", delivery_count, "1 in at-most-once mode, which delivers nothing twice")
-    tp, clock = TopicPartition(topic, partition), SystemClock()
+    at_ms = round(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+    raw = MemoryMessage(topic, partition, offset, key, value, list(headers), at_ms)
+    shared = _deliver(TopicPartition(topic, partition), {offset: delivery_count}, delivery, epoch, topic_id, revoking)
+    message: RecordedMessage[Any, Any] = RecordedMessage(cast(Any, raw), shared, 0, value, answers=[])
+    shared.messages = [message]
+    return message
+
+
+def make_batch(messages: Iterable[Any]) -> RecordedBatch[Any, Any]:
+    """Makes a batch, as `fetch` returns one, of messages from `make_message`, or of values.
+
+    A value becomes a message of partition 0 of the topic "test"; its offset is its place in `messages`. The messages of
+    one partition are a part, in the order of their offsets. What a handler calls on the batch, on a part or on a
+    message is recorded in the `answers` of each message that it concerns.
+
+    Raises InvalidOption for messages that `fetch` does not return together: the same offset twice, one that was
+    answered before, messages of both modes, or those of one partition under different claims (`epoch`, `topic_id`,
+    `revoking`).
+    """
+    given = [
+        one if isinstance(one, RecordedMessage) else make_message(one, offset=at) for at, one in enumerate(messages)
+    ]
+    by_partition: dict[TopicPartition, list[RecordedMessage[Any, Any]]] = {}
+    for message in given:
+        if message.answers or message._delivered.run is None is not given[0]._delivered.run:
+            raise InvalidOption("messages", message, "messages of one mode that were not answered yet")
+        by_partition.setdefault(TopicPartition(message.topic, message.partition), []).append(message)
+    parts, ordered = [], []
+    for tp, found in by_partition.items():
+        found.sort(key=lambda message: message.offset)
+        counts = {message.offset: message.delivery_count for message in found}
+        if len(counts) < len(found):
+            raise InvalidOption("messages", f"an offset of {tp} twice", "each message once")
+        claims = {(message.token.epoch, message.topic_id, message.revoking) for message in found}
+        if len(claims) > 1:
+            rule = "the same epoch, topic_id and revoking for all messages of a partition"
+            raise InvalidOption("messages", f"those of {tp}", rule)
+        mode: Delivery = "at_most_once" if found[0]._delivered.run is None else "at_least_once"
+        shared = _deliver(tp, counts, mode, *claims.pop())
+        shared.messages = found
+        for index, message in enumerate(found):
+            structs.force_setattr(message, "_delivered", shared)
+            structs.force_setattr(message, "_index", index)
+        parts.append(Part[Any, Any]([message._raw for message in found], shared, 0))
+        ordered += found
+    return RecordedBatch(parts, ordered)
+
+
+def _deliver(
+    tp: TopicPartition, counts: dict[int, int], delivery: Delivery, epoch: int, topic_id: str, revoking: bool
+) -> RecordedDelivery:
+    """Makes a claim, and delivers messages under it. `counts`: their offsets, ascending, and their delivery counts."""
+    offsets, clock = list(counts), SystemClock()
     now = clock.now()
     run: OffsetRun | None = None
+    tracker: AtLeastOnce | AtMostOnce
     if delivery == "at_least_once":
-        tracker: AtLeastOnce | AtMostOnce = AtLeastOnce(offset, delivery_count - 1)
-        assert isinstance(tracker, AtLeastOnce)
-        run = tracker.add([offset])
-        run.deliver(1, now.mono_ms)
+        tracker = AtLeastOnce(offsets[0])
+        tracker.redeliveries = Redeliveries()
+        tracker.redeliveries.again = {offset: count - 1 for offset, count in counts.items()}
+        run = tracker.add(offsets)
+        run.deliver(len(offsets), now.mono_ms)
     else:
-        tracker = AtMostOnce(offset)
-        tracker.granted(offset, offset + 1)
-        tracker.deliver(offset, now.mono_ms)
+        tracker = AtMostOnce(offsets[0])
+        tracker.granted(offsets[0], offsets[-1] + 1)
+        tracker.deliver(offsets[-1], now.mono_ms, len(offsets))
     claim = Claim(tp, epoch, 1, tracker, topic_id)
     if revoking:
         claim.stop("the test says so", None)
     member = Member(World(), GROUP, MemberOptions(client_id="test"), bytes)
     options = ConsumerOptions(delivery=delivery)
-    answers = Answers(member, options, clock.now)
-    context = DeliveryContext(member, threading.RLock(), clock.now, INCARNATION, RecordedMessage, options, answers)
-    context.confirm, context.handle_of = _confirm, Handles(GROUP).make
-    at_ms = round(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-    raw = MemoryMessage(topic, partition, offset, key, value, list(headers), at_ms)
-    return RecordedMessage(cast(Any, raw), Delivered(context, claim, run), 0, value, answers=[])
+    answers, handles = Answers(member, options, clock.now), Handles(GROUP)
+    context = DeliveryContext(member, threading.RLock(), clock.now, INCARNATION, _made, options, answers)
+
+    def handle_of(message: RecordedMessage[Any, Any]) -> bytes:
+        message.answers.append(Answer("handle"))
+        return handles.make(message)
+
+    context.confirm, context.handle_of = _confirm, handle_of
+    return RecordedDelivery(context, claim, run)
+
+
+def _made(raw: RawMessage, delivered: RecordedDelivery, index: int, value: object) -> RecordedMessage[Any, Any]:
+    """Returns the message that a Part asks for: it was made before."""
+    return delivered.messages[index]
 
 
 def _confirm(acked: Sequence[Acked], timeout_s: float) -> None:

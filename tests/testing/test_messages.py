@@ -1,4 +1,4 @@
-"""make_message: what a handler sees, what is recorded, and what is refused."""
+"""make_message and make_batch: what a handler sees, what is recorded, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from marshal_py import CallerError, Message, TopicPartition
+from marshal_py import Batch, CallerError, Message, TopicPartition
+from marshal_py.client.message import Part
 from marshal_py.errors import ClaimLost, InvalidOption, NeedsAtLeastOnce
-from marshal_py.testing import Answer, RecordedMessage, make_message
+from marshal_py.testing import Answer, make_batch, make_message
 
 
 def test_it_is_a_message_with_the_attributes_that_were_named() -> None:
@@ -102,14 +103,85 @@ def test_what_no_message_can_have_is_refused(wrong: dict[str, Any]) -> None:
     assert isinstance(refused.value, CallerError)
 
 
-def test_every_verb_of_a_message_is_recorded() -> None:
-    """A verb that Message gets later must be recorded too, with the signature that handlers call."""
-    verbs = {name for name, value in vars(Message).items() if inspect.isfunction(value) and not name.startswith("_")}
-    assert verbs >= {"ack", "double_ack", "in_progress"}
+@pytest.mark.parametrize("kind", [Message, Part, Batch])
+def test_every_verb_is_recorded_once_and_in_every_message(kind: type) -> None:
+    """A verb that one of them gets later must be recorded too."""
+    verbs = {name for name, value in vars(kind).items() if inspect.isfunction(value) and not name.startswith("_")}
+    assert verbs >= {"ack", "double_ack", "in_progress", "nak", "term"}
     for verb in verbs:
-        assert verb in vars(RecordedMessage), f"{verb} is not recorded"
-        own, real = (inspect.signature(getattr(kind, verb)) for kind in (RecordedMessage, Message))
-        assert own == real
+        batch = make_batch([make_message(b"1", topic="a"), make_message(b"2", topic="a", offset=5)])
+        answered: Any = {Message: batch[0], Part: batch.parts[0], Batch: batch}[kind]
+        getattr(answered, verb)()
+        assert [message.verbs for message in batch.messages] == [[verb], [] if kind is Message else [verb]]
+
+
+@pytest.mark.parametrize("verb", ["ack", "double_ack"])
+def test_a_wrong_timeout_is_refused_as_a_consumer_does(verb: str) -> None:
+    wait = {"wait": True} if verb == "ack" else {}
+    for answered in (make_message(), make_batch([b"1"]), make_batch([b"1"]).parts[0]):
+        with pytest.raises(InvalidOption, match="timeout_s"):
+            getattr(answered, verb)(timeout_s=-1, **wait)
+        assert answered.ack(), "it was not acked before"
+
+
+def test_a_batch_of_values() -> None:
+    batch = make_batch([b"a", {"id": 7}])
+    assert isinstance(batch, Batch)
+    assert [(message.topic, message.partition, message.offset) for message in batch] == [("test", 0, 0), ("test", 0, 1)]
+    assert batch.parts[0].values == [b"a", {"id": 7}]
+    assert batch[0] is batch.messages[0]
+    assert not batch.acked
+    assert batch[1:].ack()
+    assert [message.acked for message in batch.messages] == [False, True]
+    assert batch.messages[0].ack()
+    assert batch.acked
+    assert not make_batch([])
+
+
+def test_a_batch_of_several_partitions() -> None:
+    late = make_message(b"3", topic="orders", partition=1, offset=9, delivery_count=4, epoch=2)
+    early = make_message(b"2", topic="orders", partition=1, offset=4, delivery_count=2, epoch=2)
+    other = make_message(b"1", topic="orders", key=b"k", headers=[("a", b"b")])
+    batch = make_batch([late, other, early])
+    assert [part.values for part in batch.parts] == [[b"2", b"3"], [b"1"]]
+    assert [part.token.epoch for part in batch.parts] == [2, 1]
+    assert [message.delivery_count for message in batch] == [2, 4, 1]
+    assert (batch[2].key, batch[2].headers) == (b"k", [("a", b"b")])
+    late.lose_claim()
+    assert not batch.ack()
+    assert (early.acked, late.acked, other.acked) == (False, False, True)
+    with pytest.raises(ClaimLost, match="orders:1"):
+        batch.double_ack()
+
+
+def test_a_batch_in_at_most_once_mode() -> None:
+    batch = make_batch([make_message(b"1", delivery="at_most_once", offset=at) for at in (3, 4)])
+    assert batch.parts[0].ack()
+    assert batch.acked
+    with pytest.raises(NeedsAtLeastOnce):
+        batch.nak()
+
+
+def answered() -> Message:
+    message = make_message(offset=2)
+    message.nak()
+    return message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [make_message(), make_message()],
+        [make_message(), make_message(offset=1, epoch=2)],
+        [make_message(), make_message(offset=1, revoking=True)],
+        [make_message(), make_message(partition=1, delivery="at_most_once")],
+        [answered()],
+    ],
+    ids=["the same offset", "two claims", "two states", "two modes", "answered"],
+)
+def test_what_no_fetch_returns_together_is_refused(wrong: list[Message]) -> None:
+    with pytest.raises(InvalidOption, match="messages"):
+        make_batch(wrong)
 
 
 def test_the_claim_is_that_of_one_partition() -> None:

@@ -11,7 +11,7 @@ from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "testing.md").read_text()
-TESTS = 11  # of the guide
+TESTS = 12  # of the guide
 
 
 @pytest.fixture
