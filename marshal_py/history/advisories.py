@@ -6,10 +6,11 @@ owned what, so this module remembers what was so before the record. Pure. protoc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence
@@ -47,6 +48,7 @@ class _KnownGroup(Struct):
     names: dict[int, str] = {}
     sessions: set[int] = set()
     claims: dict[int, tuple[TopicPartition, int]] = {}  # by epoch: (partition, session)
+    owned: Counter[int] = field(default_factory=Counter)  # by session: how many partitions it owns, without covers
     free_positions: dict[TopicPartition, int] = {}  # position of each partition when it was last released
 
 
@@ -63,6 +65,7 @@ class Advisories:
             known.free_positions |= {tp: partition.position for tp, partition in group.partitions.items()}
             known.sessions |= group.sessions.keys()
             known.claims |= {epoch: (partition.tp, partition.owner) for epoch, partition in group.claims.items()}
+            known.owned.update(session for tp, session in known.claims.values() if tp.partition != NONE)
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
         """Returns the advisories that a folded record causes. `time_ms`: the record's timestamp.
@@ -145,12 +148,18 @@ class Advisories:
             case ClaimingPartition() if group is not None:
                 claim = group.claims[at]
                 known.claims[at] = claim.tp, claim.owner
+                if claim.tp.partition != NONE:
+                    known.owned[claim.owner] += 1
+                    if known.owned[claim.owner] == 1:
+                        yield "activated", claim.owner, None, NONE, NONE, NONE, group.sessions[claim.owner].join.member
                 yield "claimed", claim.owner, claim.tp, at, claim.position, NONE, ""
             case ReleasingPartition() if group is not None:
                 why = record.reason
                 if record.parked:
                     why = parking.describe(group.name, known.claims[record.epoch][0], record.parked, why)
-                yield self._end_of_claim(known, group, record.epoch, "parked" if record.parked else "released", why)
+                yield from self._end_of_claim(
+                    known, group, record.epoch, "parked" if record.parked else "released", why
+                )
             case SeekingPartition() if group is not None:
                 tp, session = known.claims[at] = known.claims.pop(record.epoch)
                 yield "moved", session, tp, at, NONE, record.position, "by its owner"
@@ -162,10 +171,17 @@ class Advisories:
                 was, known.free_positions[tp] = known.free_positions.get(tp, NONE), to
             yield kind, NONE, tp, NONE, was, to, text
 
-    def _end_of_claim(self, known: _KnownGroup, group: Group, epoch: int, kind: AdvisoryKind, why: str) -> _Event:
+    def _end_of_claim(
+        self, known: _KnownGroup, group: Group, epoch: int, kind: AdvisoryKind, why: str
+    ) -> Iterator[_Event]:
         tp, session = known.claims.pop(epoch)
         position = known.free_positions[tp] = group.partitions[tp].position
-        return kind, session, tp, epoch, position, NONE, why
+        yield kind, session, tp, epoch, position, NONE, why
+        if tp.partition != NONE:
+            known.owned[session] -= 1
+            if not known.owned[session]:
+                del known.owned[session]
+                yield "deactivated", session, None, NONE, NONE, NONE, why
 
     def _sessions(self, known: _KnownGroup, group: Group, at: int, record: Record) -> Iterator[_Event]:
         """Yields an event for each session and each claim that the record ended, and for the session that it began.
@@ -177,7 +193,7 @@ class Advisories:
         for session in sorted(known.sessions - group.sessions.keys()):
             yield ending, session, None, NONE, NONE, NONE, why
         for epoch in sorted(known.claims.keys() - group.claims.keys()):
-            yield self._end_of_claim(known, group, epoch, "lost", f"the session {_VERBS[ending]}")
+            yield from self._end_of_claim(known, group, epoch, "lost", f"the session {_VERBS[ending]}")
         known.sessions = set(group.sessions)
         if isinstance(record, Join):
             yield "joined", at, None, NONE, NONE, NONE, record.member

@@ -7,17 +7,36 @@ connection, which may be unable to write at that moment: no log holds them. docs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import Evict, GroupConfig, Record, ReleaseGroup, SetPosition, Topology
+from marshal_py.protocol.records import (
+    MODE_NAMES,
+    Evict,
+    GroupConfig,
+    Mapping,
+    Record,
+    ReleaseGroup,
+    SetPosition,
+    Topology,
+)
 from marshal_py.protocol.world import Group
 
 PROBE: Final = "probe"  # kind of the Note whose reading back proves that the log's end was read (T2, T10): no advisory
 UNCOMMITTED: Final = "uncommitted"
+NAMED_MAX: Final = 10  # members that the text of a `configured` names; the record has all
+NO_SETTINGS: Final = GroupConfig(NONE)
+NO_SETTING: Final = frozenset({"observed", "token", "deleted", "by"})  # fields of a GroupConfig about the record itself
+# Fields of a GroupConfig whose setting has another name.
+SETTING_NAMES: Final = {
+    "mode": "delivery",
+    "max_batch": "max_request_batch",
+    "max_expires_ms": "max_request_expires_ms",
+    "max_bytes": "max_request_max_bytes",
+}
 
 AdvisoryKind = Literal[
     "joined",
@@ -39,6 +58,8 @@ AdvisoryKind = Literal[
     "configured",
     "deleted",
     "stepped_down",
+    "activated",
+    "deactivated",
     "opaque",
     "unacked",
     "handler_stuck",
@@ -83,9 +104,11 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "moved": "an admin moved the position; offset: the old one if known, to: the new one, text: by whom",
     "skipped": "in at-most-once mode, offset to to - 1 were skipped without a delivery",
     "topology": "the topic has another number of partitions, or was recreated; to: how many, text: what is new",
-    "configured": "the group's settings changed; text: by whom",
+    "configured": "the group's settings changed; text: which ones to what, by whom",
     "deleted": "the group and its positions are deleted; text: by whom",
     "stepped_down": "a session became the last candidate for everything; text: why, by whom",
+    "activated": "a session owns its first partition, after it owned none; text: its member name",
+    "deactivated": "a session owns no partition any more; text: why it lost the last one",
     "opaque": "a record of a newer library ends the group for readers of this version",
     "unacked": "a message has had no answer for long, or too many are tracked; offset: that message, text: how long",
     "handler_stuck": "a handler worked on a message for too long, so its partition is released; offset: that message",
@@ -194,6 +217,7 @@ class GroupEvents:
         """Begins with the state of `group` before the first record that `read` gets; None if it does not exist yet."""
         self._paused = group is not None and group.paused
         self._topics = {name: (topic.count, topic.id) for name, topic in group.topics.items()} if group else {}
+        self._config = group.config if group is not None and not group.deleted and group.config else NO_SETTINGS
 
     def read(self, record: Record | None) -> Iterator[tuple[AdvisoryKind, TopicPartition | None, int, str]]:
         """Yields what an accepted record did, as the (kind, partition, `to`, text) of an Advisory."""
@@ -214,7 +238,9 @@ class GroupEvents:
                 text = _reason(self._topology(record), record.by)
                 yield "topology", TopicPartition(record.topic, NONE), record.partitions, text
             case GroupConfig():
-                yield "deleted" if record.deleted else "configured", None, NONE, _reason("", record.by)
+                before, self._config = self._config, NO_SETTINGS if record.deleted else record
+                text = "" if record.deleted else ", ".join(_changed(before, record))
+                yield "deleted" if record.deleted else "configured", None, NONE, _reason(text, record.by)
                 if record.deleted:
                     self._topics.clear()
                     yield from self._resume("the group is deleted")
@@ -236,6 +262,28 @@ class GroupEvents:
         if self._paused:
             self._paused = False
             yield "resumed", None, NONE, text
+
+
+def _changed(before: GroupConfig, after: GroupConfig) -> Iterator[str]:
+    """Yields each setting that differs as `policy greedy`; a list as `members +m3 -m1`."""
+    for name in GroupConfig.__struct_fields__:
+        was, now = getattr(before, name), getattr(after, name)
+        if was == now or name in NO_SETTING:
+            continue
+        if isinstance(now, tuple):
+            yield f"{name} {_difference(was, now)}"
+        else:
+            value = MODE_NAMES[now] if name == "mode" and now else now
+            yield f"{SETTING_NAMES.get(name, name)} {value or 'unset'}"
+
+
+def _difference(was: Iterable[Mapping | str], now: Iterable[Mapping | str]) -> str:
+    """Returns the names that are new or have another mapping, and those that are gone, as `+m3 -m1`."""
+    old, new = ({each if isinstance(each, str) else each.member: each for each in names} for names in (was, now))
+    found = [f"+{name}" for name, each in new.items() if old.get(name) != each]
+    found += [f"-{name}" for name in old if name not in new]
+    more = [f"and {len(found) - NAMED_MAX} more"] if len(found) > NAMED_MAX else []
+    return " ".join(found[:NAMED_MAX] + more)
 
 
 def silence(record: Evict) -> str:

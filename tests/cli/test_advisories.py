@@ -74,7 +74,7 @@ def test_following_shows_what_happens(shell: Shell, billing: str) -> None:
     assert child.returncode == 0
     joined = next(line for line in lines if line["kind"] == "joined")
     assert joined["client_id"] == "newcomer"
-    assert {line["kind"] for line in lines} <= {"joined", "topology", "claimed"}
+    assert {line["kind"] for line in lines} <= {"joined", "topology", "activated", "claimed"}
 
 
 @pytest.mark.usefixtures("billing")

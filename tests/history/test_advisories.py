@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import get_args
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from marshal_py.history.advisories import Advisories, ranges_text, to_lines, to_text
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.advisory import ALARMING, KINDS, LOCAL, PROBE, Advisory, AdvisoryKind
+from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
     ClaimingMessages,
@@ -19,6 +22,7 @@ from marshal_py.protocol.records import (
     GroupConfig,
     Heartbeat,
     Leave,
+    Mapping,
     MessageRange,
     Move,
     Note,
@@ -80,26 +84,32 @@ def test_a_whole_life_as_text() -> None:
     assert lines(full_book()) == [
         "joined (c)",
         "topology t to 4",
+        "activated (c)",
         "claimed t:0 from 100 (c)",
         "joined (other)",
+        "activated (other)",
         "claimed t:1 from 50 (other)",
         "evicted (other): after 2 s of silence, by c",
         "lost t:1 at 50 (other): the session was evicted",
+        "deactivated (other): the session was evicted",
         "stepped_down (c): maintenance, by ops",
         "paused: for 5 s",
         "released t:0 at 130 (c)",
+        "deactivated (c)",
         "moved t:0 from 130 to 7: by ops",
         "moved t:1 from 50 to 8: by ops",
         "resumed: positions are moved, by ops",
         "replaced (c): its client joined again as session 13",
         "joined (c)",
+        "activated (c)",
         "claimed t:0 from 7 (c)",
         "handler_stuck t:0 at 7 (c)",
         "offset_lost t:0 from 7 to 9 (c)",
         "topology t to 6",
         "left (c): bye",
         "lost t:0 at 7 (c): the session left",
-        "configured: by ops",
+        "deactivated (c): the session left",
+        "configured: policy greedy, by ops",
     ]
 
 
@@ -161,11 +171,62 @@ def test_a_seek_and_a_parked_partition() -> None:
     session, epoch = book.owner()
     at = book.must(SeekingPartition(session, epoch, 50))
     book.must(ReleasingPartition(session, at, 60, parked="DataTopicRecreated"))
-    seek, parking = lines(book)[-2:]
+    seek, parking, _ = lines(book)[-3:]
     assert seek == "moved t:0 to 50 (c): by its owner"
     assert parking.startswith("parked t:0 at 60 (c): DataTopicRecreated: topic 't' was deleted and created again")
-    moved, parked = advisories_of(book)[-2:]
+    moved, parked, ended = advisories_of(book)[-3:]
+    assert (ended.kind, ended.session, ended.log_offset) == ("deactivated", session, parked.log_offset)
     assert (moved.epoch, parked.epoch, parked.session) == (at, at, session)
+
+
+def test_a_standby_becomes_active_and_is_so_until_its_last_partition_goes() -> None:
+    """Partitions between the first and the last one, covers and seeks make nobody active or inactive."""
+    book = DifferentialLog()
+    first = book.must(book.new_join("one", member="m1"))
+    standby = book.must(book.new_join("two", member="m1"))
+    book.must(Topology(TOPIC, 4, NONE))
+    cover, one = book.must(ClaimingPartition(first, TOPIC, NONE, NONE, NONE)), book.claim(first, 0, 7)
+    two = book.claim(first, 1, 7)
+    one = book.must(SeekingPartition(first, one, 5))
+    for epoch, position in ((one, 5), (two, 7)):
+        book.must(ReleasingPartition(first, epoch, position, reason="hand-over"))
+    book.must(ReleasingPartition(first, cover, NONE, reason="hand-over"))
+    book.claim(standby, 0)
+    book.must(Leave(standby, "bye"))
+    known = [one for one in advisories_of(book) if one.kind in ("activated", "deactivated")]
+    assert [(one.kind, one.session, one.client_id, one.text) for one in known] == [
+        ("activated", first, "one", "m1"),
+        ("deactivated", first, "one", "hand-over"),
+        ("activated", standby, "two", "m1"),
+        ("deactivated", standby, "two", "the session left"),
+    ]
+    for start in range(len(book.values)):
+        assert advisories_of(book, start) == [one for one in advisories_of(book) if one.log_offset >= start]
+
+
+def test_a_change_of_settings_says_what_changed() -> None:
+    """A list shows who is new and who is gone; what has not changed is not named."""
+    book = DifferentialLog()
+    blocks = GroupConfig(NONE, policy="blocks", max_members=3, members=("m1", "m2"), by="ops")
+    last = book.must(blocks)
+    mapped = (Mapping("m1", (0, 1)), Mapping("m2", (2,)))
+    for change in (
+        {"members": ("m2", "m3")},
+        {"members": (), "mappings": mapped},
+        {"mappings": (*mapped[:1], Mapping("m2", (3,)))},
+        {"mappings": tuple(Mapping(f"m{number}", ()) for number in range(3, 15)), "max_bytes": 5},
+        {"by": ""},
+    ):
+        blocks = replace(blocks, observed=last, **change)
+        last = book.must(blocks)
+    assert lines(book) == [
+        "configured: policy blocks, max_members 3, members +m1 +m2, by ops",
+        "configured: members +m3 -m1, by ops",
+        "configured: members -m2 -m3, mappings +m1 +m2, by ops",
+        "configured: mappings +m2, by ops",
+        "configured: mappings +m3 +m4 +m5 +m6 +m7 +m8 +m9 +m10 +m11 +m12 and 4 more, max_request_max_bytes 5, by ops",
+        "configured",
+    ]
 
 
 def test_the_end_of_sessions_by_a_change_of_mode() -> None:
@@ -173,7 +234,7 @@ def test_the_end_of_sessions_by_a_change_of_mode() -> None:
     book.join("idle")
     token = book.pause()
     book.must(GroupConfig(-1, token, mode=AT_MOST_ONCE, by="ops"))
-    assert lines(book)[-2:] == ["ended (idle): the group's mode changed", "configured: by ops"]
+    assert lines(book)[-2:] == ["ended (idle): the group's mode changed", "configured: delivery at_most_once, by ops"]
 
 
 def test_a_deleted_group_is_not_paused_any_more() -> None:

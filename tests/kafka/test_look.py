@@ -67,7 +67,7 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
     lines = command.run("advisories", group, "--coordination-topic", coordination, "--json").stdout.splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert [kind for kind in kinds if kind != "topology"] == (
-        ["joined", *["claimed"] * PARTITIONS, *["released"] * PARTITIONS, "left"]
+        ["joined", "activated", *["claimed"] * PARTITIONS, *["released"] * PARTITIONS, "deactivated", "left"]
     )
 
     path, where = tmp_path / "log.dump", ("--coordination-topic", coordination)
