@@ -118,6 +118,8 @@ class Redeliveries:
         """Forgets what lies below the position, and messages that were finished while they waited."""
         for one in [one for one in self.waiting.values() if one.run.is_finished(one.at)]:
             self._forget(one)
+        if len(self._due) > 2 * WAITING_MAX:  # most are of messages that were acked long before their time
+            self._due = sorted((one.due_ms, one.offset) for one in self.waiting.values())  # a sorted list is a heap
         self.posted = {offset for offset in self.posted if offset >= position}
         for offset in [offset for offset in self.again if offset < position]:
             del self.again[offset]

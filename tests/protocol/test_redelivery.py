@@ -94,6 +94,19 @@ def test_a_message_that_is_finished_while_it_waits_does_not_come_again() -> None
     assert (redeliveries_of(tracker).waiting, redeliveries_of(tracker).again) == ({}, {})
 
 
+def test_times_of_messages_that_were_acked_early_are_not_kept() -> None:
+    """D14: the delay may be a day, and the memory is bounded all the same."""
+    count = 3 * WAITING_MAX
+    tracker, run = delivered(count)
+    for index in range(count - 1):
+        tracker.give_back(run, index, None, 86_400_000)
+        run.finish(index)
+    tracker.give_back(run, count - 1, None, 10)
+    tracker.progress()
+    assert len(redeliveries_of(tracker)._due) == 1
+    assert taken(tracker, 10) == [count - 1]
+
+
 def test_a_second_call_does_not_move_the_time() -> None:
     tracker, run = delivered(1)
     assert tracker.give_back(run, 0, None, 10)
