@@ -9,7 +9,8 @@ join.py measures these. The topic holds some batches more than are read, so that
 batch that is not full.
 
 The bare clients do the least that a correct program must do: they check whether a message is an error, because an error
-arrives as a message whose value is its text. They track no positions and check no lease.
+arrives as a message whose value is its text. They track no positions and check no lease. One of them calls a handler
+for each message of a batch, because `consume` hands over single messages, too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Batches = Iterator[list[Any]]
 # --- contestants: each yields the values of the messages that it received, and returns after `count`
 
 
-def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool) -> Batches:
+def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool, handled: bool = False) -> Batches:
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     from marshal_py.transport import settings
@@ -52,8 +53,20 @@ def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool) -> B
     consumer = Consumer(configuration)
     consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
     seen = 0
+    values: list[Any] = []
+
+    def handle(message: Any) -> None:
+        values.append(message.value())
+
     while seen < count:
-        if single:
+        if handled:
+            for message in consumer.consume(BATCH, 1.0):
+                if not message.error():
+                    handle(message)
+            done, values = values, []
+            seen += len(done)
+            yield done
+        elif single:
             message = consumer.poll(IDLE_LIMIT_S)
             if message is None:
                 raise TimeoutError("no message")
@@ -108,14 +121,17 @@ def marshal_consume(bootstrap: str, topic: str, count: int, handled: bool) -> Ba
         marshal_py.connect(bootstrap, coordination_topic=f"{topic}-m") as marshal,
         marshal.consumer(f"g-{time.time_ns()}", [topic], start="earliest") as consumer,
     ):
+        values: list[Any] = []
         if not handled:
             for seen, message in enumerate(consumer.consume(max_messages=BATCH), 1):
-                yield [message.value]
+                values.append(message.value)
                 message.ack()
+                if len(values) == BATCH or seen == count:  # as the batches that it is compared with
+                    yield values
+                    values = []
                 if seen == count:
                     return
         done: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        values: list[Any] = []
 
         def handle(message: Any) -> None:
             nonlocal values
@@ -202,6 +218,7 @@ def aiokafka(bootstrap: str, topic: str, count: int, single: bool) -> Batches:
 CONTESTANTS: Final[dict[str, Callable[[str, str, int], Batches]]] = {
     "bare consume(1000), default settings": lambda b, t, n: bare(b, t, n, False, False),
     "bare consume(1000), our settings": lambda b, t, n: bare(b, t, n, True, False),
+    "bare consume(1000), a call per message": lambda b, t, n: bare(b, t, n, True, False, handled=True),
     "marshal fetch(1000), at least once": lambda b, t, n: marshal_batches(b, t, n, "at_least_once"),
     "marshal fetch(1000), at most once": lambda b, t, n: marshal_batches(b, t, n, "at_most_once"),
     "aiokafka getmany(1000)": lambda b, t, n: aiokafka(b, t, n, False),
@@ -222,6 +239,8 @@ RATIOS: Final = (
     ("marshal fetch(1000), at most once", "bare consume(1000), our settings", ">= 0.85"),
     ("marshal consume(1000), iterator", "bare consume(1000), our settings", ">= 0.95"),
     ("marshal consume(1000), handler", "bare consume(1000), our settings", ">= 0.95"),
+    ("marshal consume(1000), iterator", "bare consume(1000), a call per message", "none"),
+    ("marshal consume(1000), handler", "bare consume(1000), a call per message", "none"),
     ("marshal iteration with ack", "bare poll(), our settings", ">= 1.0"),
     ("marshal iteration with ack", "bare poll(), default settings", ">= 3"),
     ("marshal aio iteration with ack", "marshal iteration with ack", ">= 0.8"),
