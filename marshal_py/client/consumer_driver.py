@@ -49,6 +49,7 @@ from marshal_py.transport.ports import DataSource, OutOfRange
 logger: Final = logging.getLogger("marshal_py")
 
 EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
+MIRROR_COMMITS_MAX: Final = 10  # of one copy; an owner that moves on faster copies its position again by itself
 PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
 
 
@@ -322,18 +323,24 @@ class ConsumerDriver:
             self.step(now)
 
     def _mirror(self) -> None:
-        """Copies positions to Kafka's committed offsets, so that the usual tools show the lag (D7). It may fail."""
+        """Copies positions to Kafka's committed offsets, so that the usual tools show the lag (D7). It may fail.
+
+        A new owner may have committed before, while this thread waited: then the newer position is copied again.
+        """
         with self.context.lock:
             positions, self._to_mirror = self._to_mirror, {}
-        if not positions:
-            return
-        refused = self.context.admin.commit(self.member.name, positions)
-        if refused and refused != self.mirror_refused and not {tp.topic for tp in positions} & self.missing:
-            with self.context.outbox, self.context.lock:
-                self.member.note("mirror_refused", text=refused)
-                now = self.context.clock.now()
-                self.execute(self.member.tick(now), now)  # now: it may be the last copy of a consumer that has left
-        self.mirror_refused = refused
+        for _ in range(MIRROR_COMMITS_MAX):
+            if not positions:
+                return
+            refused = self.context.admin.commit(self.member.name, positions)
+            if refused and refused != self.mirror_refused and not {tp.topic for tp in positions} & self.missing:
+                with self.context.outbox, self.context.lock:
+                    self.member.note("mirror_refused", text=refused)
+                    now = self.context.clock.now()
+                    self.execute(self.member.tick(now), now)  # now: it may be the last copy of one that has left
+            self.mirror_refused = refused
+            with self.context.lock:
+                positions = {} if refused else self.member.overtaken(positions)
 
     def _check_refused(self) -> None:
         """Asks the cluster for the bounds of partitions that it refused to fetch at the wanted position (D6).

@@ -6,7 +6,7 @@ here decides what the member claims (rebalance.py), and nothing here reads a rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from marshal_py.errors import MarshalError
@@ -256,3 +256,17 @@ class MemberState:
         if tp.partition >= 0 and position != NONE and self._mirrored.get(tp) != position:
             self._mirrored[tp] = position
             self.out.mirror[tp] = position
+
+    def overtaken(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Is called by the driver after a commit; returns positions that it must commit now, in place of older ones.
+
+        They belong to partitions that this member does not own any more. A new owner may have committed its position
+        before the member's own commit, which has then overwritten it (D7).
+        """
+        group, found = self.group, {}
+        owned = {claim.tp for claim in self.claims.values()}  # an owner commits what is accepted later with its ticks
+        for tp, position in committed.items():
+            known = group.partitions.get(tp) if group is not None and tp not in owned else None
+            if known is not None and not known.parked and known.position not in (NONE, position):
+                found[tp] = known.position
+        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -10,7 +11,16 @@ from marshal_py import Marshal, TopicPartition
 from marshal_py.client import start_positions
 from marshal_py.errors import InvalidOption, KafkaGroupIsLive, MarshalError, PositionOutOfRange, TopicMissing
 from marshal_py.protocol.records import Note
-from tests.support.client_fixtures import MemoryTestCluster, TestCluster, collect, joined, owns, places, until
+from tests.support.client_fixtures import (
+    DEADLINE_S,
+    MemoryTestCluster,
+    TestCluster,
+    collect,
+    joined,
+    owns,
+    places,
+    until,
+)
 
 
 def test_earliest_begins_at_the_beginning(cluster: TestCluster) -> None:
@@ -280,6 +290,39 @@ def test_two_consumers_of_one_marshal_are_both_mirrored(cluster: TestCluster) ->
             collect(one, 4)
             collect(two, 4)
         until(lambda: observer._context.admin.committed(group, tps) == {tps[0]: 4, tps[1]: 4}, "the mirror")
+
+
+def test_a_late_mirror_does_not_hide_the_next_owners(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D7: the commit of a consumer that has left waits until the next owner has committed and left, too."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    tp = TopicPartition(topic, 0)
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    with memory.connect() as marshal:
+        admin = marshal._context.admin
+        commit = admin.commit
+
+        def late(name: str, positions: dict[TopicPartition, int]) -> str:
+            if begun.is_set():
+                return commit(name, positions)
+            begun.set()
+            assert go_on.wait(DEADLINE_S)
+            refused = commit(name, positions)
+            done.set()
+            return refused
+
+        monkeypatch.setattr(admin, "commit", late)
+        with joined(marshal, group, [topic]) as consumer:
+            collect(consumer, 2)
+        assert begun.wait(DEADLINE_S)
+        with joined(marshal, group, [topic]) as consumer:
+            collect(consumer, 1)
+        until(lambda: admin.committed(group, [tp]) == {tp: 3}, "the mirror of the second")
+        go_on.set()
+        assert done.wait(DEADLINE_S)
+        until(lambda: admin.committed(group, [tp]) == {tp: 3}, "the mirror of the second, again")
 
 
 def test_mirroring_can_be_switched_off(memory: MemoryTestCluster) -> None:

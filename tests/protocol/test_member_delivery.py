@@ -545,6 +545,21 @@ def test_an_evicted_owner_mirrors_nothing() -> None:
     assert b.mirrored[-1][1] == {tp(0): 3}
 
 
+def test_a_commit_that_comes_after_the_next_owners_is_corrected() -> None:
+    """D7: its driver may be slow. The log says which position is newer; an owner needs no correction."""
+    cluster = VirtualCluster(partitions=2)
+    (a,) = cluster.team("a")
+    b = cluster.add("b")
+    cluster.run(2 * I)
+    (moved,) = (number for number, owner in cluster.owners().items() if owner == "b")
+    assert a.member.overtaken({tp(moved): 0}) == {}, "nothing has come since"
+    b.deliver(b.claim(moved), *range(10)).finish_range(0, 4)
+    cluster.run(I)
+    assert a.member.overtaken({tp(moved): 0}) == {tp(moved): 4}
+    assert a.member.overtaken({tp(moved): 4}) == {}
+    assert b.member.overtaken({tp(moved): 0}) == {}, "its next tick mirrors it"
+
+
 # --- the gate
 
 
