@@ -157,8 +157,9 @@ class Group:
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
         The settings, all optional: `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer
-        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members" or "blocks".
-        `max_members`, and `members` (names) or `mappings` (name -> partitions), go with the last two. With
+        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members",
+        "blocks" or "prioritized". `max_members`, and `members` (names) or `mappings` (name -> partitions), go with
+        "members" and "blocks"; `priority_groups`, a list of one name, with "prioritized". With
         `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and created again until
         somebody moves their positions; with "earliest" they are consumed from their beginnings; if it is None, each
         consumer does what its own option says. `max_request_batch`, `max_request_expires_s`, `max_request_max_bytes`:
@@ -180,8 +181,9 @@ class Group:
         """Changes the settings that are not None; they mean what they mean in `create`. Returns the offset of the
         record.
 
-        "balanced", "greedy" and "own" may replace each other; any other policy is for the group's whole life, and so is
-        `max_members`. Consumers obey the new settings at once, and partitions that do not move are not touched.
+        "balanced", "greedy" and "own" may replace each other; any other policy is for the group's whole life, and so
+        are `max_members` and `priority_groups`. Consumers obey the new settings at once, and partitions that do not
+        move are not touched.
 
         To change `delivery`, the group is paused during the change and its consumers end with ModeMismatch: start them
         again with the new delivery. Positions stay. `token`, `adopt` and `take_over` mean what they mean in

@@ -13,6 +13,7 @@ from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol import parking
 from marshal_py.protocol.assignment import candidate_order
 from marshal_py.protocol.assignment.partitioned import listed, names
+from marshal_py.protocol.group_settings import PRIORITY
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
 from marshal_py.protocol.records import MODE_NAMES, GroupConfig
@@ -128,6 +129,7 @@ def info(group: Group, pause_history: PauseHistory | None = None, wall_ms: int =
         "on_topic_recreated": (config.on_topic_recreated if config is not None else "") or None,
         **limits_of(config),
         **(partitioned(group, config) if config is not None else {}),
+        **(priority_groups(config) if config is not None else {}),
         "topics": {name: topic.count for name, topic in sorted(group.topics.items())},
         "topic_ids": {name: topic.id or None for name, topic in sorted(group.topics.items())},
         "members": members(group),
@@ -171,6 +173,11 @@ def partitioned(group: Group, config: GroupConfig) -> dict[str, Any]:
     }
 
 
+def priority_groups(config: GroupConfig) -> dict[str, Any]:
+    """Returns the state of each priority group, as the field PriorityGroups of NATS has it; {} where there are none."""
+    return {"priority_groups": [{"name": name} for name in config.priority_groups]} if config.policy in PRIORITY else {}
+
+
 def _member_state(group: Group, name: str, order: list[int], owners: Mapping[TopicPartition, str]) -> dict[str, Any]:
     """Describes one member name: its partitions, the session that is active for it, and the standbys by rank."""
     line = [group.sessions[sid] for sid in order if group.sessions[sid].join.member == name]
@@ -200,6 +207,8 @@ def _member(group: Group, session: Session) -> dict[str, Any]:
         "session": session.id,
         "client_id": session.join.client_id,
         "member": session.join.member or None,
+        "priority_group": session.join.priority_group or None,
+        "priority": session.join.priority,
         "library": session.join.library,
         "interval_s": session.join.interval_ms / 1000,
         "claims": sorted(str(group.claims[epoch].tp) for epoch in session.epochs),

@@ -16,6 +16,7 @@ from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
 from marshal_py.client.signals import stop_on_signals
+from marshal_py.protocol.records import PRIORITY_MAX
 
 EXAMPLE: Final = output.example("marshal consume orders --group billing --start earliest --max-messages 10")
 
@@ -45,6 +46,10 @@ def consume(
         str | None,
         typer.Option(help="In a group with the policy members or blocks: for which member this consumer works."),
     ] = None,
+    priority_group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="In a group with the policy prioritized: its priority group.")
+    ] = None,
+    priority: Annotated[int, typer.Option(min=0, max=PRIORITY_MAX, help="The same; lower ones come first.")] = 0,
     policy: Annotated[str | None, typer.Option(help="How consumers share partitions: balanced or greedy.")] = None,
     on_topic_recreated: Annotated[
         Literal["fail", "earliest"],
@@ -100,6 +105,8 @@ def consume(
         "start": start,
         "policy": policy,
         "member": member,
+        "priority_group": priority_group,
+        "priority": priority,
         "heartbeat_interval_s": heartbeat_interval,
         "on_topic_recreated": on_topic_recreated,
         "max_deliver": max_deliver,

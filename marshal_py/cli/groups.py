@@ -34,8 +34,8 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy",
         metavar="POLICY",
-        help="balanced, greedy, or own, so that each consumer follows its own; topic, members or blocks, which are "
-        "for the group's whole life.",
+        help="balanced, greedy, or own, so that each consumer follows its own; topic, members, blocks or "
+        "prioritized, which are for the group's whole life.",
     ),
 ]
 MaxMembersOption = Annotated[
@@ -57,6 +57,10 @@ MapOption = Annotated[
     typer.Option(
         "--map", metavar="NAME=PARTITIONS", help="Instead of --member: which partitions a member has, as m1=0,1,2."
     ),
+]
+PriorityGroupsOption = Annotated[
+    list[str] | None,
+    typer.Option("--priority-group", metavar="NAME", help="Policy prioritized: the name of its priority group."),
 ]
 
 RecreatedOption = Annotated[
@@ -174,6 +178,7 @@ def info(
         "delivery": found["delivery"],
         "policy": found["policy"],
         "max members": found.get("max_members"),
+        "priority group": ", ".join(one["name"] for one in found.get("priority_groups", ())) or None,
         "on topic recreated": found["on_topic_recreated"],
         **{name.replace("_", " "): found[name] for name in LIMITS if found[name]},
         "settings from": f"offset {origin['offset']}, by {origin['by'] or 'somebody'}" if origin else None,
@@ -189,7 +194,9 @@ def info(
     if found.get("unassigned"):
         print(f"no member has: {', '.join(found['unassigned'])}")
     for member in found["members"]:
-        print(f"consumer: {member['client_id']}, session {member['session']}: {', '.join(member['claims']) or '-'}")
+        ranked = f", priority {member['priority']}" if found["policy"] == "prioritized" else ""
+        claims = ", ".join(member["claims"]) or "-"
+        print(f"consumer: {member['client_id']}, session {member['session']}{ranked}: {claims}")
     for at in found["positions"]:
         parked = f" (parked: {at['parked']})" if at["parked"] else ""
         position = at["position"] if at["position"] is not None else "-"
@@ -207,6 +214,7 @@ def create(
     max_members: MaxMembersOption = None,
     members: MembersOption = None,
     mappings: MapOption = None,
+    priority_groups: PriorityGroupsOption = None,
     max_request_batch: BatchLimitOption = None,
     max_request_expires: ExpiryLimitOption = None,
     max_request_max_bytes: BytesLimitOption = None,
@@ -224,6 +232,7 @@ def create(
         max_members=max_members,
         members=members or None,
         mappings=changes.mappings(mappings) if mappings else None,
+        priority_groups=priority_groups or None,
         max_request_batch=max_request_batch,
         max_request_expires_s=max_request_expires,
         max_request_max_bytes=max_request_max_bytes,

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol import group_settings
-from marshal_py.protocol.group_settings import OWN_POLICY, PARTITIONED
+from marshal_py.protocol.group_settings import OWN_POLICY, PARTITIONED, PRIORITY
 from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import MODE_NAMES, MODES, ON_TOPIC_RECREATED
 from marshal_py.protocol.records import GroupConfig as ConfigRecord
 from marshal_py.protocol.world import Group
@@ -29,15 +30,16 @@ WORDS: Final = {
 LIMIT_MAX: Final = 10**9  # far above what a request can use
 # Limits of what one `fetch`, or one request of a `consume`, may ask for; 0 is no limit (client/group_limits.py).
 LIMITS: Final = ("max_request_batch", "max_request_expires_s", "max_request_max_bytes")
-NAMES: Final = (*WORDS, "max_members", "members", "mappings", *LIMITS)
+LISTS: Final = ("members", "priority_groups")  # of names
+NAMES: Final = (*WORDS, "max_members", "mappings", *LISTS, *LIMITS)
 
 
 def check_settings(wanted: Wanted) -> dict[str, Any]:
     """Returns a copy of `wanted`.
 
-    It may name `delivery`, `policy`, `on_topic_recreated`, `max_members` (int), `members` (list of names), `mappings`
-    (name -> list of partitions) and LIMITS. Raises InvalidOption for any other name, and for a value that its setting
-    cannot have.
+    It may name `delivery`, `policy`, `on_topic_recreated`, `max_members` (int), `members` and `priority_groups` (lists
+    of names), `mappings` (name -> list of partitions) and LIMITS. Raises InvalidOption for any other name, and for a
+    value that its setting cannot have.
     """
     for name, value in wanted.items():
         if name not in NAMES:
@@ -46,7 +48,7 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
             raise InvalidOption(name, value, "one of " + ", ".join(WORDS[name]))
         if name == "max_members" and (isinstance(value, bool) or not isinstance(value, int)):
             raise InvalidOption(name, value, "a whole number")
-        if name == "members" and isinstance(value, str):
+        if name in LISTS and isinstance(value, str):
             raise InvalidOption(name, value, "a list of names, not one string")
         if name in LIMITS:
             _check_limit(name, value)
@@ -103,6 +105,7 @@ def settle(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: st
         max_members=wanted.get("max_members", base.max_members),
         members=members,
         mappings=mappings,
+        priority_groups=tuple(wanted.get("priority_groups", base.priority_groups)),
         max_batch=wanted.get("max_request_batch", base.max_batch),
         max_expires_ms=round(1000 * wanted.get("max_request_expires_s", base.max_expires_ms / 1000)),
         max_bytes=wanted.get("max_request_max_bytes", base.max_bytes),
@@ -127,7 +130,8 @@ def changes_mode(group: Group | None, wanted: Wanted) -> bool:
 def settings_of(group: Group | None) -> dict[str, Any]:
     """Returns the group's settings by name; None for a setting that is not set.
 
-    `max_members`, `members` and `mappings` are there for a partitioned group alone.
+    `max_members`, `members` and `mappings` are there for a partitioned group alone, and `priority_groups` only where
+    the policy has them.
     """
     if group is None or group.deleted:
         return {"delivery": None, "policy": None, "on_topic_recreated": None, **limits_of(None)}
@@ -146,6 +150,7 @@ def _in_config(config: ConfigRecord) -> dict[str, Any]:
         "on_topic_recreated": config.on_topic_recreated or None,
         **limits_of(config),
         **partitioned_of(config),
+        **({"priority_groups": list(config.priority_groups)} if config.policy in PRIORITY else {}),
     }
 
 
@@ -171,8 +176,9 @@ class GroupConfig:
 
     `delivery`: "at_least_once" or "at_most_once"; if nobody sets it, the first consumer decides. `policy`: "balanced",
     "greedy", or "own", so that each consumer follows its own; "topic", so that each topic has one consumer; or
-    "members" or "blocks", which go with `max_members` and either `members` (names) or `mappings` (name -> partitions).
-    The last three are for the group's whole life.
+    "members" or "blocks", which go with `max_members` and either `members` (names) or `mappings` (name -> partitions);
+    or "prioritized", which goes with `priority_groups` (a list of one name). All but the first three are for the
+    group's whole life.
     `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
     nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
     `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes`: the most messages, seconds and bytes that
@@ -185,6 +191,7 @@ class GroupConfig:
     max_members: int | None = None
     members: Sequence[str] | None = None
     mappings: Mapping[str, Sequence[int]] | None = None
+    priority_groups: Sequence[str] | None = None
     max_request_batch: int | None = None
     max_request_expires_s: float | None = None
     max_request_max_bytes: int | None = None
@@ -211,7 +218,7 @@ class GroupConfig:
 EMPTY: Final = GroupConfig()
 
 
-def check_joining(name: str, group: Group | None, config: GroupConfig | None, member: str) -> None:
+def check_joining(name: str, group: Group | None, config: GroupConfig | None, options: MemberOptions) -> None:
     """Raises InvalidOption if a consumer with these options may not join the group.
 
     `group`: None if nobody ever used it. `config`: the settings that the consumer would create it with.
@@ -224,5 +231,7 @@ def check_joining(name: str, group: Group | None, config: GroupConfig | None, me
         else:
             policy = settings.policy if config.policy is None else record.policy
             max_members = settings.max_members if config.max_members is None else record.max_members
-            group_settings.check_change(settings, replace(settings, policy=policy, max_members=max_members))
-    group_settings.check_consumer(name, settings, member)
+            named = settings.priority_groups if config.priority_groups is None else record.priority_groups
+            same = replace(settings, policy=policy, max_members=max_members, priority_groups=named)
+            group_settings.check_change(settings, same)
+    group_settings.check_consumer(name, settings, options)

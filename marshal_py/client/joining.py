@@ -113,13 +113,13 @@ class Joining:
         found = self._check(group, topics, options)
         number = route(group, self._root.partitions)
         world = loop.open_world(number, None if number == 0 else self._root, deadline)
-        check_joining(group, world.groups.get(group), options.group_config, options.member or "")
+        witness = self._wills.witness if self._wills is not None else ""
+        chosen = options.member_options(self._client_id, topics, self._library, witness)
+        check_joining(group, world.groups.get(group), options.group_config, chosen)
         source = self._transport.source(group, self._client_id, options.settings, options.prefetch_bytes)
         source.learn_leaders(topics)
-        witness = self._wills.witness if self._wills is not None else ""
         with context.lock:
             later = start_positions.new_topics(world.groups.get(group), topics)
-            chosen = options.member_options(self._client_id, topics, self._library, witness)
             member = Member(world, group, chosen, secrets.token_bytes)
             for topic, info in found.items():  # before it can claim anything (D10)
                 member.learn_topic(topic, info.partitions, info.topic_id)

@@ -40,6 +40,8 @@ class ConsumerKeywords(TypedDict, total=False):
     heartbeat_interval_s: float
     max_claims: int | None
     capacity: int
+    priority_group: str | None
+    priority: int
     fast_reclaim: bool
     start: str
     start_fallback: Literal["earliest", "latest"]

@@ -15,10 +15,17 @@ from marshal_py.client.group_config import GroupConfig
 from marshal_py.client.info import ClaimInfo
 from marshal_py.client.retention import RetentionPolicy
 from marshal_py.errors import InvalidName, InvalidOption
-from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES
+from marshal_py.protocol.assignment import DEFAULT_POLICY, OWN_POLICIES
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import INTERVAL_MS_MAX, INTERVAL_MS_MIN, MODES, ON_TOPIC_RECREATED, PARTITION_MAX
+from marshal_py.protocol.records import (
+    INTERVAL_MS_MAX,
+    INTERVAL_MS_MIN,
+    MODES,
+    ON_TOPIC_RECREATED,
+    PARTITION_MAX,
+    PRIORITY_MAX,
+)
 from marshal_py.transport.serialization import Deserializer
 
 Delivery = Literal["at_least_once", "at_most_once"]
@@ -79,7 +86,9 @@ class ConsumerOptions:
     """Holds the options of `Marshal.consumer`, and checks them when it is made. Raises InvalidOption, InvalidName.
 
     `group_config`: the settings with which this consumer creates the group if it has none. Of settings that it has, the
-    policy and `max_members` must be the same; the others stay as they are.
+    policy, `max_members` and `priority_groups` must be the same; the others stay as they are.
+
+    `priority_group` and `priority` (0 to 9, the lowest first) are for groups with the policy `prioritized`.
 
     `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
     handler's speed: about a second's work, shared by the partitions, at least one message each. A crash loses up to two
@@ -106,6 +115,8 @@ class ConsumerOptions:
     heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S
     max_claims: int | None = None
     capacity: int = 1
+    priority_group: str | None = None
+    priority: int = 0
     fast_reclaim: bool = False
     start: str = start_positions.COMMITTED
     start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
@@ -139,7 +150,7 @@ class ConsumerOptions:
         _one_of("new_topics", self.new_topics, ("start", "earliest"))
         _one_of("on_topic_recreated", self.on_topic_recreated, ON_TOPIC_RECREATED)
         if self.policy is not None:
-            _one_of("policy", self.policy, tuple(POLICIES))
+            _one_of("policy", self.policy, OWN_POLICIES)
         if self.group_config is not None:
             self.group_config.record()
             _one_of("group_config.delivery", self.group_config.delivery or self.delivery, (self.delivery,))
@@ -169,6 +180,9 @@ class ConsumerOptions:
             )
         if self.max_claims is not None:
             _whole("max_claims", self.max_claims, PARTITION_MAX + 1, "None means no limit")
+        if self.priority_group is not None:
+            check_id("priority_group", self.priority_group)
+        _whole("priority", self.priority, PRIORITY_MAX, "lower ones come first", 0)
         _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
         _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
         self._check_dead_letters()
@@ -229,6 +243,8 @@ class ConsumerOptions:
             member=self.member or "",
             capacity=self.capacity,
             claims_max=self.max_claims or 0,
+            priority=self.priority,
+            priority_group=self.priority_group or "",
             policy=self.policy or DEFAULT_POLICY,
             group_config=self.group_config.record() if self.group_config is not None else None,
             handler_timeout_ms=round(self.handler_timeout_s * 1000),

@@ -1,22 +1,26 @@
 """Checks the settings of a group: which ones its policy takes, what they may be, and what may change later.
 
 The fold accepts any GroupConfig; whoever writes one checks it here first, so that every way to create or change a group
-refuses the same. The reasons are those of the design of partitioned consumer groups.
+refuses the same. The reasons are those of the designs of partitioned consumer groups and of priority groups.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.assignment import POLICIES, RESTRICTED
+from marshal_py.protocol.assignment import OWN_POLICIES, POLICIES, RESTRICTED
 from marshal_py.protocol.identity import check_id
+from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import PARTITION_MAX, GroupConfig
 from marshal_py.protocol.records import Mapping as MemberMapping
 
 OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
 PARTITIONED: Final = frozenset({"members", "blocks"})  # an admin says which members share the partitions
+PRIORITY: Final = frozenset({"prioritized"})  # policies of priority groups
+GROUP_NAME: Final = re.compile(r"[A-Za-z0-9_/=-]{1,16}")  # of a priority group: the design's limited-term
 
 
 def check(config: GroupConfig, named: Collection[str]) -> None:
@@ -33,8 +37,24 @@ def check(config: GroupConfig, named: Collection[str]) -> None:
                 raise InvalidOption(
                     name, getattr(config, name), f"only the policies {' and '.join(sorted(PARTITIONED))} have it"
                 )
-        return
-    _check_partitioned(config)
+    else:
+        _check_partitioned(config)
+    if policy in PRIORITY:
+        _check_priority_groups(config)
+    elif "priority_groups" in named:
+        raise InvalidOption(
+            "priority_groups",
+            list(config.priority_groups),
+            f"only the policies of priority groups have it: {', '.join(sorted(PRIORITY))}",
+        )
+
+
+def _check_priority_groups(config: GroupConfig) -> None:
+    names = list(config.priority_groups)
+    if len(names) != 1:
+        raise InvalidOption("priority_groups", names, f"the policy {config.policy} needs exactly one: name it")
+    if not isinstance(names[0], str) or not GROUP_NAME.fullmatch(names[0]):
+        raise InvalidOption("priority_groups", names[0], "1 to 16 of the characters A-Z a-z 0-9 - _ / =")
 
 
 def _check_partitioned(config: GroupConfig) -> None:
@@ -80,9 +100,10 @@ def check_change(before: GroupConfig, after: GroupConfig) -> None:
     """Raises InvalidOption if settings that were fixed when the group was created would change.
 
     `balanced`, `greedy` and "each consumer its own" replace each other at any time. Every other policy stays, and of a
-    partitioned group everything but its members and mappings.
+    partitioned group everything but its members and mappings; priority groups are neither added nor removed.
     """
-    if before.policy != after.policy and (before.policy in RESTRICTED or after.policy in RESTRICTED):
+    free = ("", *OWN_POLICIES)
+    if before.policy != after.policy and not (before.policy in free and after.policy in free):
         raise InvalidOption(
             "policy",
             after.policy or OWN_POLICY,
@@ -96,10 +117,21 @@ def check_change(before: GroupConfig, after: GroupConfig) -> None:
             f"it is {before.max_members}, and only the members and the mappings of a partitioned group can change",
         )
 
+    if before.policy in PRIORITY and before.priority_groups != after.priority_groups:
+        raise InvalidOption(
+            "priority_groups",
+            list(after.priority_groups),
+            f"it is {', '.join(before.priority_groups)}, and priority groups are not added to a group or removed",
+        )
 
-def check_consumer(group: str, config: GroupConfig, member: str) -> None:
-    """Raises InvalidOption if a consumer of this group must say for which member it works, and does not."""
-    if config.policy in PARTITIONED and not member:
+
+def check_consumer(group: str, config: GroupConfig, options: MemberOptions) -> None:
+    """Raises InvalidOption if a consumer of this group does not say what its policy needs, or says what it lacks.
+
+    In a partitioned group it names a member; in one with priority groups it names one of these.
+    """
+    _check_priority(group, config, options)
+    if config.policy in PARTITIONED and not options.member:
         names = config.members or tuple(each.member for each in config.mappings)
         raise InvalidOption(
             "member",
@@ -107,6 +139,24 @@ def check_consumer(group: str, config: GroupConfig, member: str) -> None:
             f"group {group!r} has the policy {config.policy}, so each consumer works for a member: name one of "
             f"{', '.join(names) or 'those that `marshal members add` adds'}",
         )
+
+
+def _check_priority(group: str, config: GroupConfig, options: MemberOptions) -> None:
+    if options.priority and config.policy != "prioritized":
+        raise InvalidOption(
+            "priority",
+            options.priority,
+            f"group {group!r} has the policy {config.policy or OWN_POLICY}: only prioritized obeys it",
+        )
+    if config.policy in PRIORITY and options.priority_group not in config.priority_groups:
+        raise InvalidOption(
+            "priority_group",
+            options.priority_group or None,
+            f"group {group!r} has the policy {config.policy}, so each consumer names the priority group "
+            f"{' or '.join(config.priority_groups)}",
+        )
+    if options.priority_group and config.policy not in PRIORITY:
+        raise InvalidOption("priority_group", options.priority_group, f"group {group!r} has no priority groups")
 
 
 def known_policies() -> tuple[str, ...]:

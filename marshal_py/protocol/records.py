@@ -24,6 +24,7 @@ TEXT_BYTES_MAX: Final = 255  # of a text in a record, as utf-8
 TEXT_CHARS_SAFE: Final = TEXT_BYTES_MAX // 4  # so many characters never take more
 BY_CHARS_MAX: Final = 60  # of a client id in a field `by`, which then always fits
 INSTANCE_BYTES: Final = 16
+PRIORITY_MAX: Final = 9  # of a consumer under the policy `prioritized`, as in the design of priority groups
 PROGRESS_BYTES_MAX: Final = 512  # at least 80 ranges; a snapshot holds one per partition
 
 AT_LEAST_ONCE: Final = 1
@@ -167,7 +168,7 @@ class Join(Struct, array_like=True, frozen=True, tag=1):
     capacity: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     claims_max: Small = 0
     rank: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    priority: Annotated[int, Meta(ge=0, le=9)] = 0
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0
     priority_group: Text = ""
     min_pending: Count = 0
     min_ack_pending: Count = 0

@@ -1,8 +1,9 @@
-"""Runs under a restricted policy: which member a consumer works for, the group's settings, and how they change.
+"""Runs under a policy of the group's settings: which member a consumer works for, and how the settings change.
 
 Every consumer brings the group's settings, and the first one creates the group (PROTOCOL.md A8). An admin changes the
 list of members during the faults. When all is healed, each member has more consumers than will still depart, so that
-every partition must be owned (V1 to V3).
+every partition must be owned (V1 to V3). Under `prioritized` consumers of the first priority take two partitions each,
+and there are as many of the others as of a member.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.protocol.assignment import DEFAULT_POLICY, RESTRICTED
-from marshal_py.protocol.group_settings import PARTITIONED
+from marshal_py.protocol.group_settings import PARTITIONED, PRIORITY
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import GroupConfig
@@ -21,12 +22,24 @@ from marshal_py.simulator.client import Client
 from marshal_py.simulator.scenario import GroupPlan
 
 MEMBERS: Final = ("m1", "m2")
+PRIORITY_GROUP: Final = "jobs"
 INSTANCES: Final = 6  # of each member when all is healed: at most five clients depart afterwards
 CHANGES: Final = 4  # of the list of members, during the faults
 
 
 def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> MemberOptions:
     """Returns the options of a new consumer as its group's policy needs them."""
+    if group.policy in PRIORITY:
+        number = int(options.client_id[1:])
+        settings = GroupConfig(NONE, policy=group.policy, priority_groups=(PRIORITY_GROUP,))
+        return replace(
+            options,
+            policy=DEFAULT_POLICY,
+            group_config=settings,
+            priority_group=PRIORITY_GROUP,
+            priority=number % 3,
+            claims_max=0 if number % 3 else 2,
+        )
     if group.policy not in RESTRICTED:
         return options
     if group.policy not in PARTITIONED:
@@ -38,7 +51,10 @@ def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> Mem
 
 def enough(group: GroupPlan, staying: Iterable[Client]) -> bool:
     """Returns whether a group has the consumers that it needs when all is healed."""
-    members = [client.options.member for client in staying if client.group == group.name]
+    here = [client.options for client in staying if client.group == group.name]
+    if group.policy in PRIORITY:
+        return sum(not options.claims_max for options in here) >= INSTANCES
+    members = [options.member for options in here]
     if group.policy not in PARTITIONED:
         return bool(members)
     return all(members.count(name) >= INSTANCES for name in MEMBERS)

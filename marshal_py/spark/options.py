@@ -24,9 +24,9 @@ MAX_ROWS: Final = 1_000_000  # a batch of a few seconds; in at-least-once mode a
 MAX_DELAY_S: Final = 900.0  # as in Spark's own source
 READ_TIMEOUT_S: Final = 60.0  # without progress; a broker that restarts is back within seconds
 
-_TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback", "new_topics")
+_TEXTS: Final = ("delivery", "policy", "member", "priority_group", "start", "start_fallback", "new_topics")
 _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
-_WHOLE_NUMBERS: Final = ("max_claims", "capacity")
+_WHOLE_NUMBERS: Final = ("max_claims", "capacity", "priority")
 _FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
 _OWN: Final = (
     "group",

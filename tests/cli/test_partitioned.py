@@ -30,6 +30,10 @@ INVALID = {
     "only one may": ["--policy", "blocks", "--max-members", "2", "--map", "a=0,1", "--map", "b=1"],
     "partitions are 0 to 1": ["--policy", "members", "--max-members", "2", "--map", "a=0,1,2"],
     "1 to 100000": ["--policy", "blocks", "--max-members", "0", "--member", "a"],
+    "exactly one": ["--policy", "prioritized"],
+    "exactly one: name it": ["--policy", "prioritized", "--priority-group", "a", "--priority-group", "b"],
+    "1 to 16": ["--policy", "prioritized", "--priority-group", "a.b"],
+    "have it: prioritized": ["--policy", "greedy", "--priority-group", "a"],
     "have it": ["--policy", "balanced", "--member", "a"],
 }
 
@@ -94,6 +98,18 @@ def test_members_standbys_step_down_drop_and_mappings(shell: Shell) -> None:
             process.send_signal(signal.SIGTERM)
         for process in running.values():
             process.communicate(timeout=DEADLINE_S)
+
+
+def test_a_consumer_of_a_priority_group_names_it(shell: Shell) -> None:
+    shell.json("groups", "create", "jobs", "--policy", "prioritized", "--priority-group", "eu", "--yes")
+    found = info(shell, "jobs")
+    assert (found["policy"], found["priority_groups"]) == ("prioritized", [{"name": "eu"}])
+    assert shell.run("groups", "update", "jobs", "--policy", "greedy", "--yes").exit_code == 1
+    consume = ("consume", "orders", "--group", "jobs", "--start", "earliest", "--max-messages", "1")
+    refused = shell.run(*consume)
+    assert (refused.exit_code, "names the priority group eu" in refused.stderr) == (1, True), refused.output
+    done = shell.run(*consume, "--priority-group", "eu", "--priority", "7")
+    assert (done.exit_code, done.stdout) == (0, "0\n"), done.output
 
 
 def test_whole_topics(shell: Shell) -> None:

@@ -41,6 +41,36 @@ def test_the_first_consumer_creates_the_group(marshal: marshal_py.Marshal) -> No
                 marshal.consumer("billing", ["orders"], **{"member": "m2", **options})  # type: ignore[arg-type]
 
 
+def test_consumers_of_a_lower_priority_number_come_first(marshal: marshal_py.Marshal) -> None:
+    """PROTOCOL.md A10, with what `Group.info` says."""
+    config = GroupConfig(policy="prioritized", priority_groups=["jobs"])
+
+    def join(priority: int, **options: object) -> marshal_py.Consumer:
+        return marshal.consumer(
+            "billing", ["orders"], group_config=config, priority_group="jobs", priority=priority, **options
+        )  # type: ignore[call-overload]
+
+    def wait_for(*consumers: int) -> None:
+        while [len(one.claims()) for one in running] != list(consumers):
+            for one in running:
+                one.fetch(1, expires_s=0.05)
+
+    with join(5) as last:
+        running = [last]
+        wait_for(2)
+        found = marshal_py.group(marshal, "billing").info()
+        assert (found["policy"], found["priority_groups"]) == ("prioritized", [{"name": "jobs"}])
+        assert [(one["priority_group"], one["priority"]) for one in found["members"]] == [("jobs", 5)]
+        with join(0, max_claims=1) as first:
+            running = [last, first]
+            wait_for(1, 1)
+        running = [last]
+        wait_for(2)
+        for options, reason in (({"priority_group": None}, "priority group jobs"), ({"priority": 10}, "from 0 to 9")):
+            with pytest.raises(InvalidOption, match=reason):
+                marshal.consumer("billing", ["orders"], **{"priority_group": "jobs", **options})  # type: ignore[arg-type]
+
+
 def test_a_running_group_cannot_become_partitioned(marshal: marshal_py.Marshal) -> None:
     with marshal.consumer("billing", ["orders"]), pytest.raises(InvalidOption, match="cannot become this one"):
         marshal.consumer("billing", ["orders"], member="m1", group_config=CONFIG)

@@ -22,10 +22,12 @@ WRONG: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(CALLABLES, (3, "print", True, [print])),
     **dict.fromkeys(FLAGS, ("no", 1, 0, None, [])),
     **dict.fromkeys(("delivery", "start_fallback", "new_topics", "on_topic_recreated", "start"), (*TEXTS, None)),
-    **dict.fromkeys(("policy", "member", "dead_letter_topic"), TEXTS),
+    **dict.fromkeys(("policy", "member", "priority_group", "dead_letter_topic"), TEXTS),
     "group_config": ({"a": 1}, "balanced", 3, GroupConfig),
     **dict.fromkeys(("heartbeat_interval_s", "handler_timeout_s"), NUMBERS),
-    **dict.fromkeys(("capacity", "unacked_max", "prefetch_messages", "prefetch_bytes", "grant_messages"), NUMBERS),
+    **dict.fromkeys(
+        ("capacity", "priority", "unacked_max", "prefetch_messages", "prefetch_bytes", "grant_messages"), NUMBERS
+    ),
     "hand_over_timeout_s": OPTIONAL_NUMBERS,
     "max_claims": OPTIONAL_NUMBERS,
     "max_deliver": OPTIONAL_NUMBERS,

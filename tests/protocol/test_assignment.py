@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVING_POLICIES, POLICIES, candidate_order
+from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVING_POLICIES, OWN_POLICIES, POLICIES, candidate_order
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Join
 from marshal_py.protocol.world import Group, Partition, Session, Topic
@@ -162,7 +162,7 @@ def test_the_order_of_candidates() -> None:
 def test_the_default_policy_moves() -> None:
     """A1, A3: balanced is the default and takes from live owners; greedy does not."""
     assert DEFAULT_POLICY == "balanced"
-    assert set(POLICIES) == {"balanced", "greedy"}
+    assert set(OWN_POLICIES) == {"balanced", "greedy"} == set(POLICIES) - {"prioritized"}
     assert "greedy" not in MOVING_POLICIES
     assert "balanced" in MOVING_POLICIES
 

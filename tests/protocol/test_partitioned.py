@@ -14,6 +14,7 @@ from marshal_py.protocol import group_settings
 from marshal_py.protocol.assignment import RESTRICTED, candidate_order
 from marshal_py.protocol.assignment.partitioned import block_owners, block_partitions, names
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import GroupConfig, Mapping, ReleasingPartition, StepDown
 from marshal_py.protocol.world import Group
 from tests.protocol.test_assignment import group_of
@@ -325,10 +326,10 @@ def test_of_a_partitioned_group_only_members_and_mappings_change() -> None:
 
 def test_a_consumer_of_a_partitioned_group_names_its_member() -> None:
     config = GroupConfig(NONE, policy="members", max_members=2, members=("m1",))
-    group_settings.check_consumer("billing", config, "m1")
-    group_settings.check_consumer("billing", GroupConfig(NONE), "")
+    group_settings.check_consumer("billing", config, MemberOptions(client_id="c", member="m1"))
+    group_settings.check_consumer("billing", GroupConfig(NONE), MemberOptions(client_id="c"))
     with pytest.raises(InvalidOption, match="name one of m1"):
-        group_settings.check_consumer("billing", config, "")
+        group_settings.check_consumer("billing", config, MemberOptions(client_id="c"))
 
 
 # --- a group that its first consumer creates

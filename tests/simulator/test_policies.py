@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from marshal_py.cli.app import app
 from marshal_py.protocol.assignment.whole_topics import cover_owner
-from marshal_py.protocol.group_settings import PARTITIONED
+from marshal_py.protocol.group_settings import PARTITIONED, PRIORITY
 from marshal_py.simulator.auditor_evidence import Delivery
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.run import simulate
@@ -17,7 +17,7 @@ from marshal_py.simulator.scenario import Options
 from marshal_py.simulator.schedule import Schedule, parse, text_of
 
 
-@pytest.mark.parametrize("policy", sorted(PARTITIONED))
+@pytest.mark.parametrize("policy", sorted(PARTITIONED | PRIORITY))
 def test_every_promise_holds(policy: str) -> None:
     results = [simulate(seed, Options(policy=policy)) for seed in range(20, 23)]
     assert [(result.seed, result.violations) for result in results if result.violations] == []

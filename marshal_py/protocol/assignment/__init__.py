@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from marshal_py.protocol.assignment import balanced, greedy, partitioned, whole_topics
+from marshal_py.protocol.assignment import balanced, greedy, partitioned, prioritized, whole_topics
 from marshal_py.protocol.assignment.candidates import candidate_order
 from marshal_py.protocol.assignment.partitioned import Line
 from marshal_py.protocol.identity import TopicPartition
@@ -22,6 +22,7 @@ Target = Mapping[TopicPartition, int]  # partition -> session that should own it
 POLICIES: Final[Mapping[str, Callable[[Group, Sequence[int]], Target]]] = {
     "balanced": balanced.target,
     "greedy": greedy.target,
+    "prioritized": prioritized.target,
 }
 RESTRICTED: Final[Mapping[str, Callable[[Group, Sequence[int]], Mapping[TopicPartition, Line]]]] = {
     "members": partitioned.members,
@@ -30,12 +31,14 @@ RESTRICTED: Final[Mapping[str, Callable[[Group, Sequence[int]], Mapping[TopicPar
 }
 COVERED: Final = frozenset({"topic"})  # a partition may be owned only by the owner of its whole topic (A9)
 DEFAULT_POLICY: Final = "balanced"
-MOVING_POLICIES: Final = frozenset({"balanced"})  # policies that take partitions from live owners (A3)
+MOVING_POLICIES: Final = frozenset({"balanced", "prioritized"})  # policies that take partitions from live owners (A3)
+OWN_POLICIES: Final = ("balanced", "greedy")  # those that one consumer may choose for itself, and that may change
 
 __all__ = [
     "COVERED",
     "DEFAULT_POLICY",
     "MOVING_POLICIES",
+    "OWN_POLICIES",
     "POLICIES",
     "RESTRICTED",
     "Line",

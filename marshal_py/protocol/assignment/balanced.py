@@ -7,10 +7,10 @@ to a candidate raises its slots in the others, so pools are filled again until n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
-from marshal_py.protocol.assignment.candidates import candidates_by_session, distribute, pools_of
+from marshal_py.protocol.assignment.candidates import Candidate, candidates_by_session, distribute, pools_of
 from marshal_py.protocol.assignment.slots import fill
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
@@ -23,8 +23,17 @@ def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
 
     Members compute the same target if they hold the same world and have the same candidates.
     """
-    candidates = candidates_by_session(group, order)
-    pools = pools_of(group, candidates.values(), candidates)
+    return share(group, candidates_by_session(group, order))
+
+
+def share(
+    group: Group, candidates: dict[int, Candidate], taken: Container[TopicPartition] = (), later: Container[int] = ()
+) -> dict[TopicPartition, int]:
+    """Returns which of the candidates, by session, should own each partition that is not in `taken`.
+
+    Partitions that sessions of `later` own are given away last.
+    """
+    pools = pools_of(group, candidates.values(), candidates, taken)
     looked: dict[int, list[int]] = {}  # by pool, when last filled: how many of other pools its candidates had
     for _ in range(SWEEPS_MAX):
         changed = False
@@ -35,4 +44,4 @@ def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
                 changed |= fill(pool, moves=True)
         if not changed:
             break
-    return distribute(group, pools)
+    return distribute(group, pools, later)

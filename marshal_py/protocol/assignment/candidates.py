@@ -71,8 +71,14 @@ def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candi
     return candidates
 
 
-def pools_of(group: Group, candidates: Iterable[Candidate], by_session: dict[int, Candidate]) -> list[Pool]:
-    """Returns the pools. They hold all partitions that the log knows, a candidate consumes and that are not parked.
+def pools_of(
+    group: Group,
+    candidates: Iterable[Candidate],
+    by_session: dict[int, Candidate],
+    taken: Container[TopicPartition] = (),
+) -> list[Pool]:
+    """Returns the pools. They hold all partitions that the log knows, a candidate consumes and that are not parked,
+    except those in `taken`.
 
     `by_session`: the candidate for which each session holds partitions.
     """
@@ -90,7 +96,7 @@ def pools_of(group: Group, candidates: Iterable[Candidate], by_session: dict[int
         pool = pools.get(key)
         if pool is None:
             pool = pools[key] = Pool(candidate for number in key for candidate in sets[number])
-        _fill(group, pool, topic)
+        _fill(group, pool, topic, taken)
     counts = {topic: group.topics[topic].count for topic in consumers}
     for pool in pools.values():
         if pool.tps and pool.tps[0].topic != pool.tps[-1].topic:
@@ -99,12 +105,12 @@ def pools_of(group: Group, candidates: Iterable[Candidate], by_session: dict[int
     return list(pools.values())
 
 
-def _fill(group: Group, pool: Pool, topic: str) -> None:
+def _fill(group: Group, pool: Pool, topic: str, taken: Container[TopicPartition]) -> None:
     known, add = group.partitions, pool.tps.append
     for number in range(group.topics[topic].count):
         tp = TopicPartition(topic, number)
         partition = known.get(tp)
-        if partition is None or not partition.parked:
+        if (partition is None or not partition.parked) and tp not in taken:
             add(tp)
 
 
@@ -141,12 +147,13 @@ def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collect
         pool.counts = [len(pool.held[candidate.id]) for candidate in pool.candidates]
 
 
-def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
+def distribute(group: Group, pools: Iterable[Pool], later: Container[int] = ()) -> dict[TopicPartition, int]:
     """Returns which session gets each partition, after a policy has set how many each candidate gets.
 
     Each candidate keeps the lowest of the partitions that it has, up to its count. The other partitions go, in order,
     to the candidates that have fewer than their count. The result stays the same when it was carried out in part: a
-    candidate that got one of its partitions keeps it, and all others still get the same ones.
+    candidate that got one of its partitions keeps it, and all others still get the same ones. What candidates that
+    stand by own, or sessions of `later`, is given away last.
     """
     found: dict[TopicPartition, int] = {}
     for pool in pools:
@@ -154,8 +161,8 @@ def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]
             for tp in pool.held[candidate.id][:count]:
                 found[tp] = candidate.id
         rest = [tp for tp in pool.tps if tp not in found]
-        if pool.standby and rest:  # standby candidates get the end of the rest: what they own comes last
-            standing = {candidate.id for candidate in pool.standby}
+        standing = later or {candidate.id for candidate in pool.standby}
+        if standing and rest:  # these get the end of the rest: what they own comes last
             owned = [(known := group.partitions.get(tp)) is not None and known.owner in standing for tp in rest]
             rest = [tp for own in (False, True) for tp, is_own in zip(rest, owned, strict=True) if is_own is own]
         at = 0
