@@ -24,14 +24,20 @@ FOLLOW_S: Final = 1.0  # between two updates
 
 app: Final = typer.Typer(no_args_is_help=True, help="Key indexes: where the messages of each key are.")
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+Values = Annotated[
+    bool,
+    typer.Option(
+        "--values", help="From now on keep the last message of each key in FILE, which answers without Kafka."
+    ),
+]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite file.")]
 
 
 @app.command("build", epilog=BUILD_EXAMPLE)
 @command
-def build(options: CommonOptions, topic: TopicName, file: File) -> None:
+def build(options: CommonOptions, topic: TopicName, file: File, values: Values = False) -> None:
     """Index what a topic holds now. Goes on where an earlier build ended, and creates the file if it does not exist."""
-    with _opened(options, topic, file) as source:
+    with _opened(options, topic, file, values) as source:
         found = source.update_index()
     _print(options, found)
 
@@ -48,9 +54,9 @@ def status(options: CommonOptions, topic: TopicName, file: File) -> None:
 
 @app.command("follow", epilog=FOLLOW_EXAMPLE)
 @command
-def follow(options: CommonOptions, topic: TopicName, file: File) -> None:
+def follow(options: CommonOptions, topic: TopicName, file: File, values: Values = False) -> None:
     """Keep an index up to date until Ctrl-C. Other processes can use the index meanwhile."""
-    with _opened(options, topic, file) as source, contextlib.suppress(KeyboardInterrupt):
+    with _opened(options, topic, file, values) as source, contextlib.suppress(KeyboardInterrupt):
         known: Status | None = None
         while True:
             found = source.update_index()
@@ -61,11 +67,11 @@ def follow(options: CommonOptions, topic: TopicName, file: File) -> None:
 
 
 @contextmanager
-def _opened(options: CommonOptions, topic: str, file: Path) -> Iterator[Topic]:
+def _opened(options: CommonOptions, topic: str, file: Path, values: bool = False) -> Iterator[Topic]:
     bar = ScanBar()
     source = Topic(options.transport(), topic, on_progress=bar.show)
     try:
-        source.key_index(file)
+        source.key_index(file, values=values)
         yield source
     finally:
         bar.hide()

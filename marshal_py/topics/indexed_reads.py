@@ -1,6 +1,7 @@
 """Answers questions by key with a key index. The answers are those that `Reads` gives by reading everything.
 
-Before each answer the index catches up with the topic as it is at that moment. While another process is writing the
+Before each answer the index catches up with the topic as it is at that moment. The last message of a key comes from the
+index itself if that keeps values, and from Kafka otherwise. While another process is writing the
 index, `Reads` answers instead. It also answers batches of a key on a compacted topic, because the index still counts
 messages that compaction has removed.
 """
@@ -103,11 +104,16 @@ class IndexedReads(Reads):
             return super()._lasts(keys, starts, ends)
         found: dict[bytes, RawMessage] = {}
         wanted = self._index.lasts(keys, {tp.partition: (start, ends[tp]) for tp, start in starts.items()})
+        copies = self._copies(keys, starts, ends)
         while wanted:  # mostly once: an entry whose message is gone makes a second look for its key
             by_place = {TopicPartition(self.topic, entry.partition): dict[int, bytes]() for entry in wanted}
             for entry in wanted:
-                by_place[TopicPartition(self.topic, entry.partition)][entry.offset] = entry.key
+                if (entry.partition, entry.offset) not in copies:
+                    by_place[TopicPartition(self.topic, entry.partition)][entry.offset] = entry.key
             there = self._fetch(by_place)
+            for entry in wanted:
+                if (copy := copies.get((entry.partition, entry.offset))) is not None:
+                    there[TopicPartition(self.topic, entry.partition)][entry.offset] = copy
             for messages in there.values():
                 for message in messages.values():
                     key = message.key()
@@ -119,8 +125,20 @@ class IndexedReads(Reads):
                 if entry.offset not in there[tp]:
                     before = self._index.newest(entry.key, entry.partition, starts[tp], entry.offset)
                     again += [] if before is None else [before]
-            wanted = again
+            wanted, copies = again, {}  # a tombstone that compaction has deleted has deleted what comes before it, too
         return found
+
+    def _copies(self, keys: set[bytes], starts: Offsets, ends: Offsets) -> dict[tuple[int, int], RawMessage]:
+        """Returns by partition and offset the copies in the index of which it is certain that Kafka still has them.
+
+        The newest committed message of a key, if it has a value, is never compacted away, and what retention deletes is
+        below the first offset. An older message may be gone, so partitions that are asked about as of an earlier
+        offset are left out. Only the topic's id shows that it is still the topic that was indexed.
+        """
+        if not self._index.topic_id or self._index.topic_id != self.topic_id:
+            return {}
+        spans = {tp.partition: (start, ends[tp]) for tp, start in starts.items() if ends[tp] >= self._bounds[tp].end}
+        return self._index.copies(keys, spans)
 
     def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> list[RawMessage]:
         patterns = request.multi_last or ()

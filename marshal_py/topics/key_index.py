@@ -1,10 +1,10 @@
 """Keeps in one SQLite file where the messages of each key are, which makes questions by key fast on a long topic.
 
-The index holds offsets and times, never values, so an answer is always a message that was just read from Kafka. The
-index is filled step by step. For each partition it keeps the offset up to which it was filled, and the same transaction
-writes entries and that offset, so a crash leaves both as they were. One process writes at a time, and any number read
-meanwhile (SQLite's write-ahead log). An entry whose message is gone (retention, compaction) is harmless: the message is
-not found, and the reader takes the key's entry before it.
+An index holds offsets and times. One that keeps values also has a copy of the last message of each key and partition.
+The index is filled step by step. For each partition it keeps the offset up to which it was filled, and the same
+transaction writes entries, copies and that offset, so a crash leaves all of them as they were. One process writes at a
+time, and any number read meanwhile (SQLite's write-ahead log). An entry whose message is gone (retention, compaction)
+is harmless: the message is not found, and the reader takes the key's entry before it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
+from zlib import crc32
+
+import msgspec
 
 from marshal_py.errors import IndexBusy, IndexUnusable
 from marshal_py.protocol.identity import TopicPartition
+from marshal_py.topics.reads import size_of
+from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import Bounds, RawMessage
 
 SCHEMA_VERSION: Final = 1
 LOCK_TIMEOUT_S: Final = 30.0
+COPY_BYTES_MAX: Final = 65_536  # of a message that is copied; a larger one takes Kafka no longer than SQLite
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS about (topic TEXT, topic_id TEXT, isolation TEXT, version INTEGER);
 CREATE TABLE IF NOT EXISTS progress (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL);
@@ -28,6 +34,25 @@ CREATE TABLE IF NOT EXISTS entry (
     key BLOB, partition INTEGER, offset INTEGER, time_ms INTEGER NOT NULL, PRIMARY KEY (key, partition, offset)
 ) WITHOUT ROWID;
 """
+# Only an index that keeps values has this table.
+_SCHEMA_OF_COPIES: Final = """
+CREATE TABLE IF NOT EXISTS last_message (
+    key BLOB, partition INTEGER, offset INTEGER NOT NULL, time_ms INTEGER NOT NULL, content BLOB, checksum INTEGER,
+    PRIMARY KEY (key, partition)
+);
+"""
+_COPIES: Final = """
+SELECT last.key, last.partition, last.offset, last.time_ms, last.content, last.checksum
+FROM temp.wanted_key AS wanted CROSS JOIN temp.wanted_span AS span CROSS JOIN last_message AS last
+    ON last.key = wanted.key AND last.partition = span.partition
+    AND last.offset >= span.first AND last.offset < span.end
+"""
+_ADD_COPY: Final = """
+INSERT INTO last_message VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key, partition) DO UPDATE
+SET offset = excluded.offset, time_ms = excluded.time_ms, content = excluded.content, checksum = excluded.checksum
+WHERE excluded.offset > last_message.offset
+"""
+_DELETE_COPY: Final = "DELETE FROM last_message WHERE key = ? AND partition = ? AND offset < ?"
 _OF_KEY: Final = (
     "SELECT key, partition, offset, time_ms FROM entry WHERE key = ? AND partition = ? AND offset >= ? AND offset < ?"
 )
@@ -42,6 +67,7 @@ FROM temp.wanted_key AS wanted CROSS JOIN temp.wanted_span AS span CROSS JOIN en
         SELECT max(offset) FROM entry
         WHERE key = wanted.key AND partition = span.partition AND offset >= span.first AND offset < span.end)
 """
+_content: Final = msgspec.msgpack.Decoder(tuple[bytes, list[tuple[str, bytes | None]] | None])  # value and headers
 
 
 class Entry(NamedTuple):
@@ -67,15 +93,18 @@ class KeyIndex:
 
     path: Path
     topic: str
+    topic_id: str  # that the file is bound to; "" if the cluster had no topic ids when it was created
+    keeps_values: bool
 
-    def __init__(self, path: str | Path, topic: str, topic_id: str, isolation: str) -> None:
+    def __init__(self, path: str | Path, topic: str, topic_id: str, isolation: str, values: bool = False) -> None:
         """Opens or creates the file. `topic_id` is "" where the cluster has no topic ids.
 
-        `isolation`: read_committed or read_uncommitted, which decides what messages there are. Raises IndexUnusable if
+        `isolation`: read_committed or read_uncommitted, which decides what messages there are. `values`: whether the
+        index keeps copies of messages from now on; a file that already does goes on with it. Raises IndexUnusable if
         the file belongs to another topic or isolation, if the topic was deleted and created again since, or
         if the file is no index at all. Raises IndexBusy if another process writes it for 30 s.
         """
-        self.path, self.topic, self._topic_id = Path(path), topic, topic_id
+        self.path, self.topic, self.topic_id = Path(path), topic, topic_id
         try:
             self._database = sqlite3.connect(
                 self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -90,6 +119,9 @@ class KeyIndex:
                 self._database.execute("PRAGMA synchronous=NORMAL")
                 self._database.executescript(_SCHEMA + _TEMPORARY)
                 self._check(topic, topic_id, isolation)
+                if values:
+                    self._database.executescript(_SCHEMA_OF_COPIES)
+                self.keeps_values = values or bool(self._database.execute("PRAGMA table_info(last_message)").fetchall())
         except BaseException:
             self._database.close()
             raise
@@ -109,13 +141,13 @@ class KeyIndex:
             raise IndexUnusable(
                 str(self.path), f"it is the index of topic {found[0]!r}: give {topic!r} a file of its own"
             )
-        self._topic_id = found[1]
+        self.topic_id = found[1]
         self._check_id(topic_id)
         if found[2] != isolation:
             raise IndexUnusable(str(self.path), f"it was built for {found[2]}: give {isolation} a file of its own")
 
     def _check_id(self, topic_id: str) -> None:
-        if self._topic_id and topic_id and self._topic_id != topic_id:
+        if self.topic_id and topic_id and self.topic_id != topic_id:
             raise IndexUnusable(
                 str(self.path), f"topic {self.topic!r} was deleted and created again since: delete the file"
             )
@@ -139,13 +171,21 @@ class KeyIndex:
         this method raises IndexBusy: with `wait` after 30 s, without it at once.
         """
         rows = []
+        lasts: dict[tuple[bytes, int], RawMessage] = {}  # by key and partition
         for message in messages:
             key = message.key()
             if key is not None:
                 rows.append((key, message.partition(), message.offset(), message.timestamp()[1]))
+                if self.keeps_values:
+                    lasts[key, message.partition() or 0] = message
         rows.sort()  # neighbours in the file
+        copies = [_copied(message) for message in lasts.values() if _fits(message)]
+        outdated = [(*place, message.offset()) for place, message in lasts.items() if not _fits(message)]
         with self._errors(), self._transaction(wait):
             self._database.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", rows)
+            if self.keeps_values:
+                self._database.executemany(_ADD_COPY, sorted(copies))
+                self._database.executemany(_DELETE_COPY, outdated)
             self._database.executemany(
                 "INSERT INTO progress VALUES (?, ?) ON CONFLICT (partition) DO UPDATE SET "
                 "next_offset = max(next_offset, excluded.next_offset)",
@@ -172,7 +212,8 @@ class KeyIndex:
         """Deletes the entries below the first offset of each partition. `wait` means what it means in `add`."""
         gone = [(tp.partition, found.first) for tp, found in bounds.items() if found.first > 0]
         with self._errors(), self._transaction(wait):
-            self._database.executemany("DELETE FROM entry WHERE partition = ? AND offset < ?", gone)
+            for table in ("entry", "last_message") if self.keeps_values else ("entry",):
+                self._database.executemany(f"DELETE FROM {table} WHERE partition = ? AND offset < ?", gone)
 
     # --- looking
 
@@ -196,12 +237,35 @@ class KeyIndex:
         of them up.
         """
         with self._errors():
-            self._database.execute("DELETE FROM temp.wanted_key")
-            self._database.execute("DELETE FROM temp.wanted_span")
-            self._database.executemany("INSERT INTO temp.wanted_key VALUES (?)", [(key,) for key in keys])
-            rows = [(partition, start, end) for partition, (start, end) in spans.items()]
-            self._database.executemany("INSERT INTO temp.wanted_span VALUES (?, ?, ?)", rows)
+            self._want(keys, spans)
             return list(map(Entry._make, self._database.execute(_LASTS)))
+
+    def _want(self, keys: Iterable[bytes], spans: Mapping[int, tuple[int, int]]) -> None:
+        self._database.execute("DELETE FROM temp.wanted_key")
+        self._database.execute("DELETE FROM temp.wanted_span")
+        self._database.executemany("INSERT INTO temp.wanted_key VALUES (?)", [(key,) for key in keys])
+        rows = [(partition, start, end) for partition, (start, end) in spans.items()]
+        self._database.executemany("INSERT INTO temp.wanted_span VALUES (?, ?, ?)", rows)
+
+    def copies(self, keys: Iterable[bytes], spans: Mapping[int, tuple[int, int]]) -> dict[tuple[int, int], RawMessage]:
+        """Returns by partition and offset the copies of messages that the index has of these keys.
+
+        `spans`: as in `lasts`. A copy may be older than the key's last entry, if of two processes that fill the index
+        the slower one wrote it.
+        """
+        if not self.keeps_values:
+            return {}
+        with self._errors():
+            self._want(keys, spans)
+            return {(row[1], row[2]): self._message_of(*row) for row in self._database.execute(_COPIES)}
+
+    def _message_of(
+        self, key: bytes, partition: int, offset: int, time_ms: int, content: bytes, checksum: int
+    ) -> RawMessage:
+        if crc32(content) != checksum:  # SQLite itself has none, and nobody reads the message again
+            raise IndexUnusable(str(self.path), f"its copy of {self.topic}:{partition}@{offset} is damaged: delete it")
+        value, headers = _content.decode(content)
+        return MemoryMessage(self.topic, partition, offset, key, value, headers, time_ms)
 
     def following(self, key: bytes, partition: int, start: int, end: int) -> Iterator[Entry]:
         """Yields a key's entries in a partition with offsets from `start` to `end` - 1, in offset order."""
@@ -256,6 +320,19 @@ class KeyIndex:
             raise IndexUnusable(str(self.path), _with_way_out(str(error))) from error
         except sqlite3.DatabaseError as error:
             raise IndexUnusable(str(self.path), f"{error}: it is no index, or damaged; delete the file") from error
+
+
+def _fits(message: RawMessage) -> bool:
+    """Returns whether the index copies a message: not a tombstone, none without a time, and none that is too large.
+
+    Compaction deletes tombstones after a while, so only the topic knows whether one is still there.
+    """
+    return message.value() is not None and message.timestamp()[0] != 0 and size_of(message) <= COPY_BYTES_MAX
+
+
+def _copied(message: RawMessage) -> tuple[Any, ...]:
+    content = msgspec.msgpack.encode((message.value(), message.headers()))
+    return message.key(), message.partition(), message.offset(), message.timestamp()[1], content, crc32(content)
 
 
 def _with_way_out(reason: str) -> str:

@@ -39,10 +39,46 @@ def write(broker: MemoryBroker, dice: random.Random, count: int) -> None:
         broker.produce(NAME, sum(key) % 3, value, None if dice.random() < 0.05 else key, None, T0 + total)
 
 
-def opened(broker: MemoryBroker, path: Path) -> Topic:
+def opened(broker: MemoryBroker, path: Path, values: bool = False) -> Topic:
     topic = Topic(MemoryTransport(broker), NAME)
-    topic.key_index(path)
+    topic.key_index(path, values=values)
     return topic
+
+
+def compact(broker: MemoryBroker, dice: random.Random, topics: list[Topic]) -> None:
+    """Takes from the topics what Kafka's cleaner may delete: messages with a newer one of their key, old tombstones."""
+    gone: set[tuple[int | None, int | None]] = set()
+    for messages in broker.topics[NAME]:
+        cleaned = messages[: dice.randrange(len(messages) + 1)]
+        lasts = {message.key(): message for message in cleaned if message.key() is not None}
+        for message in cleaned:
+            last = lasts.get(message.key())
+            if last is not message or message.value() is None:
+                gone.add((message.partition(), message.offset()))
+    for topic in topics:
+        _, reader = topic._connection()
+        read = type(reader).read.__get__(reader)
+
+        def those_left(starts: Any, ends: Any, timeout_s: float, read: Any = read) -> Any:
+            for messages in read(starts, ends, timeout_s):
+                if left := [message for message in messages if (message.partition(), message.offset()) not in gone]:
+                    yield left
+
+        reader.read = those_left  # type: ignore[method-assign]
+
+
+def count_reads(topic: Topic, patch: pytest.MonkeyPatch) -> list[dict[TopicPartition, tuple[int, int]]]:
+    """Returns a list that grows by the starts and ends of each read of Kafka."""
+    _, reader = topic._connection()
+    reads: list[dict[TopicPartition, tuple[int, int]]] = []
+    read = reader.read
+
+    def spy(starts: Any, ends: Any, timeout_s: float) -> Any:
+        reads.append({tp: (start, ends[tp]) for tp, start in starts.items()})
+        return read(starts, ends, timeout_s)
+
+    patch.setattr(reader, "read", spy)
+    return reads
 
 
 def answer(topic: Topic, question: dict[str, Any]) -> Any:
@@ -66,8 +102,9 @@ def questions(dice: random.Random) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_same_answers_as_reading_everything(broker: MemoryBroker, tmp_path: Path, seed: int) -> None:
+def test_the_same_answers_as_reading_everything(broker: MemoryBroker, tmp_path: Path, seed: int, values: bool) -> None:
     """While the topic grows, across restarts of the index, and after retention deleted records."""
     dice = random.Random(seed)
     plain = Topic(MemoryTransport(broker), NAME)
@@ -75,12 +112,117 @@ def test_the_same_answers_as_reading_everything(broker: MemoryBroker, tmp_path: 
         write(broker, dice, dice.randrange(0, 60))
         if round_ == 2:
             broker.delete_records(TopicPartition(NAME, 0), min(5, len(broker.topics[NAME][0])))
-        with_index = opened(broker, tmp_path / "keys.db")
+        with_index = opened(broker, tmp_path / "keys.db", values)
         for question in questions(dice):
             assert answer(with_index, question) == answer(plain, question), question
         pages = [list(page) for page in with_index.pages(GetRequest(multi_last=[">"], batch=3))]
         assert pages == [list(page) for page in plain.pages(GetRequest(multi_last=[">"], batch=3))]
         with_index.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_answers_on_a_compacted_topic(broker: MemoryBroker, tmp_path: Path, seed: int) -> None:
+    """With values: what compaction may have deleted is read from Kafka, and what it keeps is in the index."""
+    broker.settings[NAME]["cleanup.policy"] = "compact"
+    dice = random.Random(seed)
+    plain = Topic(MemoryTransport(broker), NAME)
+    for _ in range(4):
+        write(broker, dice, dice.randrange(0, 60))
+        with_index = opened(broker, tmp_path / "keys.db", values=True)
+        assert with_index._index is not None
+        with_index._index.keeps_values = dice.random() < 0.6  # else copies are left behind, as by a slower writer
+        with_index.update_index()
+        with_index._index.keeps_values = True
+        compact(broker, dice, [plain, with_index])
+        for question in questions(dice):
+            assert answer(with_index, question) == answer(plain, question), question
+        with_index.close()
+
+
+# --- values in the index
+
+
+def test_the_last_message_of_a_key_is_in_the_index(
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its headers. A tombstone, a message that is too large and an answer as of an earlier offset are read."""
+    monkeypatch.setattr(key_index, "COPY_BYTES_MAX", 20)
+    headers = [("h", b"1"), ("h", None)]
+    for key, value, given in ((b"a", b"0", None), (b"a", b"1", headers), (b"b", b"2" * 20, None), (b"c", None, None)):
+        broker.produce(NAME, 0, value, key, given, T0)
+    topic = opened(broker, tmp_path / "keys.db", values=True)
+    topic.update_index()
+    reads = count_reads(topic, monkeypatch)
+    assert topic["a"] == Topic(MemoryTransport(broker), NAME)["a"]
+    assert topic["a"].headers == tuple(headers)
+    assert topic.get(multi_last=["a"])[0].value == b"1"
+    assert reads == []
+    assert len(topic.get(multi_last=["a", "b"])) == 2
+    assert reads.pop() == {TopicPartition(NAME, 0): (2, 3)}
+    assert topic.get(last_by_key="c", tombstones=True).tombstone
+    assert reads.pop() == {TopicPartition(NAME, 0): (3, 4)}
+    assert topic.get(multi_last=["a"], up_to_offset=0, partition=0)[0].value == b"0"
+    assert reads.pop() == {TopicPartition(NAME, 0): (0, 1)}
+    topic.close()
+
+
+def test_a_deleted_key_leaves_no_value_in_the_index(broker: MemoryBroker, tmp_path: Path) -> None:
+    """A file that outlives a message must not go on holding what the message said."""
+    for value in (b"secret", None):
+        broker.produce(NAME, 0, value, b"a", None, T0)
+        broker.produce(NAME, 0, b"other", b"b", None, T0)
+        topic = opened(broker, tmp_path / "keys.db", values=True)
+        topic.update_index()
+        topic.close()
+    broker.delete_records(TopicPartition(NAME, 0), 4)
+    broker.produce(NAME, 0, None, b"c", None, T0)
+    with sqlite3.connect(tmp_path / "keys.db") as database:
+        assert database.execute("SELECT key FROM last_message").fetchall() == [(b"b",)]
+    topic = opened(broker, tmp_path / "keys.db")  # it goes on keeping values
+    topic.update_index()
+    topic.close()
+    with sqlite3.connect(tmp_path / "keys.db") as database:
+        assert database.execute("SELECT key FROM last_message").fetchall() == []
+    database.close()
+
+
+def test_a_damaged_copy_is_refused(broker: MemoryBroker, tmp_path: Path) -> None:
+    broker.produce(NAME, 0, b"right", b"k", None, T0)
+    topic = opened(broker, tmp_path / "keys.db", values=True)
+    topic.update_index()
+    topic.close()
+    (tmp_path / "keys.db").write_bytes((tmp_path / "keys.db").read_bytes().replace(b"right", b"wrong"))
+    topic = opened(broker, tmp_path / "keys.db")
+    with pytest.raises(IndexUnusable, match="its copy of users:0@0 is damaged: delete it"):
+        _ = topic["k"]
+    topic.close()
+
+
+@pytest.mark.parametrize("tells_ids", [True, False])
+def test_copies_of_a_topic_that_is_created_again_are_not_used(
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_ids: bool
+) -> None:
+    """Its id shows it. Without ids values are not taken from the index, and the message that is read shows it."""
+    broker.tells_ids = tells_ids
+    broker.produce(NAME, 0, b"1", b"k", None, T0)
+    topic = opened(broker, tmp_path / "keys.db", values=True)
+    topic.update_index()
+    reads = count_reads(topic, monkeypatch)
+    assert topic["k"].value == b"1"
+    assert bool(reads) != tells_ids
+    broker.delete_topic(NAME)
+    broker.create_topic(NAME, 3)
+    broker.produce(NAME, 0, b"2", b"other", None, T0)
+    with pytest.raises(IndexUnusable, match="created again"):
+        _ = topic["k"]
+    topic.close()
+
+
+def test_values_are_for_committed_messages(broker: MemoryBroker, tmp_path: Path) -> None:
+    topic = Topic(MemoryTransport(broker), NAME, isolation="read_uncommitted")
+    with pytest.raises(InvalidOption, match="values=True is not allowed: left out with isolation='read_uncommitted'"):
+        topic.key_index(tmp_path / "keys.db", values=True)
+    assert not (tmp_path / "keys.db").exists()
 
 
 def test_it_catches_up_incrementally(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,15 +259,7 @@ def test_many_keys_take_few_reads(broker: MemoryBroker, tmp_path: Path, monkeypa
             broker.produce(NAME, partition, b"%d" % at, name + b"%d" % partition, None, T0 + at)
     topic = opened(broker, tmp_path / "keys.db")
     topic.update_index()
-    _, reader = topic._connection()
-    reads: list[dict[TopicPartition, tuple[int, int]]] = []
-    read = reader.read
-
-    def spy(starts: Any, ends: Any, timeout_s: float) -> Any:
-        reads.append({tp: (start, ends[tp]) for tp, start in starts.items()})
-        return read(starts, ends, timeout_s)
-
-    monkeypatch.setattr(reader, "read", spy)
+    reads = count_reads(topic, monkeypatch)
     found = topic.get(multi_last=[f"{name}{partition}" for name in "abcd" for partition in range(3)])
     assert len(found) == 12
     partitions = [TopicPartition(NAME, number) for number in range(3)]
