@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -265,3 +266,33 @@ def test_no_more_moves_than_needed(partitions: int, before: int, after: int) -> 
     surplus = sum(max(0, load - low - (at < extra)) for at, load in enumerate(loads))
     gone = sum(owner > staying for owner in owners.values())
     assert moves(owners, found) == surplus + gone
+
+
+def fewest_moves(partitions: int, has: Sequence[int], weights: Sequence[int]) -> int:
+    """The moves that any assignment costs which fills the lowest slots: at a tie, who has the partition keeps it."""
+    slots = [
+        (Fraction(k, weight), k > had)
+        for had, weight in zip(has, weights, strict=True)
+        for k in range(1, partitions + 1)
+    ]
+    heights = sorted(height for height, _ in slots)
+    last = heights[partitions - 1]
+    ties = partitions - sum(height < last for height in heights)
+    kept = sum(height < last and not new for height, new in slots)
+    return sum(has) - kept - min(ties, sum(height == last and not new for height, new in slots))
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=6), st.integers(0, 6))
+def test_balanced_never_moves_more_than_the_ideal(members: list[tuple[int, int]], free: int) -> None:
+    """A1, A4: whatever the members have, and whatever their capacity: no balanced assignment costs fewer moves."""
+    has, weights = [count for count, _ in members], [weight for _, weight in members]
+    partitions = sum(has) + free
+    if not partitions:
+        return
+    owner = [sid for sid, count in enumerate(has, 1) for _ in range(count)]
+    group = group_of(
+        {"t": partitions},
+        [{"capacity": weight} for weight in weights],
+        {("t", at): sid for at, sid in enumerate(owner)},
+    )
+    assert moves(owners_of(group), target(group)) == fewest_moves(partitions, has, weights)

@@ -1,28 +1,54 @@
 """The small models that are searched, by name. QUICK ones take seconds each; WIDE ones take minutes to hours.
 
 The setup of a model brings it to the moment before what its name says. From there on, everything that the bounds allow
-may happen in every order. A slot is the place of one process. Slots 0 and 1 are consumers `a` and `b`, unless a role
-says otherwise. The docstring of a setup says what is true when the search begins.
+may happen in every order. The setups are in setups.py. A slot is the place of one process. Slots 0 and 1 are consumers
+`a` and `b`, unless a role says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from marshal_py.admin.position import PositionPlan
-from marshal_py.protocol.records import AT_MOST_ONCE, GroupConfig, Heartbeat, Record, ReleaseGroup, StepDown
-from marshal_py.protocol.world import Group
-from marshal_py.simulator.exhaustive.actors import INTERVAL_MS
+from marshal_py.protocol.records import AT_MOST_ONCE, GroupConfig
 from marshal_py.simulator.exhaustive.configuration import Bounds, Configuration, Role, consumer
 from marshal_py.simulator.exhaustive.setup_script import SetupScript
-from marshal_py.simulator.exhaustive.state_store import newer
+from marshal_py.simulator.exhaustive.setups import (
+    BLOCKS,
+    M1_M2,
+    abandoned_pause,
+    both_own,
+    cloned,
+    dead_owner,
+    empty_log,
+    granted_ahead,
+    half_changed,
+    long_log,
+    mappings_swapped,
+    member_dropped,
+    outage,
+    owner,
+    owner_and_successor,
+    owner_and_waiter,
+    owner_at_work,
+    silent_owner,
+    stepped_down,
+    stranger,
+)
 
 A, B = Role("a", consumer("a")), Role("b", consumer("b"))
 ONCE_A, ONCE_B = Role("a", consumer("a", AT_MOST_ONCE)), Role("b", consumer("b", AT_MOST_ONCE))
 ANNE, BERT = Role("anne", plan=PositionPlan, position=1), Role("bert", plan=PositionPlan, position=0)
-PAUSE_MS: Final = INTERVAL_MS
-SILENT_QUANTA: Final = 6  # a waiting consumer evicts in the course of the seventh
+
+
+def created(config: GroupConfig, *members: str) -> tuple[Role, Role]:
+    """Returns consumers `a` and `b` that create their group with `config`, and work for `members` if they are named."""
+    one, two = members or ("", "")
+    return (
+        Role("a", consumer("a", member=one, group_config=config)),
+        Role("b", consumer("b", member=two, group_config=config)),
+    )
 
 
 class Model(NamedTuple):
@@ -34,137 +60,6 @@ class Model(NamedTuple):
     @property
     def name(self) -> str:
         return self.configuration.name
-
-
-# --- how a model comes to where its search begins
-
-
-def empty_log(script: SetupScript) -> None:
-    """Begins with a log that holds a Genesis and nothing else."""
-
-
-def owner(script: SetupScript) -> None:
-    """The first consumer has joined, has written the topology and owns every partition."""
-    script.start(0)
-    script.settle(0)
-
-
-def owner_and_waiter(script: SetupScript) -> None:
-    """The first consumer owns every partition, and the second one has joined."""
-    script.start(0, 1)
-    script.settle(0, 1)
-
-
-def owner_at_work(script: SetupScript) -> None:
-    """The owner has finished and reported its first message."""
-    owner(script)
-    script.must("deliver", 0)
-    script.must("finish", 0)
-    script.wait(1, 0)
-
-
-def owner_and_successor(script: SetupScript) -> None:
-    """The owner has finished its first message and has not reported it yet; a second consumer waits."""
-    owner_and_waiter(script)
-    script.must("deliver", 0)
-    script.must("finish", 0)
-
-
-def silent_owner(script: SetupScript) -> None:
-    """The owner is stopped with a message in a handler. The other one has nearly waited long enough to evict it."""
-    owner_and_waiter(script)
-    script.must("deliver", 0)
-    script.wait(SILENT_QUANTA, 1)
-
-
-def dead_owner(script: SetupScript) -> None:
-    """Differs from `silent_owner` in that the owner has crashed, and none of its records is on its way."""
-    owner_and_waiter(script)
-    script.must("deliver", 0)
-    script.must("crash", 0)
-    script.wait(SILENT_QUANTA, 1)
-
-
-def granted_ahead(script: SetupScript) -> None:
-    """In at-most-once mode, the owner has handed one message over and holds a grant for another. A second consumer
-    waits.
-    """
-    owner_and_waiter(script)
-    script.wait(1, 0, 1)
-    script.must("deliver", 0)
-    script.must("finish", 0)
-    script.settle(0, 1)
-
-
-def outage(script: SetupScript) -> None:
-    """No record has reached the log for longer than an interval, so both consumers have fallen silent."""
-    owner_and_waiter(script)
-    for _ in range(SILENT_QUANTA):
-        script.wait(1, 0, 1, settle=False)
-        while script.take("drop"):
-            pass
-
-
-def long_log(script: SetupScript) -> None:
-    """The log is about to reach a checkpoint that has a snapshot, or has just passed it."""
-    owner_and_waiter(script)
-    script.wait(5, 0, 1)
-
-
-def both_own(script: SetupScript) -> None:
-    """There are two partitions, and each consumer owns one."""
-    owner_and_waiter(script)
-    script.wait(1, 0, 1)
-
-
-def cloned(script: SetupScript) -> None:
-    """A consumer has joined and sent its first claim, and its machine is cloned."""
-    script.must("start", 0)
-    script.must("tick", 0)
-    for _ in range(2):
-        script.must("append", 0)
-        script.must("read", 0)
-    script.clone(0, 1)
-
-
-def stepped_down(script: SetupScript) -> None:
-    """An admin has asked the owner to step down."""
-    owner_and_waiter(script)
-    script.plant(lambda group: [StepDown(min(group.sessions), -1, "", "anne")])
-
-
-def half_changed(script: SetupScript) -> None:
-    """The group is paused and its partitions are released. A change of mode and the end of the pause are on their
-    way.
-    """
-    owner(script)
-    script.plant(lambda group: [ReleaseGroup(-1, -1, 8 * INTERVAL_MS, by="anne")])
-    script.must("stray")
-    script.settle(0)
-
-    def change(group: Group) -> Iterable[Record]:
-        token = group.pause_change
-        return [GroupConfig(-1, token, AT_MOST_ONCE, by="anne"), ReleaseGroup(token, token, 0, by="anne")]
-
-    script.plant(change)
-
-
-def abandoned_pause(script: SetupScript) -> None:
-    """An admin has paused the group and is gone. A renewal of its pause is still on its way."""
-    owner_and_waiter(script)
-    script.plant(lambda group: [ReleaseGroup(-1, -1, PAUSE_MS, by="anne")])
-    script.must("stray")
-    script.settle(0, 1)
-    script.wait(3, 0, 1)
-    script.plant(lambda group: [ReleaseGroup(group.pause_change, group.pause_change, PAUSE_MS, by="anne")])
-
-
-def stranger(script: SetupScript) -> None:
-    """Garbage and a record of a newer version are on their way. They are addressed to a group whose owner is at
-    work.
-    """
-    owner_and_waiter(script)
-    script.plant(lambda group: [b"garbage", newer(Heartbeat(min(group.sessions), 1))])
 
 
 # --- the models
@@ -422,6 +317,72 @@ QUICK: Final[tuple[Model, ...]] = (
             endings=frozenset({"GroupOpaque"}),
         ),
         stranger,
+    ),
+    Model(
+        Configuration(
+            "greedy",
+            "two partitions under the policy greedy; a second consumer joins, and anybody may be stopped",
+            created(GroupConfig(-1, policy="greedy")),
+            Bounds(quanta=0, records=5, in_flight=2, starts=1, leaves=1),
+            partitions=2,
+            messages=1,
+        ),
+        owner,
+    ),
+    Model(
+        Configuration(
+            "members-drop",
+            "an admin drops a member that owns a partition; anybody may be stopped",
+            created(M1_M2, "m1", "m2"),
+            Bounds(quanta=0, records=3, in_flight=2, leaves=1),
+            partitions=2,
+            messages=1,
+        ),
+        member_dropped,
+    ),
+    Model(
+        Configuration(
+            "members-standby",
+            "the active consumer of a member crashed; its standby evicts it while it comes back",
+            created(M1_M2, "m1", "m1"),
+            Bounds(quanta=1, records=5, in_flight=3, starts=1, stops=1),
+            partitions=2,
+            messages=1,
+        ),
+        dead_owner,
+    ),
+    Model(
+        Configuration(
+            "blocks-mappings",
+            "an admin gives each of two members the partition of the other",
+            created(BLOCKS, "m1", "m2"),
+            Bounds(quanta=0, records=4, in_flight=2),
+            partitions=2,
+            messages=1,
+        ),
+        mappings_swapped,
+    ),
+    Model(
+        Configuration(
+            "topic",
+            "two partitions of one topic that is never split; a second consumer joins, anybody may be stopped",
+            created(GroupConfig(-1, policy="topic")),
+            Bounds(quanta=0, records=7, in_flight=2, starts=1, leaves=1),
+            partitions=2,
+            messages=1,
+        ),
+        owner,
+    ),
+    Model(
+        Configuration(
+            "topic-step-down",
+            "the owner of a topic is asked to step down, and hands it over as a whole",
+            created(GroupConfig(-1, policy="topic")),
+            Bounds(quanta=0, records=5, in_flight=2, leaves=1),
+            partitions=2,
+            messages=1,
+        ),
+        stepped_down,
     ),
 )
 
