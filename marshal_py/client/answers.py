@@ -8,9 +8,9 @@ Everything here is called with the Marshal's lock held.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from marshal_py.client.dead_letters import DeadLetters, Letter
+from marshal_py.client.dead_letters import Letter
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.reports import Reports
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
@@ -31,13 +31,21 @@ UNANSWERED: Final = "the log counts {} deliveries, which may be too many, and ha
 REASON_CHARS_MAX: Final = 500  # of `term`; a Note holds little more
 
 
+class LetterWriter(Protocol):
+    """Writes letters to the dead-letter topic; `written` counts them."""
+
+    written: int
+
+    def post(self, letter: Letter) -> None: ...
+
+
 class Answers:
     """Carries out the answers of one consumer's handlers, and counts them since the consumer was made."""
 
     def __init__(self, member: Member, options: ConsumerOptions, clock_now: Callable[[], Instant]) -> None:
         self._member, self._options, self._now = member, options, clock_now
         self.reports: Reports = Reports(member)
-        self.letters: DeadLetters | None = None  # set by the consumer's maker if there is a dead-letter topic
+        self.letters: LetterWriter | None = None  # set by the consumer's maker if there is a dead-letter topic
         self.naks: int = 0
         self.redelivered: int = 0
         self.terminated: int = 0

@@ -40,23 +40,24 @@ class FetchedClaims:
         self.source = source
         self.queue: DeliveryQueue = DeliveryQueue(member, source, options, context.lock, incarnation, context.clock.now)
         self._unacked = UnackedWatch(member, options)
+        self._letters: DeadLetters | None = None
         self._unsure: dict[TopicPartition, Claim] = {}  # claims whose partition's end the cluster was asked for
 
     def write_dead_letters(self, topic: str, open_writer: Callable[[], MessageWriter]) -> None:
         """Has messages that are delivered too often, or ended by `term`, written to `topic`. Called once, at first."""
         answers = self.queue.answers
-        answers.letters = DeadLetters(topic, self._member, self._context, answers.reports, open_writer)
+        self._letters = DeadLetters(topic, self._member, self._context, answers.reports, open_writer)
+        answers.letters = self._letters
 
     @property
     def writing(self) -> bool:
         """Returns whether dead letters are on their way."""
-        letters = self.queue.answers.letters
-        return letters is not None and letters.pending
+        return self._letters is not None and self._letters.pending
 
     def close(self) -> None:
         """Writes no dead letters any more."""
-        if self.queue.answers.letters is not None:
-            self.queue.answers.letters.close()
+        if self._letters is not None:
+            self._letters.close()
 
     def open(self, claims: Sequence[Claim]) -> None:
         """Opens these accepted claims: at once, or after the cluster's answer if they are unsure."""

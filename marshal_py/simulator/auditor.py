@@ -1,4 +1,4 @@
-"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S15.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S16.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (auditor_history.py); then each invariant is one function over
@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from marshal_py.simulator.auditor_answers import s16_answers
 from marshal_py.simulator.auditor_claims import s2_one_owner, s3_lease, s4_fencing, s11_pause
 from marshal_py.simulator.auditor_closed import s13_poison_proof, s14_fail_closed
 from marshal_py.simulator.auditor_evidence import SIMULATED, Evidence, Slack, Violation
@@ -35,7 +36,7 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Returns every violation of S1 to S15 that the evidence of one log shows.
+    """Returns every violation of S1 to S16 that the evidence of one log shows.
 
     If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
@@ -115,5 +116,6 @@ OF_DELIVERIES: Final[tuple[Check, ...]] = (
     s9_redelivery,
     s10_position,
     s12_reports,
+    s16_answers,
 )
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

@@ -69,12 +69,13 @@ class Delivery:
 
     `instance` is the instance id of the client's Join, or its client id if the journal knows no more. `gate_ms` is when
     `Member.may_deliver` allowed it, `read_to` how much of the log the client had read then (-1: unknown). `ack_ms` is
-    when the library heard that the message is finished. `token` is the fencing token that the user got, "" if the run
-    has none.
+    when the library heard that the message is finished. `again_ms` is the earliest time of its next delivery if the
+    handler gave the message back, else -1. `token` is the fencing token that the user got, "" if the run has none.
     """
 
     __slots__ = (
         "ack_ms",
+        "again_ms",
         "begin_ms",
         "client",
         "end_ms",
@@ -121,6 +122,7 @@ class Delivery:
         self.group, self.client, self.instance, self.epoch = group, client, instance, epoch
         self.topic, self.partition, self.offset, self.read_to = topic, partition, offset, read_to
         self.gate_ms, self.begin_ms, self.end_ms, self.ack_ms = gate_ms, begin_ms, end_ms, end_ms
+        self.again_ms: float = -1
         self.token: str = token
         self.inherited: bool = False
 
@@ -131,6 +133,10 @@ class Delivery:
     def finish(self, ms: float) -> None:
         """Notes that the handler has ended and acknowledged."""
         self.end_ms = self.ack_ms = ms
+
+    def give_back(self, ms: float, delay_ms: float) -> None:
+        """Notes that the handler has ended and gave the message back: it may come again after the delay (D14)."""
+        self.end_ms, self.again_ms = ms, ms + delay_ms
 
     def inherited_by(self, client: int) -> Delivery:
         """Returns the same delivery, still running in a clone of the process."""
@@ -148,6 +154,26 @@ class Delivery:
         )
         born.inherited = True
         return born
+
+
+class DeadLetter:
+    """Describes a message that an owner sends to the dead-letter topic (D15).
+
+    `delivery` is the delivery whose handler ended the message, or None if the message was not delivered once more.
+    `written_ms` is when the topic had it, -1 if it never did.
+    """
+
+    __slots__ = ("client", "delivery", "epoch", "key", "offset", "written_ms")
+
+    key: Key
+    client: Client
+    epoch: int
+    offset: int
+
+    def __init__(self, key: Key, client: Client, epoch: int, offset: int) -> None:
+        self.key, self.client, self.epoch, self.offset = key, client, epoch, offset
+        self.delivery: Delivery | None = None
+        self.written_ms: float = -1
 
 
 class ToolReport(NamedTuple):
@@ -240,6 +266,8 @@ class Evidence:
     gone_ms: float = -1  # when somebody deleted the topic
     settled: int | None = None  # how long the log was when all should have been done and owned; None: as it ended
     kept: dict[Client, float] = field(default_factory=dict)  # by client: when it last kept its will, if that is known
+    letters: list[DeadLetter] = field(default_factory=list)
+    deliveries_max: int | None = None  # with a dead-letter topic: no message gets a delivery of a higher number
     queries: set[Client] = field(default_factory=set)  # streaming queries: they may ack what an earlier claim did
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ class ClaimSpan:
     """Describes one accepted claim. It lasts from the record at offset `epoch` to the one at offset `end`."""
 
     __slots__ = (
+        "attempts",
         "client_id",
         "died",
         "end",
@@ -60,6 +61,7 @@ class ClaimSpan:
         self.key, self.epoch, self.session, self.client_id = key, epoch, session, client_id
         self.ms, self.sent_ms = ms, sent_ms  # when it was read, and when it was first sent
         self.position, self.generation, self.mode = position, generation, mode
+        self.attempts: int = 0  # at-least-once: how often the log says that the message at `position` was delivered
         self.end: int = FOREVER
         self.ended_by: str = ""
         self.released_by: tuple[Client, float] = (NOBODY, -1)  # the first sender of the record that ended it, and when

@@ -376,6 +376,7 @@ class History:
         )
         if claim.mode != AT_MOST_ONCE:
             claim.finished = finished_spans(part.position, part.progress)
+            claim.attempts = part.attempts - 1  # the claim itself counts as one (F4.5)
         self._open.setdefault(key[0], {})[key] = self.claims[key[0], offset] = claim
         self.by_key.setdefault(key, []).append(claim)
 

@@ -115,14 +115,20 @@ def _ended(history: History) -> dict[tuple[Key, int, int], float]:
     """Returns when the first handler was done with each message, by partition, generation and offset.
 
     This includes handlers of clients that have not noticed yet that the topic was recreated, because the log accepts
-    the records of such clients.
+    the records of such clients. A handler that gave its message back was not done with it (D14); a message whose dead
+    letter is written needs no handler (D15).
     """
     ended: dict[tuple[Key, int, int], float] = {}
     for d in history.evidence.deliveries + history.evidence.other_deliveries:
         claim = claim_of(history, d)
-        if claim is not None and d.end_ms >= 0:
+        if claim is not None and d.end_ms >= 0 and d.again_ms < 0:
             place = (d.key, claim.generation, d.offset)
             ended[place] = min(d.end_ms, ended.get(place, d.end_ms))
+    for letter in history.evidence.letters:
+        claim = history.claims.get((letter.key[0], letter.epoch))
+        if claim is not None and letter.written_ms >= 0:
+            place = (letter.key, claim.generation, letter.offset)
+            ended[place] = min(letter.written_ms, ended.get(place, letter.written_ms))
     return ended
 
 
@@ -192,7 +198,8 @@ def _in_time(history: History, begun: list[Delivery], old: ClaimSpan) -> list[De
     """Returns `begun` without the messages whose handlers took longer than a hand-over waits for them (A3)."""
     wait_ms = history.evidence.hand_over_intervals * history.sessions[old.key[0], old.session].interval_ms
     over_ms = old.released_by[1] - wait_ms + wait_ms * history.slack.drift_ppm // 1_000_000 + history.slack.wait_ms
-    return [d for d in begun if 0 <= d.end_ms <= old.released_by[1] or d.gate_ms > over_ms]
+    done = [d for d in begun if d.again_ms < 0]  # what was given back is the next owner's (D14)
+    return [d for d in done if 0 <= d.end_ms <= old.released_by[1] or d.gate_ms > over_ms]
 
 
 def _repeated(begun: list[Delivery], again: list[Delivery], old: ClaimSpan) -> Iterator[Violation]:
@@ -219,7 +226,10 @@ def _told(
             for offset, d in before.items()
             if d.inherited or d.ack_ms < 0 or d.ack_ms >= sent_ms - history.slack.stamp_ms
         }
-        low = min(still_open, default=FOREVER)
+        # A clone does not finish what the original gave back before, nor a dead letter what no handler got.
+        waits = {d.offset for d in begun if d.client != client and d.again_ms >= 0}
+        waits |= {one.offset for one in history.evidence.letters if (one.key, one.epoch) == (old.key, old.epoch)}
+        low = min(still_open | (waits - before.keys()), default=FOREVER)
         for d in again:
             told = d.offset < low or (old.in_order and d.offset not in still_open)  # above it: D1
             if d.offset in before and told:
@@ -237,9 +247,12 @@ def s10_position(history: History) -> Iterator[Violation]:
     """Yields each breach of S10: a claim delivers in order; in at-least-once mode it begins at its position, without a
     gap.
 
-    Only deliveries are judged here. auditor_model.py judges the positions in the log.
+    Only deliveries are judged here. auditor_model.py judges the positions in the log, auditor_answers.py what was
+    given back and comes again.
     """
     clones = {clone for _, _, clone in history.evidence.forks}
+    back = {(d.group, d.epoch, d.offset) for d in history.evidence.deliveries if d.again_ms >= 0}
+    posted = {(letter.key[0], letter.epoch, letter.offset) for letter in history.evidence.letters}
     for (group, epoch), given in _by_epoch(history.deliveries).items():
         claim = history.claims.get((group, epoch))
         newest: dict[Client, int] = {}
@@ -247,6 +260,8 @@ def s10_position(history: History) -> Iterator[Violation]:
             if claim is None or claim.key != d.key:
                 continue
             key, before = d.key, newest.get(d.client, NOBODY)
+            if d.offset <= before and (group, epoch, d.offset) in back:
+                continue
             if d.offset <= max(before, claim.position - 1):
                 yield Violation(
                     "S10",
@@ -261,6 +276,7 @@ def s10_position(history: History) -> Iterator[Violation]:
                     _is_lost(history, key, offset)
                     or any(a <= offset < b for a, b in claim.finished)
                     or _told_later(history, d, offset)
+                    or (group, epoch, offset) in posted
                     for offset in skipped
                 ):
                     yield Violation(

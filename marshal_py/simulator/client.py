@@ -18,6 +18,7 @@ from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.last_will import LastWill
 from marshal_py.protocol.member import Member
+from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.ready import MemberOptions, Ready, Wanted
 from marshal_py.protocol.records import AT_LEAST_ONCE
 from marshal_py.protocol.verdict import Verdict
@@ -385,8 +386,7 @@ class Client(Process):
         mono_ms = self.now().mono_ms
         run, index = None, 0
         if isinstance(claim.tracker, AtLeastOnce):
-            run = feed.runs[0]
-            index = run.deliver(1, mono_ms)
+            run, index = self._take(feed, offset, mono_ms)
         else:
             feed.buffer.popleft()
             claim.tracker.deliver(offset, mono_ms)
@@ -405,29 +405,38 @@ class Client(Process):
         environment.delivered(delivery)
         self._run_handler(feed, HandlerCall(delivery, run, index), environment.handler_ms(claim.tp))
 
+    def _take(self, feed: Feed, offset: int, mono_ms: int) -> tuple[OffsetRun, int]:
+        """Notes that the message which `_next_offset` returned is delivered; returns its run and its index there."""
+        run = feed.runs[0]
+        return run, run.deliver(1, mono_ms)
+
     def _run_handler(self, feed: Feed, call: HandlerCall, duration_ms: int) -> None:
         self._calls += 1
         feed.running[self._calls] = call
         self.environment.schedule(duration_ms, self, self._finished, (feed, self._calls))
 
     def _finished(self, state: tuple[Feed, int]) -> None:
-        """Ends a handler: its message is acknowledged."""
+        """Ends a handler, which answers."""
         feed, number = state
         call = feed.running.pop(number)
-        claim, member, now_ms = feed.claim, self.member, self.environment.now_ms
+        claim, member = feed.claim, self.member
         assert member is not None
-        call.delivery.finish(now_ms)
         self.environment.events += 1
+        self._answer(claim, call, member)
         if call.run is None:
             assert isinstance(claim.tracker, AtMostOnce)
             if not feed.running:
                 claim.tracker.returned()
-        elif not member.ack_is_late(claim):
-            call.run.finish(call.place)
         if claim.phase is not ClaimPhase.GONE:
             self._pump(feed)  # `may_deliver` alone decides whether a handler may begin
         if claim.phase is ClaimPhase.DRAINING and not self.frozen:
             self.act(None)
+
+    def _answer(self, claim: Claim, call: HandlerCall, member: Member) -> None:
+        """Lets the handler acknowledge its message."""
+        call.delivery.finish(self.environment.now_ms)
+        if call.run is not None and not member.ack_is_late(claim):
+            call.run.finish(call.place)
 
     # --- a cloned machine
 
@@ -435,8 +444,8 @@ class Client(Process):
         """Returns a copy of this process on a cloned machine. It has the same memory and will draw other random bits
         (T18).
         """
-        clone = Client(self.environment, number, self.group, self.options, clock, self.concurrency)
         memo: dict[int, Any] = {id(self.environment.rng): self.environment.rng}
+        clone = self._blank(number, clock, memo)
         clone.detached, clone.forked = self.detached, self.forked
         clone.world, clone.log, clone.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
         clone.member = deepcopy(self.member, memo)
@@ -455,3 +464,7 @@ class Client(Process):
                 )
             self.environment.schedule(0, clone, clone._pump, copied)
         return clone
+
+    def _blank(self, number: int, clock: MachineClock, memo: dict[int, Any]) -> Client:
+        """Returns a client that will become a clone of this one. `memo` is that of `deepcopy`."""
+        return Client(self.environment, number, self.group, self.options, clock, self.concurrency)

@@ -22,7 +22,7 @@ from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import Group
-from marshal_py.simulator import dump_state, restricted
+from marshal_py.simulator import answering, dump_state, restricted
 from marshal_py.simulator.auditor_evidence import Client as AnyClient
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Stop, ToolReport
 from marshal_py.simulator.auditor_history import root_of
@@ -285,7 +285,8 @@ class Cluster:
         """Starts a new consumer process, which begins to read the log at once."""
         clock, checkpoint = clock or self.new_clock(), self.checkpoints.get(options.client_id)
         if checkpoint is None or options.mode != AT_LEAST_ONCE:
-            return self._started(Client(self, len(self.processes), group, options, clock, self.scenario.concurrency))
+            kind = answering.AnsweringClient if "answers" in self.scenario.kinds else Client
+            return self._started(kind(self, len(self.processes), group, options, clock, self.scenario.concurrency))
         return self._started(Query(self, len(self.processes), group, options, clock, checkpoint))
 
     def revive(self, query: Query) -> None:
@@ -492,4 +493,6 @@ class Cluster:
             journal.restarts,
             queries=journal.queries,
             kept=journal.kept,
+            letters=[letter for letter in journal.letters if letter.client in here and not branched],
+            deliveries_max=answering.DELIVERIES_MAX if "answers" in self.scenario.kinds else None,
         )

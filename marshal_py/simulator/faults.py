@@ -62,14 +62,18 @@ RUN_KINDS: Final = (
     "drain",
     "busy_join",
 )
-# Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 # Kinds that happen only where they are asked for, because old seeds must stay what they are. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
-# witness has lost sight of them (T19).
+# witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
+# them, and there is a dead-letter topic (D14, D15).
 ASKED_KINDS: Final = ("witness",)
+ASKED_RUN_KINDS: Final = ("answers",)
+# Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer", "unclean")
 TRACED_KINDS: Final = STRIKE_KINDS + DAMAGE_KINDS + ASKED_KINDS  # by the number that a trace has
-KINDS: Final = NETWORK_KINDS + FETCH_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS + DAMAGE_KINDS + ASKED_KINDS
+KINDS: Final = (
+    NETWORK_KINDS + FETCH_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS + DAMAGE_KINDS + ASKED_KINDS + ASKED_RUN_KINDS
+)
 
 LATE_MS_MAX: Final = 600_000  # invariants.md: delays and late copies up to 10 minutes
 STOP_MS_MAX: Final = 1_800_000  # invariants.md: a client is stopped for up to 30 minutes

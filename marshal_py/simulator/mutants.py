@@ -24,6 +24,7 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
 from marshal_py.protocol.world import Group
 from marshal_py.simulator import (
+    mutants_answers,
     mutants_claims,
     mutants_clock,
     mutants_data,
@@ -405,6 +406,10 @@ _MEMBER: Final = (
     *(
         Mutant(name, says, patches, _bias(*kinds, **more))
         for name, says, patches, kinds, more in mutants_witness.PLANTED
+    ),
+    *(
+        Mutant(name, says, patches, _bias("answers", *kinds, mode=AT_LEAST_ONCE))
+        for name, says, patches, kinds in mutants_answers.PLANTED
     ),
     Mutant("P6", "a new owner skips nothing", mutants_claims.p6, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
 )

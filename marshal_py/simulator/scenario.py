@@ -43,6 +43,7 @@ class Options(NamedTuple):
     calm: bool = False  # no faults, few messages, no process killed: for measuring
     audit: bool = True
     witnesses: int = 0  # 1: clients have witnesses that publish their last wills (T19)
+    answers: int = 0  # 1: handlers give messages back and end them, and there is a dead-letter topic (D14, D15)
     queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
     policy: str = ""  # of every group
     # Set by shrink.py to make a failing run small:
@@ -98,6 +99,7 @@ def _safety_intervals(rng: Random, options: Options, clients: int) -> int:
 def draw(rng: Random, options: Options) -> Scenario:
     kinds = options.kinds if options.kinds is not None else frozenset() if options.calm else draw_kinds(rng)
     kinds = kinds | {"witness"} if options.witnesses else kinds
+    kinds = kinds | {"answers"} if options.answers else kinds
     interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
     # Bugs need few actors, and small runs are fast; of the rest each order of magnitude is as likely as the others.
     partitions = (

@@ -32,6 +32,7 @@ NUMBERS: Final = (
     "until_ms",
     "queries",
     "witnesses",
+    "answers",
 )
 TEXTS: Final = ("dump", "group", "policy")
 

@@ -30,6 +30,8 @@ PROMISES: Final = {
     "S13": "garbage and records of other groups or logs change nothing and stop no reader",
     "S14": "a reader that cannot trust the log stops",
     "S15": "a session is evicted only after somebody waited twice its interval without a sign of life",
+    "S16": "under one claim a message comes again only after its handler gave it back, and no message is delivered "
+    "more often than its limit",
     "V1": "a dead owner's partitions are claimed within twice its interval plus one second",
     "V2": "a released partition is claimed within a third of an interval plus one second",
     "V3": "every partition has an owner, and every message is read",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from marshal_py.protocol.quiescence import Quiescence
 from marshal_py.protocol.records import Genesis, Note
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.simulator.auditor import judge
-from marshal_py.simulator.auditor_evidence import Crash, Presence, Stop, ToolReport
+from marshal_py.simulator.auditor_evidence import Crash, DeadLetter, Presence, Stop, ToolReport
 from marshal_py.simulator.auditor_liveness import Demands, Departure, judge_liveness
+from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
 from marshal_py.simulator.malformed_records import harmless
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, VAGUE, find, switched_on
@@ -28,7 +30,7 @@ from marshal_py.simulator.oracle_wire import decode_record
 from marshal_py.simulator.process import Process
 from marshal_py.simulator.races import CALM
 from marshal_py.simulator.run import Result, simulate
-from marshal_py.simulator.scenario import Options
+from marshal_py.simulator.scenario import Options, Scenario
 from tests.support.handmade_evidence import (
     CLAIM,
     GRANT,
@@ -141,6 +143,24 @@ def test_wills_that_come_late_twice_and_in_part_break_nothing() -> None:
     runs += [simulate(seed, Options(kinds=WITNESS_STORM)) for seed in range(12)]
     assert not {run.seed: run.violations[:2] for run in runs if run.violations}
     assert sum(run.strikes.get("witness", 0) for run in runs) > 40
+
+
+def test_handlers_that_give_back_and_end_messages_break_nothing() -> None:
+    """D14, D15: among all kinds of faults; letters are written, fail, and are written again by the next owner."""
+    watched: list[Cluster] = []
+
+    def cluster(scenario: Scenario, rng: Random) -> Cluster:
+        watched.append(Cluster(scenario, rng))
+        return watched[-1]
+
+    runs = [simulate(seed, Options(answers=1), cluster) for seed in range(24)]
+    assert not {run.seed: run.violations[:2] for run in runs if run.violations}
+    evidence = [each.evidence for each in watched]
+    assert sum(delivery.again_ms >= 0 for one in evidence for delivery in one.deliveries) > 500
+    letters = [letter for one in evidence for letter in one.letters]
+    assert sum(letter.written_ms >= 0 for letter in letters) > 50
+    assert any(letter.written_ms < 0 for letter in letters)
+    assert any(letter.delivery is None for letter in letters), "instead of one delivery more"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -385,6 +405,27 @@ def plant_s15(built: EvidenceBuilder) -> None:
     built.takeover(INTERVAL)
 
 
+def plant_s16_not_given_back(built: EvidenceBuilder) -> None:
+    built.deliver(0, 5, 6)
+    built.deliver(0, 7, 8)
+
+
+def plant_s16_early(built: EvidenceBuilder) -> None:
+    built.deliver(0, 5, 6)
+    built.evidence.deliveries[-1].give_back(6, 100)
+    built.deliver(0, 90, 91)
+
+
+def plant_s16_limit(built: EvidenceBuilder) -> None:
+    """The log counts one delivery for the first owner, which it made; so two more are one too many."""
+    built.evidence.deliveries_max = 2
+    built.deliver(0, 5, -1)
+    successor = built.takeover(10 + 2 * INTERVAL)
+    for ms in (4_100, 4_200):
+        built.deliver(0, ms, ms + 1, epoch=successor, instance=TWO, client=1)
+        built.evidence.deliveries[-1].give_back(ms + 1, 10)
+
+
 PLANTED: list[tuple[str, int, Callable[[EvidenceBuilder], None]]] = [
     ("S1", 1, plant_s1),
     ("S1", 1, plant_s1_final),
@@ -420,7 +461,29 @@ PLANTED: list[tuple[str, int, Callable[[EvidenceBuilder], None]]] = [
     ("S14", 1, plant_s14_unnoticed),
     ("S14", 1, plant_s14_opaque),
     ("S15", 1, plant_s15),
+    ("S16", 1, plant_s16_not_given_back),
+    ("S16", 1, plant_s16_early),
+    ("S16", 1, plant_s16_limit),
 ]
+
+
+def test_a_message_that_was_given_back_may_come_again_after_its_delay() -> None:
+    """S7, S10, S16: behind later ones; and its dead letter stands for a handler that finishes it."""
+    built = EvidenceBuilder()
+    built.deliver(0, 5, 6)
+    built.evidence.deliveries[-1].give_back(6, 100)
+    built.deliver(1, 7, 8)
+    built.deliver(0, 106, 107)
+    built.evidence.deliveries[-1].give_back(107, 10)
+    assert built.found() == set()
+    letter = DeadLetter((GROUP, "t", 0), 0, built.epoch, 0)
+    built.evidence.letters.append(letter)
+    built.say(120, HEARTBEAT, built.one, 1, [[built.epoch, 2]])
+    assert built.found() == {"S7"}
+    letter.written_ms = 120
+    assert built.found() == {"S8"}, "the heartbeat was sent before"
+    letter.written_ms = 119
+    assert built.found() == set()
 
 
 @pytest.mark.parametrize(("invariant", "mode", "plant"), PLANTED)
@@ -621,6 +684,15 @@ QUICK = (
     "T19C",
     "T19D",
     "T19E",
+    "D14A",
+    "D14B",
+    "D14C",
+    "D14D",
+    "D15A",
+    "D15B",
+    "D15C",
+    "D15D",
+    "D15E",
 )
 
 
@@ -646,6 +718,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     wanted = {f"X{n}" for n in range(1, 43)} | {f"G{n}" for n in range(1, 5)}
     others = {"A3", "A6", "D3", "D6", "D8", "D12", "D12A", "D12L", "H1", "Q1", "Q2", "Q3", "Q4", "Q5"}
     others |= {"T19A", "T19B", "T19C", "T19D", "T19E"}
+    others |= {"D14A", "D14B", "D14C", "D14D", "D15A", "D15B", "D15C", "D15D", "D15E"}
     others |= {"R1", "R2", "R3", "R4", "P1", "P2", "P3", "P5", "P6", "W1", "W2"}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(NOT_YET) == {"X3", "X12", "X30"}

@@ -52,6 +52,9 @@ def run(
         bool,
         typer.Option("--witnesses", help="Clients die with a witness that publishes their last wills. Not --scenario."),
     ] = False,
+    answers: Annotated[
+        bool, typer.Option("--answers", help="Handlers give messages back and end them; dead letters. Not --scenario.")
+    ] = False,
     processes: seeds.Processes = None,
     spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,
     master: Annotated[
@@ -76,10 +79,10 @@ def run(
         raise typer.BadParameter("--trace needs --seed")
     if (shrink is not None or html is not None) and seed is None and scenario is None:
         raise typer.BadParameter("--shrink and --html need --seed or --scenario")
-    options = Options(queries=queries, policy=policy, witnesses=int(witnesses))
+    options = Options(queries=queries, policy=policy, witnesses=int(witnesses), answers=int(answers))
     fixed = options != Options()
     if fixed and (scenario is not None or spark):
-        raise typer.BadParameter("--queries, --policy and --witnesses go with --seeds or --seed")
+        raise typer.BadParameter("--queries, --policy, --witnesses and --answers go with --seeds or --seed")
     if policy and policy not in {*POLICIES, *RESTRICTED}:
         raise typer.BadParameter(f"--policy {policy!r}: one of {', '.join([*POLICIES, *RESTRICTED])}")
     if (spark or master is not None) and (not spark or seed is not None or processes):

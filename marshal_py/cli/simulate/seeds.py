@@ -91,7 +91,8 @@ def words_of(options: Options) -> str:
     """Returns the options, besides the seed, that repeat a run."""
     queries = f"--queries {options.queries} " if options.queries else ""
     policy = f"--policy {options.policy} " if options.policy else ""
-    return queries + policy + ("--witnesses " if options.witnesses else "")
+    flags = [f"--{name} " for name in ("witnesses", "answers") if getattr(options, name)]
+    return queries + policy + "".join(flags)
 
 
 def again(seed: int, mutant: str | None = None, words: str = "") -> str:
