@@ -58,6 +58,27 @@ def test_the_first_program_receives_every_message(marshal_broker: LocalCluster) 
     assert len(set(seen)) == MESSAGES
 
 
+def test_a_handler_in_the_background(marshal_broker: LocalCluster) -> None:
+    fill(marshal_broker)
+    seen: list[tuple[int, int]] = []
+
+    async def main() -> None:
+        async with (
+            aio.connect(marshal_broker.bootstrap_servers) as marshal,
+            marshal.consumer("g", ["orders"], start="earliest") as consumer,
+        ):
+
+            async def charge(message: Any) -> None:
+                seen.append((message.partition, message.offset))
+                if len(seen) == MESSAGES:
+                    consumer.request_stop()
+
+            await asyncio.wait_for(names(BLOCKS[1])["charge_in_the_background"](consumer, charge), DEADLINE_S)
+
+    asyncio.run(main())
+    assert sorted(seen) == [(partition, offset) for partition in (0, 1) for offset in range(MESSAGES // 2)]
+
+
 def test_handlers_run_side_by_side(marshal_broker: LocalCluster) -> None:
     """Never more than allowed; one that fails gets its message again."""
     fill(marshal_broker)
@@ -81,7 +102,7 @@ def test_handlers_run_side_by_side(marshal_broker: LocalCluster) -> None:
                 if len(done) == MESSAGES:
                     consumer.request_stop()
 
-            await asyncio.wait_for(names(BLOCKS[1])["side_by_side"](consumer, handle, 4), DEADLINE_S)
+            await asyncio.wait_for(names(BLOCKS[2])["side_by_side"](consumer, handle, 4), DEADLINE_S)
 
     asyncio.run(main())
     assert sorted(done) == [(partition, offset) for partition in (0, 1) for offset in range(MESSAGES // 2)]
@@ -91,7 +112,7 @@ def test_handlers_run_side_by_side(marshal_broker: LocalCluster) -> None:
 @pytest.mark.parametrize("marshal_broker_kind", ["embedded"])
 def test_the_service_runs_in_uvicorn(marshal_broker: LocalCluster, tmp_path: Path) -> None:
     fill(marshal_broker)
-    (tmp_path / "service.py").write_text(BLOCKS[2])
+    (tmp_path / "service.py").write_text(BLOCKS[3])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

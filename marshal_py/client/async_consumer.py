@@ -11,21 +11,25 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Generic, Self
 
 from marshal_py.client import requests
 from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, check_timeout
+from marshal_py.client.async_consume import AsyncConsumeContext
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.consuming import Handler, Reader
 from marshal_py.client.demand import Demand, LimitedDemand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.event_loop import EventLoop, Feed
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.keywords import parameters_of
 from marshal_py.client.membership import HAND_OVER_S, Call
 from marshal_py.client.message import Batch, Message, Part
-from marshal_py.client.requests import FETCH_EXPIRES_S, Request
+from marshal_py.client.requests import FETCH_EXPIRES_S, ConsumeRequest, OnError, Request
 from marshal_py.client.waits import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, MarshalError
 from marshal_py.protocol.advisory import Advisory
@@ -37,12 +41,12 @@ TURN_S: Final = 0.005
 
 
 class Iterating:
-    """Holds an iteration that runs: its generator, and the messages that it is delivering."""
+    """Holds an iteration that runs: its reader, and the messages that it is delivering."""
 
-    __slots__ = ("iterator", "messages")
+    __slots__ = ("messages", "reader")
 
-    def __init__(self) -> None:
-        self.iterator: Callable[[], object] = str  # returns None once the program has dropped the generator
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
         self.messages: Generator[Message[Any, Any], None, None] | None = None
 
 
@@ -111,7 +115,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
     async def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more, delivers what is buffered, releases the claims and leaves, as `Consumer.drain` does.
 
-        While an iteration runs, the call returns at once, and the iteration ends when the rest is delivered.
+        While an iteration runs, the call returns at once, and the iteration ends when the rest is delivered. With a
+        handler of `consume` it waits for that.
         """
         consumer = self._consumer
         consumer._context.check_call("Consumer", "drain", waits=True)
@@ -120,6 +125,9 @@ class AsyncConsumer(Generic[K_co, V_co]):
         consumer._begin_drain(timeout_s)
         if not consumer._iterating:
             await self._finish_drain()
+        elif isinstance(consumer._consuming, AsyncConsumeContext):
+            left_s = max(0.0, self._ending.drain_until - time.monotonic())
+            await consumer._consuming.join(left_s + LEAVE_TIMEOUT_S)
 
     def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
         """Makes iterations and waiting fetches end soon, as `Consumer.request_stop` does. Signal handlers may call it.
@@ -202,13 +210,53 @@ class AsyncConsumer(Generic[K_co, V_co]):
         watch = consumer._watch(request.idle_heartbeat_s)
         return self._iterate(LimitedDemand(consumer._intake, request, watch))
 
+    @parameters_of(Consumer[Any, Any].consume)
+    def consume(self, *arguments: Any, **named: Any) -> AsyncConsumeContext[K_co, V_co]:
+        """Receives messages without an end, through a buffer that is refilled, as `Consumer.consume` does.
+
+        With a `handler`, a task calls `handler(message)` for each message, one after the other, and awaits what that
+        returns, if it can be awaited. Without one, iterate over the returned context by `async for`. The call does not
+        wait, so it is not awaited.
+        """
+        consume: Any = Consumer.consume  # checks what is asked for, and calls _consume
+        context: AsyncConsumeContext[K_co, V_co] = consume(self, *arguments, **named)
+        return context
+
+    def _consume(
+        self, request: ConsumeRequest, handler: Handler[K_co, V_co] | None, on_error: OnError | None
+    ) -> AsyncConsumeContext[K_co, V_co]:
+        consumer = self._consumer
+        self._arrive("consume")
+        context = consumer._begin_consume(
+            request,
+            on_error,
+            lambda demand, on_error: AsyncConsumeContext(
+                consumer, consumer._queue, demand, self._runs, self._complete, handler, on_error
+            ),
+        )
+        context.start()
+        return context
+
     def _iterate(self, demand: Demand) -> AsyncIterator[Message[K_co, V_co]]:
-        iterating = Iterating()
-        iterator = self._messages(iterating, demand)
-        iterating.iterator = weakref.ref(iterator)
+        reader = Reader()
+        iterator = self._messages(demand, reader)
+        reader.iterator = weakref.ref(iterator)
         return iterator
 
-    async def _messages(self, iterating: Iterating, demand: Demand) -> AsyncGenerator[Message[K_co, V_co], None]:
+    async def _messages(self, demand: Demand, reader: Reader) -> AsyncGenerator[Message[K_co, V_co], None]:
+        async with aclosing(self._runs(demand, reader)) as runs:
+            async for messages in runs:
+                for message in messages:
+                    yield message
+
+    async def _runs(
+        self, demand: Demand, reader: Reader
+    ) -> AsyncGenerator[Generator[Message[K_co, V_co], None, None], None]:
+        """Yields one iterator after the other, each over the next messages of one partition.
+
+        `reader.iterator` is the one that the program holds.
+        """
+        iterating = Iterating(reader)
         consumer, call = self._consumer, Call(demand.verb)
         boot_ns = consumer._context.clock.boot_ns
         try:
@@ -220,10 +268,9 @@ class AsyncConsumer(Generic[K_co, V_co]):
             step = next(steps, None)
             while step is not None:
                 if isinstance(step, Reserved):
-                    iterating.messages = messages = step.messages(boot_ns)
+                    iterating.messages = step.messages(boot_ns)
                     consumer._inside = None  # between two messages the user is in no call of the consumer
-                    for message in messages:
-                        yield message
+                    yield iterating.messages
                     consumer._inside = call
                     await self._give_turn()
                     step = next(steps, None)
@@ -244,15 +291,20 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     def _enter(self, call: Call) -> None:
         """Begins a call that only one task at a time may be in. Raises ConcurrentUse and what ended the consumer."""
+        self._arrive(call.verb)
+        self._consumer._enter(call)
+
+    def _arrive(self, verb: str) -> None:
+        """Ends an iteration that the program has left. Raises EventLoopMisuse in another event loop."""
         consumer, running = self._consumer, self._running
-        if asyncio.get_running_loop() is not self._shared.loop:
-            raise EventLoopMisuse(call.verb, "was called in another event loop than the one that opened the consumer")
-        if running is not None and running.iterator() is None:
+        if asyncio._get_running_loop() is not self._shared.loop:
+            rule = "was called in another event loop than the one that opened the consumer, or in a thread without one"
+            raise EventLoopMisuse(verb, rule)
+        if running is not None and running.reader.iterator() is None:
             # The program has left the loop, and asyncio closes its generator only later.
             if running.messages is not None:
                 running.messages.close()
             consumer._iterating = consumer._user = self._running = None
-        consumer._enter(call)
 
     # --- waiting
 

@@ -7,19 +7,20 @@ else shut. A grant is the log's permission to deliver a range of offsets, in at-
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import chain
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 from marshal_py.client import requests
 from marshal_py.client.acks import ACK_TIMEOUT_S, check_timeout
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.confirmations import Confirmations
-from marshal_py.client.consume import ConsumeContext, ConsumeDemand, Handler
+from marshal_py.client.consume import ConsumeContext
 from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.consuming import Consuming, Handler
 from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
-from marshal_py.client.demand import Demand, LimitedDemand
+from marshal_py.client.demand import ConsumeDemand, Demand, LimitedDemand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.group_limits import GroupLimits
 from marshal_py.client.handles import Handles
@@ -27,8 +28,9 @@ from marshal_py.client.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
 from marshal_py.client.message import Batch, Message
+from marshal_py.client.options import check_plain
 from marshal_py.client.planner import Planner
-from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, OnError, Request
+from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, ConsumeRequest, OnError, Request
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
 from marshal_py.errors import (
     AlreadyConsuming,
@@ -43,6 +45,8 @@ from marshal_py.errors import (
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.transport.serialization import K_co, V_co
+
+C = TypeVar("C", bound=Consuming[Any, Any])
 
 
 class Consumer(Membership, Generic[K_co, V_co]):
@@ -68,7 +72,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._handles = Handles(driver.member.name)
         driver.queue.delivery.handle_of = self._handles.make
         self._planner: Planner | None = None
-        self._consuming: ConsumeContext[K_co, V_co] | None = None
+        self._consuming: Consuming[K_co, V_co] | None = None
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more, lets a running iteration deliver what is buffered, releases the claims and leaves the group.
@@ -84,7 +88,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._begin_drain(timeout_s)
         if not self._iterating:
             self._finish_drain()
-        elif self._consuming is not None:
+        elif isinstance(self._consuming, ConsumeContext):
             self._consuming.join(max(0.0, self._ending.drain_until - time.monotonic()) + LEAVE_TIMEOUT_S)
 
     # --- fetching
@@ -263,24 +267,40 @@ class Consumer(Membership, Generic[K_co, V_co]):
         )
         if handler is not None and not callable(handler):
             raise InvalidOption("handler", handler, "a function of one message, or None to iterate")
+        return self._consume(request, handler, on_error)
+
+    def _consume(
+        self, request: ConsumeRequest, handler: Handler[K_co, V_co] | None, on_error: OnError | None
+    ) -> ConsumeContext[K_co, V_co]:
+        if handler is not None:
+            check_plain("handler", handler)
+        context = self._begin_consume(
+            request,
+            on_error,
+            lambda demand, on_error: ConsumeContext(self, self._queue, demand, self._runs, handler, on_error),
+        )
+        context.start()
+        return context
+
+    def _begin_consume(
+        self, request: ConsumeRequest, on_error: OnError | None, make: Callable[[ConsumeDemand, OnError], C]
+    ) -> C:
+        """Returns the consume that `make` makes, which is this consumer's from now on."""
         on_error = requests.check_on_error(on_error, self._queue.at_most_once, self.group)
-        context, call = self._context, Call("consume")
+        call = Call("consume")
         try:
             self._enter(call)
             if self._iterating is not None:
                 raise ConcurrentUse("consume", self.caller)
-            watch = IdleHeartbeat(context, self._driver, request.idle_heartbeat_s)
+            watch = IdleHeartbeat(self._context, self._driver, request.idle_heartbeat_s)
             request = self._limits.cut_consume(request)
-            demand = ConsumeDemand(context, self._intake, self._queue, request, self._limits, watch)
-            self._consuming = ConsumeContext(
-                context, self._driver, self._ending, self._queue, demand, self._runs, self.flush, handler, on_error
-            )
+            demand = ConsumeDemand(self._context, self._intake, self._queue, request, self._limits, watch)
+            self._consuming = consuming = make(demand, on_error)
+            return consuming
         finally:  # as in fetch
             if self._inside is call:
                 self._inside = None
                 self._user = self._user if self._iterating else None
-        self._consuming.start()
-        return self._consuming
 
     def _pending(self) -> tuple[int, int]:
         return (0, 0) if self._consuming is None else self._consuming.pending()

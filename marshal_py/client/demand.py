@@ -1,4 +1,4 @@
-"""What an iteration asks for: every message (Demand), or a limited number (LimitedDemand). consume.py has a third kind.
+"""What an iteration asks for: every message, a limited number, or as many as the buffer of a `consume` has room for.
 
 `Consumer` delivers, and asks its demand at every step: when the iteration is over, how many messages may come next, and
 how to wait for more (waits.py). Called without the lock.
@@ -7,12 +7,18 @@ how to wait for more (waits.py). Called without the lock.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from marshal_py.client.buffers import ENDLESS, Allowance, Reserved, message_bytes
+from marshal_py.client.context import Context
+from marshal_py.client.delivery_queue import DeliveryQueue
+from marshal_py.client.group_limits import GroupLimits
 from marshal_py.client.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.intake import Intake
-from marshal_py.client.requests import Request
+from marshal_py.client.refill import Refill
+from marshal_py.client.requests import ConsumeRequest, Request
 from marshal_py.client.waits import Steps
+from marshal_py.transport.ports import Chunk
 
 
 class Demand:
@@ -93,3 +99,95 @@ class LimitedDemand(Demand):
         self._asked = True  # once in any case: without time to wait it takes what is there
         left_s = self._deadline - time.monotonic()
         self._watched(bool((yield from self.intake.pull(max(0.0, min(timeout_s, left_s)), self._left))))
+
+
+class ConsumeDemand(Demand):
+    """Asks for messages up to a limit of pending ones, whenever these have fallen to the threshold."""
+
+    verb = "the iteration of consume"
+    looks = False  # a look brings messages without a limit
+
+    def __init__(
+        self,
+        context: Context,
+        intake: Intake,
+        queue: DeliveryQueue,
+        request: ConsumeRequest,
+        limits: GroupLimits,
+        watch: IdleHeartbeat,
+    ) -> None:
+        super().__init__(intake, watch)
+        self._context, self._queue, self._limits = context, queue, limits
+        self._in_bytes = request.in_bytes
+        self._refill = Refill(request.limit, request.threshold, round(request.expires_s * 1000))
+        self._largest_bytes = 0  # the largest message so far: so many of it as fit are taken at once
+        self.stopped = False
+        self.drain_until: float | None = None  # monotonic; None while it does not drain
+
+    def pending(self) -> tuple[int, int]:
+        """Returns how many messages and bytes were asked for and not delivered. Takes the lock.
+
+        Bytes are counted if they are what is limited, else they are 0. Then messages that have not come are unknown.
+        """
+        messages, size_bytes = self._buffered()
+        if self._in_bytes:
+            return messages, self._refill.pending(size_bytes)
+        return self._refill.pending(messages), 0
+
+    def _buffered(self) -> tuple[int, int]:
+        with self._context.lock:
+            return self._queue.to_deliver(self._in_bytes)
+
+    # --- for Consumer
+
+    def over(self) -> bool:
+        return self.stopped or (self.drain_until is not None and time.monotonic() >= self.drain_until)
+
+    def ends(self, shut: bool) -> bool:
+        if self.drain_until is None or shut:
+            return False
+        return not (self._queue.at_most_once and self._buffered()[0])  # their grants will come
+
+    def refill(self) -> Steps[None]:
+        if self.drain_until is None:
+            self._refill.request(self._buffered()[self._in_bytes], self._context.clock.now().mono_ms, self._allowed)
+            if wanted := self._piece():
+                self._came((yield from self.intake.pull(0.0, wanted, wanted)))
+
+    def allows(self) -> Allowance:
+        if self.drain_until is not None:
+            return ENDLESS
+        units = self._refill.before_threshold(self._buffered()[self._in_bytes])
+        return Allowance(size_bytes=units) if self._in_bytes else Allowance(units)
+
+    def wait(self, timeout_s: float) -> Steps[None]:
+        wanted = 0 if self.drain_until is not None else self._piece()
+        self._watched(self._came((yield from self.intake.pull(timeout_s, wanted, wanted))))
+
+    def _allowed(self, asked: int) -> int:
+        return self._limits.most(asked, self._in_bytes)
+
+    # --- what comes
+
+    def _piece(self) -> int:
+        """Returns how many messages to take from the source at once: 0 if none may come.
+
+        Where bytes are limited, a message that may be too large waits, unless nothing else is buffered.
+        """
+        to_come = self._refill.to_come
+        if not self._in_bytes or not to_come:
+            return to_come
+        fitting = to_come // self._largest_bytes if self._largest_bytes else 0
+        return fitting or (0 if self._buffered()[0] else 1)
+
+    def _came(self, chunks: Sequence[Chunk]) -> bool:
+        """Counts what came. Returns whether that is anything."""
+        if not self._in_bytes:
+            self._refill.came(sum(len(chunk.messages) for chunk in chunks))
+        elif chunks:
+            sizes = [message_bytes(message) for chunk in chunks for message in chunk.messages]
+            self._largest_bytes = max(self._largest_bytes, *sizes)
+            self._refill.came(sum(sizes))
+            if self._refill.to_come < self._largest_bytes:
+                self._refill.give_up()
+        return bool(chunks)

@@ -1,4 +1,6 @@
-"""The keyword arguments of `Marshal.consumer`: one per field of ConsumerOptions, which has their defaults and bounds.
+"""Signatures that functions share. Most of all: the keyword arguments of `Marshal.consumer`.
+
+There is one per field of ConsumerOptions, which has their defaults and bounds.
 
 Type checkers and editors know them by `ConsumerKeywords`, `inspect` and `help` by `explicit`. A test compares the two
 with ConsumerOptions.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, ParamSpec, TypedDict, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypedDict, TypeVar
 
 from marshal_py.client.group_config import GroupConfig
 from marshal_py.client.options import (
@@ -26,6 +28,7 @@ from marshal_py.errors import InvalidOption
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 _FIELDS: Final = {field.name: field for field in dataclasses.fields(ConsumerOptions)}
 
@@ -77,6 +80,19 @@ def explicit(call: Callable[P, R]) -> Callable[P, R]:
     ]
     call.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]  # inspect reads it
     return call
+
+
+def parameters_of(
+    verb: Callable[Concatenate[Any, P], object],
+) -> Callable[[Callable[Concatenate[S, ...], R]], Callable[Concatenate[S, P], R]]:
+    """Decorates a method with `*arguments, **named` that passes them to `verb`: its parameters are those of `verb`."""
+
+    def decorate(method: Callable[Concatenate[S, ...], R]) -> Callable[Concatenate[S, P], R]:
+        returns = inspect.signature(method).return_annotation
+        method.__signature__ = inspect.signature(verb).replace(return_annotation=returns)  # type: ignore[attr-defined]  # inspect reads it
+        return method
+
+    return decorate
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

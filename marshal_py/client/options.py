@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -199,8 +200,8 @@ class ConsumerOptions:
     def _check_types(self) -> None:
         for name in CALLABLES:
             value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise InvalidOption(name, value, "a function, or None")
+            if value is not None:
+                check_plain(name, value)
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(name, getattr(self, name), "True or False")
@@ -255,6 +256,19 @@ class ConsumerOptions:
             library=library,
             witness=witness,
         )
+
+
+def check_plain(option: str, value: object) -> None:
+    """Raises InvalidOption unless `value` is a function that does its work when it is called, without `await`."""
+    if not callable(value):
+        raise InvalidOption(option, value, "a function, or None")
+    for one in (value, type(value).__call__):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            rule = (
+                "a plain function, because nobody awaits what it returns; to start a coroutine of an event loop in it, "
+                "call asyncio.run_coroutine_threadsafe(coroutine, loop)"
+            )
+            raise InvalidOption(option, value, rule)
 
 
 def check_names(caller: str, names: Iterable[str]) -> None:

@@ -66,7 +66,6 @@ async def collect(consumer: aio.AsyncConsumer[Any, Any], count: int) -> list[tup
 # What only the synchronous front has, and why.
 MISSING = {
     Consumer: {
-        "consume",
         "plan_ranges",  # for Spark, whose threads block anyway
         "wait_joined",  # `consumer(...)` has waited for it
     },

@@ -226,6 +226,44 @@ def test_a_second_consume_and_any_other_call_for_messages_are_refused(memory: Me
         assert consumer.next(expires_s=0) is None
 
 
+def test_a_second_loop_is_refused_and_ends_nothing(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    found: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            next(iter(context))
+        except ConcurrentUse as error:
+            found.append(error)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume()
+        for message in context:
+            message.ack()
+            if message.offset == 1:
+                break
+            other = threading.Thread(target=elsewhere)
+            other.start()
+            other.join(DEADLINE_S)
+            with pytest.raises(ConcurrentUse):
+                next(iter(context))
+            assert not context.closed
+        assert len(found) == 1
+
+
+def test_a_handler_that_would_have_to_be_awaited_is_refused(memory: MemoryTestCluster) -> None:
+    async def handle(message: Message) -> None:
+        message.ack()
+
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with pytest.raises(InvalidOption, match=r"^handler=.*nobody awaits what it returns"):
+            consumer.consume(handle)
+        assert collect(consumer, 1)
+
+
 def test_consume_inside_an_iteration_is_refused(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 1)

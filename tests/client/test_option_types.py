@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import pickle
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,12 +16,28 @@ from marshal_py import ConsumerOptions, GroupConfig, InvalidName, InvalidOption
 from marshal_py.client.options import CALLABLES, FLAGS
 from tests.support.client_fixtures import MemoryTestCluster
 
+
+async def coroutine(*_: object) -> None:
+    """Nobody awaits what a callback returns, so it would never run."""
+
+
+async def generator(*_: object) -> AsyncIterator[None]:
+    yield
+
+
+class Awaited:
+    async def __call__(self, *_: object) -> None: ...
+
+
 NUMBERS = ("5", None, [5], True, 1j, float("nan"))
 TEXTS = (5, b"earliest", ["earliest"], {"a": 1}, object())
 OPTIONAL_NUMBERS = tuple(value for value in NUMBERS if value is not None)
 # What each option is not. Only values whose type is wrong; the tests of the options have those out of bounds.
 WRONG: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(CALLABLES, (3, "print", True, [print])),
+    **dict.fromkeys(
+        CALLABLES,
+        (3, "print", True, [print], coroutine, generator, Awaited(), Awaited().__call__, functools.partial(coroutine)),
+    ),
     **dict.fromkeys(FLAGS, ("no", 1, 0, None, [])),
     **dict.fromkeys(("delivery", "start_fallback", "new_topics", "on_topic_recreated", "start"), (*TEXTS, None)),
     **dict.fromkeys(("policy", "member", "priority_group", "dead_letter_topic"), TEXTS),
@@ -56,6 +74,11 @@ def test_the_consumer_refuses_it_before_it_joins(memory: MemoryTestCluster) -> N
                 marshal.consumer(memory.group(), [memory.topic()], **wrong)  # type: ignore[call-overload]
     with pytest.raises(InvalidOption, match="a GroupConfig"):
         ConsumerOptions(group_config={"a": 1})  # type: ignore[arg-type]
+
+
+def test_a_coroutine_function_is_told_what_to_do_instead() -> None:
+    with pytest.raises(InvalidOption, match=r"on_claim=.*nobody awaits.*run_coroutine_threadsafe"):
+        ConsumerOptions(on_claim=coroutine)  # type: ignore[arg-type]
 
 
 def test_an_unknown_name_gets_the_nearest_option() -> None:

@@ -1,0 +1,552 @@
+"""`AsyncConsumer.consume`: by `async for`, with a handler in a task, how it ends, and cancelled anywhere.
+
+The tests of the synchronous `consume` (test_consume.py) cover what both share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from marshal_py import Message, aio
+from marshal_py.client import async_consumer
+from marshal_py.errors import (
+    AlreadyConsuming,
+    ConcurrentUse,
+    ConsumerClosed,
+    EventLoopMisuse,
+    GroupDeleted,
+    InvalidOption,
+    NeedsAtLeastOnce,
+)
+from tests.client.test_aio import KINDS, OPTIONS, collect, cut, run, turn_until
+from tests.client.test_consume import delete
+from tests.client.test_no_call_under_lock import Watch
+from tests.support.client_fixtures import DEADLINE_S, EmbeddedTestCluster, MemoryTestCluster, TestCluster
+
+Consumer = aio.AsyncConsumer[Any, Any]
+
+
+@asynccontextmanager
+async def opened(cluster: TestCluster, topic: str, **options: Any) -> AsyncIterator[Consumer]:
+    async with (
+        aio.connect(cluster.target) as marshal,
+        marshal.consumer(cluster.group(), [topic], **OPTIONS, **options) as consumer,
+    ):
+        yield consumer
+
+
+def positions(consumer: Consumer) -> list[int]:
+    return [claim.position for claim in consumer.claims().values()]
+
+
+class Handler:
+    """Acks each message. While `open` is clear it waits; `then` is called before the ack."""
+
+    def __init__(self, then: Any = None) -> None:
+        self.seen: list[Message] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.then = then
+
+    async def __call__(self, message: Message) -> None:
+        self.seen.append(message)
+        await self.open.wait()
+        if self.then is not None:
+            await self.then(message)
+        message.ack()
+
+    async def got(self, count: int) -> list[int]:
+        await turn_until(lambda: len(self.seen) >= count, f"{count} messages are handled")
+        return [message.offset for message in self.seen]
+
+
+@pytest.mark.parametrize("delivery", KINDS)
+@pytest.mark.parametrize("given", [{}, {"max_messages": 1}, {"max_messages": 7}, {"max_bytes": 100}], ids=str)
+def test_a_loop_gets_everything_once_and_in_order(
+    memory: MemoryTestCluster, delivery: str, given: dict[str, int]
+) -> None:
+    topic = memory.topic(2)
+    for partition in (0, 1):
+        memory.fill(topic, partition, 50)
+
+    async def main() -> None:
+        async with opened(memory, topic, delivery=delivery) as consumer:
+            seen: list[tuple[int, int]] = []
+            async with consumer.consume(**given) as context:
+                async for message in context:
+                    seen.append((message.partition, message.offset))
+                    message.ack()
+                    if len(seen) == 40:
+                        break  # pauses it
+                assert not context.closed
+                async for message in context:
+                    seen.append((message.partition, message.offset))
+                    message.ack()
+                    if len(seen) == 100:
+                        break
+            for partition in (0, 1):
+                assert [offset for at, offset in seen if at == partition] == list(range(50))
+            assert context.closed
+            assert [message async for message in context] == []
+            assert await consumer.next(0.0) is None
+            assert not consumer.closed
+
+    run(main())
+
+
+@pytest.mark.parametrize("awaits", [True, False])
+def test_a_handler_gets_everything_in_a_task(memory: MemoryTestCluster, awaits: bool) -> None:
+    """A plain function is called as well."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 50)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            handler, plain = Handler(), []
+
+            def handle(message: Message) -> None:
+                plain.append(message.offset)
+                message.ack()
+
+            context = consumer.consume(handler if awaits else handle)
+            await turn_until(lambda: len(handler.seen or plain) == 50, "all are handled")
+            assert await context.wait(0.01) is False
+            assert await context.drain() is True
+            assert await context.wait() is True
+            assert (context.closed, context.error) == (True, None)
+            assert ([message.offset for message in handler.seen] or plain) == list(range(50))
+            assert positions(consumer) == [50]
+
+    run(main())
+
+
+def test_the_buffer_is_filled_to_its_limit_and_never_above(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 100)
+
+    async def main() -> None:
+        pending: list[int] = []
+        async with opened(memory, topic) as consumer:
+            async for message in consumer.consume(max_messages=10, threshold_messages=4):
+                info = consumer.cached_info()
+                pending.append(info.pending_messages)
+                assert consumer._consumer._queue.buffered() <= info.pending_messages
+                message.ack()
+                if message.offset == 79:
+                    break
+        assert max(pending) == 9  # of the ten one is in the handler
+        assert min(pending) == 4
+
+    run(main())
+
+
+@pytest.mark.parametrize("delivery", KINDS)
+def test_stop_drops_the_buffer_and_loses_nothing(memory: MemoryTestCluster, delivery: str) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 50)
+
+    async def main() -> None:
+        async with opened(memory, topic, delivery=delivery) as consumer:
+            context, offsets = consumer.consume(), []
+            async for message in context:
+                offsets.append(message.offset)
+                message.ack()
+                if len(offsets) == 5:
+                    await context.stop()
+                    assert consumer._consumer._queue.buffered() == 0
+            assert offsets == [0, 1, 2, 3, 4]
+            assert context.closed
+            assert await collect(consumer, 45) == [(0, offset) for offset in range(5, 50)]
+
+    run(main())
+
+
+def test_a_loop_that_was_left_does_not_keep_stop_from_ending_it(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            context = consumer.consume()
+            async for message in context:
+                message.ack()
+                break
+            assert repr(context).endswith(", open)")
+            await context.stop()
+            assert repr(context) == f"AsyncConsumeContext({consumer.group!r}, closed)"
+            assert await context.wait(0)
+            assert await collect(consumer, 2) == [(0, 1), (0, 2)]
+
+    run(main())
+
+
+def test_drain_delivers_what_is_buffered_and_says_whether_all_is_acked(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 100)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            context, offsets = consumer.consume(max_messages=10), []
+            async for message in context:
+                offsets.append(message.offset)
+                message.ack()
+                if len(offsets) == 3:
+                    assert await context.drain() is False, "the loop goes on"
+            assert offsets == list(range(10))
+            assert await context.drain() is True
+            assert positions(consumer) == [10]
+            held: list[Message] = []
+            context = consumer.consume(held.append, max_messages=2)
+            await turn_until(lambda: len(held) >= 2, "somebody has them")
+            assert await context.drain(0.05) is False
+            assert context.closed
+            assert all(message.ack() for message in held), "they are still their handlers'"
+
+    run(main())
+
+
+def test_stop_waits_for_the_running_handler_and_cancels_nothing(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 10)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            handler = Handler()
+            handler.open.clear()
+            context = consumer.consume(handler)
+            await handler.got(1)
+            await context.stop(timeout_s=0.01)
+            assert not context.closed
+            handler.open.set()
+            await context.stop()
+            assert context.closed
+            assert [message.offset for message in handler.seen] == [0]
+            assert positions(consumer) == [1]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("ending", "handled"), [("stop", [0, 1]), ("drain", [0, 1, 2, 3, 4])])
+def test_stop_and_drain_may_be_called_in_the_handler(
+    memory: MemoryTestCluster, ending: str, handled: list[int]
+) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            await turn_until(lambda: consumer.claims(), "claimed")
+
+            async def then(message: Message) -> None:
+                if message.offset == 1:
+                    assert not await getattr(context, ending)()
+
+            handler = Handler(then)
+            context = consumer.consume(handler)
+            assert await context.wait(DEADLINE_S)
+            assert [message.offset for message in handler.seen] == handled
+
+    run(main())
+
+
+@pytest.mark.parametrize("ending", ["stop", "drain", "request_stop"])
+def test_the_end_of_the_consumer_ends_its_consume(memory: MemoryTestCluster, ending: str) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            handler = Handler()
+            context = consumer.consume(handler)
+            await handler.got(5)
+            ends = getattr(consumer, ending)()
+            if ends is not None:
+                await ends
+            assert await context.wait(DEADLINE_S)
+            assert (context.closed, context.error) == (True, None)
+            if ending != "request_stop":
+                with pytest.raises(ConsumerClosed):
+                    consumer.consume()
+
+    run(main())
+
+
+def test_a_deleted_group_ends_the_consume(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            await turn_until(lambda: consumer.claims(), "claimed")
+            context = consumer.consume(Handler())
+            delete(memory, consumer.group)
+            with pytest.raises(GroupDeleted):
+                await context.wait(DEADLINE_S)
+            assert isinstance(context.error, GroupDeleted)
+
+    run(main())
+
+
+# --- handlers that raise
+
+
+def fails_on(offset: int, error: BaseException) -> Any:
+    """A body of a handler that raises once."""
+    left = [error]
+
+    async def then(message: Message) -> None:
+        if message.offset == offset and left:
+            raise left.pop()
+
+    return then
+
+
+async def await_what_was_cancelled(message: Message) -> None:
+    if message.delivery_count == 1 and message.offset == 1:
+        other = asyncio.get_running_loop().create_future()
+        other.cancel()
+        await other
+
+
+@pytest.mark.parametrize("then", [fails_on(1, ValueError("no account")), await_what_was_cancelled])
+def test_a_message_whose_handler_raises_comes_again_later(memory: MemoryTestCluster, then: Any) -> None:
+    """A CancelledError of something that the handler awaits is one of its errors: nobody has cancelled the consume."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            handler = Handler(then)
+            context = consumer.consume(handler)
+            await handler.got(4)
+            assert await context.drain()
+            assert [message.offset for message in handler.seen] == [0, 1, 2, 1]
+            assert context.error is None
+            failed = [event for event in consumer.events() if event.kind == "handler_failed"]
+            assert [(event.topic, event.offset) for event in failed] == [(topic, 1)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("delivery", KINDS)
+def test_a_handler_that_raises_may_end_the_consume(
+    memory: MemoryTestCluster, delivery: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 4)
+
+    async def main() -> None:
+        async with opened(memory, topic, delivery=delivery) as consumer:
+            handler = Handler(fails_on(1, ValueError("no account")))
+            context = consumer.consume(handler, on_error="stop")
+            with pytest.raises(ValueError, match="no account"):
+                await context.wait(DEADLINE_S)
+            assert [message.offset for message in handler.seen] == [0, 1]
+            first = 1 if delivery == "at_least_once" else 2
+            assert sorted(await collect(consumer, 4 - first)) == [(0, offset) for offset in range(first, 4)]
+            with pytest.raises(InvalidOption, match="on_error"):
+                consumer.consume(handler, on_error="ignore")  # type: ignore[arg-type]
+            if delivery == "at_most_once":
+                with pytest.raises(NeedsAtLeastOnce):
+                    consumer.consume(handler, on_error="nak")
+
+    with caplog.at_level(logging.ERROR, "marshal_py"):
+        run(main())
+    assert "a handler failed" in caplog.text
+
+
+# --- cancellation
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("delivery", KINDS)
+@pytest.mark.parametrize("given", [{"max_messages": 4}, {"max_bytes": 60}], ids=str)
+def test_a_loop_that_is_cancelled_anywhere_loses_nothing(
+    memory: MemoryTestCluster, delivery: str, late: bool, given: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another loop over the same context delivers what the cancelled one waited for, each message once, in order."""
+    monkeypatch.setattr(async_consumer, "TURN_S", 0.0)  # so that it is suspended between messages, too
+    topic, cuts = memory.topic(), 0
+
+    async def main() -> None:
+        nonlocal cuts
+        async with opened(memory, topic, delivery=delivery) as consumer:
+            await turn_until(lambda: consumer.claims(), "claimed")
+            context, seen = consumer.consume(**given), []
+            for at in range(20):
+                memory.fill(topic, 0, 5, first=5 * at)
+                iterator = aiter(context)
+                for _ in range(6):
+                    cancelled, message = await cut(anext(iterator), at % 3, late)  # type: ignore[arg-type]
+                    cuts += cancelled
+                    if cancelled:
+                        break
+                    seen.append(message.offset)
+                    message.ack()
+                del iterator
+            assert not context.closed
+            async for message in context:
+                seen.append(message.offset)
+                message.ack()
+                if len(seen) == 100:
+                    break
+            assert seen == list(range(100))
+            await context.stop()
+            assert await consumer.next(0.0) is None
+
+    run(main())
+    assert cuts >= 4
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("at", range(2))
+@pytest.mark.parametrize("verb", ["stop", "drain", "wait"])
+def test_a_verb_that_is_cancelled_is_completed_by_a_second_call(
+    memory: MemoryTestCluster, verb: str, at: int, late: bool
+) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            handler = Handler()
+            context = consumer.consume(handler)
+            await handler.got(3)
+            arguments = (0.01,) if verb == "wait" else ()
+            await cut(getattr(context, verb)(*arguments), at, late)
+            await getattr(context, verb)(*arguments)
+            assert context.closed == (verb != "wait")
+            await context.stop()
+            assert context.closed
+            assert positions(consumer) == [3]
+
+    run(main())
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_drain_whose_loop_is_cancelled_is_completed_by_another_loop(memory: MemoryTestCluster, at: int) -> None:
+    """While it waits for the acks, for example."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            context, held = consumer.consume(max_messages=2), []
+            iterator = aiter(context)
+            for _ in range(2):
+                held.append(await anext(iterator))
+            assert await context.drain() is False
+            cancelled, _ = await cut(anext(iterator), at, True)  # type: ignore[arg-type]
+            assert cancelled
+            assert not context.closed
+            for message in held:
+                message.ack()
+            assert [message async for message in context] == []
+            assert context.closed
+            assert await context.drain() is True
+
+    run(main())
+
+
+def test_the_end_of_the_program_gives_the_message_of_a_handler_back(memory: MemoryTestCluster) -> None:
+    """asyncio.run cancels the tasks that are left, so the handler's, too."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            handler = Handler()
+            handler.open.clear()
+            context = consumer.consume(handler)
+            await handler.got(1)
+            assert context._task is not None
+            context._task.cancel()
+            assert await context.wait(DEADLINE_S)
+            assert (context.closed, context.error) == (True, None)
+            assert sorted(await collect(consumer, 3)) == [(0, 0), (0, 1), (0, 2)]
+
+    run(main())
+
+
+# --- wrong use
+
+
+def test_one_consume_and_one_loop_at_a_time(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            await turn_until(lambda: consumer.claims(), "claimed")
+            context = consumer.consume()
+            for verb in (consumer.fetch, consumer.next, consumer.__aiter__().__anext__):  # type: ignore[attr-defined]
+                with pytest.raises(AlreadyConsuming):
+                    await verb()
+            with pytest.raises(AlreadyConsuming):
+                consumer.consume()
+
+            async def first() -> int:
+                async for message in context:
+                    return message.offset
+                return -1
+
+            waiting = asyncio.create_task(first())
+            await turn_until(lambda: consumer._consumer._user is not None, "it waits")
+            with pytest.raises(ConcurrentUse, match="another task"):
+                await anext(aiter(context))
+            assert not context.closed, "the first loop goes on"
+            memory.fill(topic, 0, 1)
+            assert await waiting == 0
+            await context.stop()
+            context = consumer.consume(Handler())
+            with pytest.raises(InvalidOption, match="handler"):
+                aiter(context)
+            with pytest.raises(InvalidOption, match="handler"):
+                consumer.consume("no function")  # type: ignore[arg-type]
+            with pytest.raises(InvalidOption, match="threshold"):
+                consumer.consume(max_messages=5, threshold_messages=6)
+
+    run(main())
+
+
+def test_a_consume_outside_the_event_loop_is_refused(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            with pytest.raises(EventLoopMisuse, match="thread without one"):
+                await asyncio.to_thread(consumer.consume)
+            assert await consumer.next(0.0) is None
+
+    run(main())
+
+
+def test_nothing_on_the_event_loop_calls_librdkafka(
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even `stop`, which has everything fetched again. `produce` only queues."""
+    watch = Watch(monkeypatch)
+    topic = embedded.topic()
+    embedded.fill(topic, 0, 100)
+
+    async def main() -> None:
+        async with opened(embedded, topic) as consumer:
+            context = consumer.consume(max_messages=20)
+            async for message in context:
+                message.ack()
+                if message.offset == 30:
+                    await context.stop()
+            handler = Handler()
+            context = consumer.consume(handler)
+            await handler.got(69)
+            assert await context.drain()
+            assert [message.offset for message in handler.seen] == list(range(31, 100))
+
+    run(main())
+    assert watch.threads[threading.get_ident()] <= {"produce"}
+    assert {"consume", "incremental_assign"} <= watch.calls, "the test sees calls"
