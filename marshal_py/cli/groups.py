@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
@@ -92,6 +93,56 @@ BytesLimitOption = Annotated[
         "--max-request-max-bytes", min=0, metavar="N", help="The most bytes that one fetch may ask for; 0: any number."
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingOptions:
+    """The settings of a group that a command can give."""
+
+    delivery: DeliveryOption = None
+    policy: PolicyOption = None
+    on_topic_recreated: RecreatedOption = None
+    max_members: MaxMembersOption = None
+    members: MembersOption = None
+    mappings: MapOption = None
+    max_request_batch: BatchLimitOption = None
+    max_request_expires: ExpiryLimitOption = None
+    max_request_max_bytes: BytesLimitOption = None
+
+    def wanted(self, **more: Any) -> dict[str, Any]:
+        """Returns the settings that were given, and `more` of them, by name; None stands for one that was not given.
+
+        A value that its setting cannot have ends in exit code 2.
+        """
+        given = {
+            "delivery": self.delivery,
+            "policy": self.policy,
+            "on_topic_recreated": self.on_topic_recreated,
+            "max_members": self.max_members,
+            "members": self.members or None,
+            "mappings": changes.mappings(self.mappings) if self.mappings else None,
+            "max_request_batch": self.max_request_batch,
+            "max_request_expires_s": self.max_request_expires,
+            "max_request_max_bytes": self.max_request_max_bytes,
+            **more,
+        }
+        try:
+            return check_settings({name: value for name, value in given.items() if value is not None})
+        except InvalidOption as error:
+            raise typer.BadParameter(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateOptions(SettingOptions, changes.ChangeOptions):
+    """Adds the settings, and one that is for a group's whole life, to what every change asks."""
+
+    priority_groups: PriorityGroupsOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions(SettingOptions, changes.PauseOptions):
+    """Adds the settings to what a change asks that pauses the group."""
+
 
 app: Final = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -205,38 +256,14 @@ def info(
 
 @app.command("create", epilog=CREATE_EXAMPLE)
 @command
-def create(
-    options: changes.ChangeOptions,
-    group: changes.GroupName,
-    delivery: DeliveryOption = None,
-    policy: PolicyOption = None,
-    on_topic_recreated: RecreatedOption = None,
-    max_members: MaxMembersOption = None,
-    members: MembersOption = None,
-    mappings: MapOption = None,
-    priority_groups: PriorityGroupsOption = None,
-    max_request_batch: BatchLimitOption = None,
-    max_request_expires: ExpiryLimitOption = None,
-    max_request_max_bytes: BytesLimitOption = None,
-) -> None:
+def create(options: CreateOptions, group: changes.GroupName) -> None:
     """Create a group before its first consumer, or revive one that was deleted.
 
     A group that nobody created begins with its first consumer. The coordination topic must exist already; any consumer
     creates it.
     """
     target = options.group(group)
-    wanted = _wanted(
-        delivery=delivery,
-        policy=policy,
-        on_topic_recreated=on_topic_recreated,
-        max_members=max_members,
-        members=members or None,
-        mappings=changes.mappings(mappings) if mappings else None,
-        priority_groups=priority_groups or None,
-        max_request_batch=max_request_batch,
-        max_request_expires_s=max_request_expires,
-        max_request_max_bytes=max_request_max_bytes,
-    )
+    wanted = options.wanted(priority_groups=options.priority_groups or None)
     if not options.confirmed(
         group,
         lambda: target.impact(lambda context: impact.of_settings(context, wanted, True)),
@@ -249,35 +276,13 @@ def create(
 
 @app.command("update", epilog=UPDATE_EXAMPLE)
 @command
-def update(
-    options: changes.PauseOptions,
-    group: changes.GroupName,
-    delivery: DeliveryOption = None,
-    policy: PolicyOption = None,
-    on_topic_recreated: RecreatedOption = None,
-    max_members: MaxMembersOption = None,
-    members: MembersOption = None,
-    mappings: MapOption = None,
-    max_request_batch: BatchLimitOption = None,
-    max_request_expires: ExpiryLimitOption = None,
-    max_request_max_bytes: BytesLimitOption = None,
-) -> None:
+def update(options: UpdateOptions, group: changes.GroupName) -> None:
     """Change the settings of a group; what is not named stays.
 
     Another delivery pauses the group during the change and ends its consumers: start them again with the new one.
     Positions stay. Refused if somebody else changes the settings meanwhile.
     """
-    wanted = _wanted(
-        delivery=delivery,
-        policy=policy,
-        on_topic_recreated=on_topic_recreated,
-        max_members=max_members,
-        members=members or None,
-        mappings=changes.mappings(mappings) if mappings else None,
-        max_request_batch=max_request_batch,
-        max_request_expires_s=max_request_expires,
-        max_request_max_bytes=max_request_max_bytes,
-    )
+    wanted = options.wanted()
     if not wanted:
         raise typer.BadParameter("name what should change: an option of a setting, such as --policy")
     target = options.group(group)
@@ -317,15 +322,6 @@ def shrink(
         {"group": group, "topic": topic, "partitions": partitions, "offset": offset},
         f"{topic!r} has {partitions} partitions in group {group!r}",
     )
-
-
-def _wanted(**given: Any) -> dict[str, Any]:
-    """Returns the settings that are not None, by name. A value that its setting cannot have ends in exit code 2."""
-    wanted = {name: value for name, value in given.items() if value is not None}
-    try:
-        return check_settings(wanted)
-    except InvalidOption as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 @app.command("rm", epilog=RM_EXAMPLE)
