@@ -9,7 +9,6 @@ from __future__ import annotations
 from marshal_py.protocol.identity import Instant
 
 STEPS_PER_INTERVAL = 10  # a step counts as at most a tenth of the interval, however long the process slept (T2)
-LAPSE_MARGIN_MS = 100  # a lease lapses at least so long before others may evict its session (T8)
 EVICT_INTERVALS = 2  # after so many of its intervals without a sign of life a session may be evicted (F3.2)
 
 
@@ -41,14 +40,6 @@ class Lease:
     def left_ms(self, now: Instant) -> int:
         """Returns how many ms of the interval are left; negative when it is over or the lease has no start."""
         return -1 if self.started is None else self.interval_ms - now.since_ms(self.started)
-
-    def lapsed(self, now: Instant) -> bool:
-        """Returns whether another member may own at `now` what this session owned (T8).
-
-        That may be so two intervals after the lease's start, less a margin for safety.
-        """
-        margin_ms = max(LAPSE_MARGIN_MS, self.interval_ms // 100)
-        return self.started is None or now.since_ms(self.started) >= EVICT_INTERVALS * self.interval_ms - margin_ms
 
 
 class WaitClock:

@@ -99,10 +99,6 @@ class Entry(ABC):
         """Returns True if this message is not in the table yet."""
         return offset >= self.done.get(tp, 0)
 
-    def new_rows(self, df: DataFrame) -> DataFrame:
-        """Returns the rows of the batch that are not in the table yet."""
-        return self.rows_of(df, self.spans)
-
     def rows_of(self, df: DataFrame, spans: Mapping[TopicPartition, Span]) -> DataFrame:
         """Returns the rows of `df`, which holds `spans`, that are not in the table yet.
 

@@ -44,10 +44,8 @@ from marshal_py.errors import (
     UsedAfterFork,
 )
 
-# Of the capabilities that a transport may lack (transport/ports.py), a client of this broker has none. The holder of
-# the Broker object can create topics and truncate.
+# Of the capabilities that a transport may lack (transport/ports.py), a client of this broker has none.
 CAPABILITIES: frozenset[str] = frozenset()
-OWNER_CAPABILITIES: frozenset[str] = frozenset({"create_topic", "truncate"})
 
 # Constants in librdkafka's source, which no function or setting changes.
 KEPT_BYTES = 5 * 1024 * 1024

@@ -37,11 +37,6 @@ def block_owners(members: Iterable[str], max_members: int) -> list[str]:
     return [names[at // size] if at < whole else names[(at - whole) % len(names)] for at in range(max_members)]
 
 
-def block_partitions(members: Iterable[str], max_members: int, member: str) -> list[int]:
-    """Returns the partitions of one member in mode `blocks`, ascending; none if it is not in the list."""
-    return [at for at, name in enumerate(block_owners(members, max_members)) if name == member]
-
-
 def names(group: Group, order: Sequence[int], *, blocks: bool) -> dict[TopicPartition, str]:
     """Returns the member name to which each partition belongs.
 
