@@ -367,10 +367,10 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 continue
             if self._ending.draining:
                 seen = context.changes
-                waits = queue.at_most_once and self._intake.asks_grants()
+                waits = self._intake.asks_grants() if queue.at_most_once else self._waits_for_handlers()
                 if not waits or time.monotonic() >= self._ending.drain_until:
                     return
-                yield Change(GRANT_SLICE_S, seen)  # buffered messages are delivered as their grants come
+                yield Change(GRANT_SLICE_S, seen)  # buffered messages are delivered as their grants or acks come
                 continue
             self._ending.raise_if_ended()
             with context.lock:
@@ -381,6 +381,10 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 yield from self._intake.wait_for_gate(WAIT_SLICE_S)
             else:
                 yield from demand.wait(WAIT_SLICE_S)
+
+    def _waits_for_handlers(self) -> bool:
+        with self._context.lock:
+            return self._queue.window.waits_for_handlers(self._queue.buffers.values())
 
     # --- answers from elsewhere
 

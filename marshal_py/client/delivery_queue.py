@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from marshal_py.client import grants
+from marshal_py.client.ack_window import AckWindow
 from marshal_py.client.acks import Delivered, DeliveryContext
 from marshal_py.client.answers import Answers
 from marshal_py.client.buffers import ENDLESS, Allowance, Buffer, Reserved, fit, message_bytes
@@ -65,6 +66,7 @@ class DeliveryQueue:
             member, lock, clock_now, incarnation, make, options, self.answers
         )
         self.redelivering: Redelivering = Redelivering(self.delivery)
+        self.window: AckWindow = AckWindow(options.max_acks_pending)
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
         self._order: deque[TopicPartition] = deque()  # claimed partitions; the first is the next to deliver from
@@ -253,7 +255,7 @@ class DeliveryQueue:
                 assert isinstance(claim.tracker, AtMostOnce)
                 total += buffer.granted(claim.tracker)
             else:
-                total += due_count(claim, now) + (0 if blocked(claim) else buffer.size)
+                total += due_count(claim, now) + min(self.window.room(claim), buffer.size)
         return total
 
     def to_deliver(self, count_bytes: bool = False) -> tuple[int, int]:
@@ -288,9 +290,10 @@ class DeliveryQueue:
                 granted = buffer.granted(tracker)
                 at_bound = len(tracker.grants) >= GRANTS_AHEAD or (at_bound and granted == count)
                 count = granted
-            elif redeliveries_of(claim) is not None:
-                if blocked(claim):
-                    count, at_bound = 0, True
+            elif self.window.most is not None or redeliveries_of(claim) is not None:
+                room = self.window.room(claim)
+                if room <= count:
+                    count, at_bound = room, True
                 again = due_count(claim, now)
                 if again and (at_bound or max_bytes is not None):
                     return True
@@ -333,7 +336,7 @@ class DeliveryQueue:
             self._order.rotate(-1)
             buffer = self.buffers[tp]
             claim = buffer.claim
-            if claim is None or not buffer.fetched or buffer.paused_by_user or blocked(claim):
+            if claim is None or not buffer.fetched or buffer.paused_by_user or not self.window.room(claim):
                 continue
             if not self.member.may_deliver(claim.epoch, now):
                 continue
@@ -360,6 +363,7 @@ class DeliveryQueue:
                 return None
             head = buffer.fetched[0]
         count = self.redelivering.limit(claim, buffer, min(limit, len(head.messages) - head.at))
+        count = self.window.limit(claim, count)
         head = buffer.fetched[0] if buffer.fetched else head
         if limit_bytes is not None:
             count = fit(head.messages, head.at, count, limit_bytes, not have_some)
@@ -434,13 +438,16 @@ class DeliveryQueue:
                 due = self.redelivering.reserve(claim, now, until_ms)
                 if due is not None:
                     return due
-                if again.full or not buffer.fetched:
+                if not buffer.fetched:
                     continue
+            if not self.window.room(claim):
+                continue
             there = len(buffer.fetched[0].messages) - buffer.fetched[0].at
             count = 1 if claim.one_by_one else there
             if isinstance(claim.tracker, AtMostOnce):
                 count = buffer.skip_to_grant(claim.tracker)
             count = self.redelivering.limit(claim, buffer, min(count, self._left(), allowance.messages))
+            count = self.window.limit(claim, count)
             if allowance.size_bytes is not None and count > 0:
                 head = buffer.fetched[0]
                 count = fit(head.messages, head.at, count, allowance.size_bytes, allowance.one_fits)

@@ -146,7 +146,10 @@ class ConsumeDemand(Demand):
     def ends(self, shut: bool) -> bool:
         if self.drain_until is None or shut:
             return False
-        return not (self._queue.at_most_once and self._buffered()[0])  # their grants will come
+        if self._queue.at_most_once:
+            return not self._buffered()[0]  # their grants will come
+        with self._context.lock:
+            return not self._queue.window.waits_for_handlers(self._queue.buffers.values())
 
     def refill(self) -> Steps[None]:
         if self.drain_until is None:

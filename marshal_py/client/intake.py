@@ -47,6 +47,12 @@ class Intake:
             if self.asks_grants():
                 yield Change(min(timeout_s, GRANT_SLICE_S), seen)
                 timeout_s = 0.0
+        elif timeout_s > 0 and queue.window.most is not None:
+            with context.lock:
+                wait_s, seen = queue.window.wait_s(queue.buffers.values(), queue.delivered), context.changes
+            if wait_s is not None:
+                yield Change(min(timeout_s, wait_s), seen)
+                timeout_s = 0.0
         # In at-most-once mode a larger piece allows a larger grant.
         most = min(most, queue.options.prefetch_messages)
         if not queue.at_most_once:

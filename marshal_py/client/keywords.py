@@ -53,6 +53,7 @@ class ConsumerKeywords(TypedDict, total=False):
     handler_timeout_s: float
     hand_over_timeout_s: float | None
     unacked_max: int
+    max_acks_pending: int | None
     max_deliver: int | None
     dead_letter_topic: str | None
     prefetch_messages: int

@@ -35,6 +35,7 @@ OnTopicRecreated = Literal["fail", "earliest"]
 HEARTBEAT_INTERVAL_S: Final = 2.0  # a fail-over takes about two; each consumer sends a small record every third of one
 HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handler, short for a hung one
 HAND_OVER_TIMEOUT_S: Final = 30.0  # how long a new member may wait for a busy handler, so that a deployment goes on
+ACKS_PENDING_MAX: Final = 1_000_000  # as many as any partition buffers; more bounds nothing
 UNACKED_MAX: Final = 100_000  # offsets tracked per partition; while there are so many, it is not fetched (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
 # Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much.
@@ -98,6 +99,11 @@ class ConsumerOptions:
     `start`: where the group begins to read a partition for which it has no position: a word, a time, or offsets
     (start_positions.py). A time means the first message that is not older, or the end if there is none.
 
+    `max_acks_pending`: the most messages of a partition that are delivered and not acked or ended at once; those that
+    were given back count. With 1, a message is delivered when the one before it is done, so the order within a key
+    holds, also after a `nak` and with handlers in many threads. Partitions do not wait for each other. Only in
+    at-least-once groups. Source: "Max acks pending" of partitioned consumer groups.
+
     `max_deliver`: after how many deliveries a message goes to the `dead_letter_topic` instead of being delivered again.
     The log counts them, those of other consumers included (`Message.delivery_count`), and may count one too many for
     each owner that died: a message whose ack died with its process can go there, too. Five is a good choice. Messages
@@ -126,6 +132,7 @@ class ConsumerOptions:
     handler_timeout_s: float = HANDLER_TIMEOUT_S
     hand_over_timeout_s: float | None = None
     unacked_max: int = UNACKED_MAX
+    max_acks_pending: int | None = None  # None: a partition is delivered on while earlier messages are not acked
     max_deliver: int | None = None  # None: a message is delivered until it is acked or ended
     dead_letter_topic: str | None = None
     prefetch_messages: int = PREFETCH_MESSAGES
@@ -186,6 +193,7 @@ class ConsumerOptions:
         _whole("priority", self.priority, PRIORITY_MAX, "lower ones come first", 0)
         _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
         _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
+        self._check_acks_pending()
         self._check_dead_letters()
         _whole("prefetch_messages", self.prefetch_messages, 1_000_000, "it bounds memory")
         _whole(
@@ -211,6 +219,14 @@ class ConsumerOptions:
             )
         if not isinstance(self.settings, Mapping) or not all(isinstance(name, str) for name in self.settings):
             raise InvalidOption("settings", self.settings, "a dict of librdkafka's settings by name")
+
+    def _check_acks_pending(self) -> None:
+        if self.max_acks_pending is None:
+            return
+        _whole("max_acks_pending", self.max_acks_pending, ACKS_PENDING_MAX, "of one partition; 1 keeps the order")
+        if self.delivery == "at_most_once":
+            rule = "in an at-most-once group messages are done before they are delivered, always in order"
+            raise InvalidOption("max_acks_pending", self.max_acks_pending, rule)
 
     def _check_dead_letters(self) -> None:
         if self.max_deliver is None and self.dead_letter_topic is None:
