@@ -112,6 +112,7 @@ from marshal_py.protocol.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
+from marshal_py.topics.subject_keys import SubjectKey, subject_key
 
 __version__ = "0.1.0"
 
@@ -208,6 +209,7 @@ __all__ = [
     "SnapshotRefused",
     "StoredBatch",
     "StoredMessage",
+    "SubjectKey",
     "TlsMismatch",
     "Token",
     "TooManyKeys",
@@ -225,4 +227,5 @@ __all__ = [
     "connect",
     "group",
     "stop_on_signals",
+    "subject_key",
 ]

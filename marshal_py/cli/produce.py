@@ -10,6 +10,8 @@ import typer
 
 from marshal_py.cli import lines, output
 from marshal_py.cli.options import CommonOptions, command
+from marshal_py.errors import InvalidName, InvalidOption
+from marshal_py.topics.subject_keys import SubjectKey, subject_key
 from marshal_py.transport.producer import KafkaProducer
 
 EXAMPLE: Final = output.example("echo '42:paid' | marshal produce orders --key-separator : --header source=shell")
@@ -20,6 +22,22 @@ def produce(
     options: CommonOptions,
     topic: Annotated[str, typer.Argument(help="Where to write. It must exist.")],
     key_separator: Annotated[str | None, typer.Option(help="What separates key and value of a line.")] = None,
+    key_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N...",
+            help="The key of a line is a subject, tokens between dots: write these tokens of it, "
+            "counted from 1, as the key instead.",
+        ),
+    ] = None,
+    key_pattern: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="The form of the subjects, as orders.*.*: --key-tokens then counts the * alone, and "
+            "a subject of another form is refused.",
+        ),
+    ] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="For every message; repeatable.")
     ] = None,
@@ -42,13 +60,20 @@ def produce(
         raise typer.BadParameter("--key-separator is for text: with --from-json the key has a field")
     if key_separator == "":
         raise typer.BadParameter("--key-separator must not be empty")
+    key_of = _subject_key(key_pattern, key_tokens)
+    if key_of is not None and key_separator is None and not from_json:
+        raise typer.BadParameter("--key-tokens needs the keys of --key-separator or --from-json")
     if topic == options.coordination_topic:
         raise output.CommandFailed(f"{topic} is the coordination topic: only the library writes to it")
     headers = [_header(text) for text in header or []]
     producer = KafkaProducer(options.transport())
     try:
-        for key, value, own in _messages(key_separator, from_json):
-            producer.write(topic, value, key, [*headers, *own], partition)
+        try:
+            for key, value, own in _messages(key_separator, from_json, key_of):
+                producer.write(topic, value, key, [*headers, *own], partition)
+        except output.CommandFailed:  # it says that the lines before are written
+            producer.flush()
+            raise
         producer.flush()
     finally:
         producer.close()
@@ -62,7 +87,32 @@ def _header(text: str) -> tuple[str, bytes]:
     return name, value.encode()
 
 
-def _messages(separator: str | None, from_json: bool) -> Iterator[tuple[bytes | None, bytes | None, lines.Headers]]:
+def _subject_key(pattern: str | None, tokens: str | None) -> SubjectKey | None:
+    if tokens is None:
+        if pattern is not None:
+            raise typer.BadParameter("--key-pattern is for --key-tokens")
+        return None
+    try:
+        return subject_key(pattern, tokens=[int(token) for token in tokens.split(",")])
+    except ValueError:
+        raise typer.BadParameter(f"--key-tokens {tokens!r}: expected numbers, as 2,1") from None
+    except InvalidOption as error:
+        raise typer.BadParameter(f"--key-{error}") from None
+
+
+def _messages(
+    separator: str | None, from_json: bool, key_of: SubjectKey | None
+) -> Iterator[tuple[bytes | None, bytes | None, lines.Headers]]:
+    for number, (key, value, headers) in enumerate(_lines(separator, from_json), 1):
+        if key_of is not None:
+            try:
+                key = key_of(key or b"")
+            except InvalidName as error:
+                raise output.CommandFailed(f"line {number}: {error}; the lines before it are written") from None
+        yield key, value, headers
+
+
+def _lines(separator: str | None, from_json: bool) -> Iterator[tuple[bytes | None, bytes | None, lines.Headers]]:
     for number, line in enumerate(sys.stdin.buffer, 1):
         text = line.removesuffix(b"\n")
         if from_json:

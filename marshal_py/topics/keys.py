@@ -38,6 +38,12 @@ def has_wildcard(pattern: str) -> bool:
     return ONE in tokens or REST in tokens
 
 
+def is_pattern(pattern: str) -> bool:
+    """Returns whether no token of the pattern is empty, and only the last one is `>`."""
+    tokens = pattern.split(SEPARATOR)
+    return "" not in tokens and REST not in tokens[:-1]
+
+
 def matcher(pattern: Key) -> Callable[[bytes], bool]:
     """Returns a function that says whether a key matches the pattern.
 
@@ -51,11 +57,11 @@ def matcher(pattern: Key) -> Callable[[bytes], bool]:
     if not has_wildcard(pattern):
         wanted = pattern.encode()
         return lambda key: key == wanted
-    tokens = pattern.split(SEPARATOR)
-    if REST in tokens[:-1] or "" in tokens:
+    if not is_pattern(pattern):
         raise BadRequest(
             f"multi_last has {pattern!r}: `>` stands for the rest, so only the last token may be it; no token is empty"
         )
+    tokens = pattern.split(SEPARATOR)
     rest = tokens[-1] == REST
     fixed = tokens[:-1] if rest else tokens
 

@@ -17,6 +17,7 @@ def broker() -> Iterator[Broker]:
         "orders": 4,
         "empty": 2,
         "full": 1,
+        "tokens": 2,
         "__marshal": 16,
         "__unused": 16,
         "__copy": 16,

@@ -62,6 +62,11 @@ def test_every_command_has_help(shell: Shell, command: list[str]) -> None:
         ["produce"],
         ["produce", "orders", "--header", "no equals sign"],
         ["produce", "orders", "--key-separator", ""],
+        ["produce", "orders", "--key-tokens", "1"],
+        ["produce", "orders", "--key-separator", ":", "--key-tokens", "1;2"],
+        ["produce", "orders", "--key-separator", ":", "--key-tokens", "0"],
+        ["produce", "orders", "--key-separator", ":", "--key-tokens", "2", "--key-pattern", "orders.*"],
+        ["produce", "orders", "--key-separator", ":", "--key-pattern", "orders.*"],
         ["state", "--command-config", "/does/not/exist"],
         ["demo", "--seconds", "1"],
         ["log", "tail", "-n", "-1"],
@@ -146,6 +151,23 @@ def test_produce_writes_keys_and_headers_to_a_partition(shell: Shell) -> None:
         (b"last", b"line", 1),
     ]
     assert got[0].headers == [("a", b"1"), ("b", b"")]
+
+
+def test_produce_makes_keys_of_tokens(shell: Shell) -> None:
+    """The same as `subject_key`, with a pattern and without one; a subject of another form ends the command."""
+    tokens = ("produce", "tokens", "--key-separator", ":", "--key-tokens", "2,1")
+    shell.json(*tokens, stdin=b"eu.42.paid:1\n")
+    shell.json(*tokens, "--key-pattern", "orders.*.*", stdin=b"orders.eu.42:2\n")
+    shell.json("produce", "tokens", "--from-json", "--key-tokens", "1", stdin=b'{"key": "us.7", "value": "3"}\n')
+    refused = shell.run(*tokens, "--key-pattern", "orders.*.*", stdin=b"orders.eu.42:4\nrefunds.eu.42:5\n")
+    assert refused.exit_code == 1
+    assert "line 2: subject b'refunds.eu.42' is not allowed: it must match 'orders.*.*'" in refused.stderr
+    with (
+        connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
+        marshal.consumer("reader of tokens", ["tokens"], start="earliest") as consumer,
+    ):
+        got = {message.value: message.key for message in consumer.fetch(4)}
+    assert got == {b"1": b"42.eu", b"2": b"42.eu", b"3": b"us", b"4": b"42.eu"}
 
 
 def test_a_line_without_separator_is_named(shell: Shell) -> None:
