@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -20,21 +21,15 @@ from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.event_loop import VERBS_AT_ONCE_MAX, EventLoop, Opening, Threads
-from marshal_py.client.group_config import EMPTY, GroupConfig
-from marshal_py.client.keywords import ConsumerKeywords, explicit
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.client.keywords import ConsumerKeywords, explicit, parameters_of
 from marshal_py.client.metrics import Metrics
-from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions
-from marshal_py.client.retention import HISTORY_KEPT_S
+from marshal_py.client.options import ConsumerOptions
 from marshal_py.protocol.advisory import Advisory
-from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
-from marshal_py.topics.keys import ALL, Key
+from marshal_py.topics.keys import Key
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredBatch, StoredMessage
 from marshal_py.topics.topic import FOLLOW_PAGE, FOLLOW_S
-from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.serialization import Deserializer
-from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -218,65 +213,41 @@ class AsyncMarshal(Blocking[Marshal]):
     groups: Final = awaited(Marshal.groups)
     delete_group: Final = awaited(Marshal.delete_group)
 
-    def topic(
-        self,
-        name: str,
-        *,
-        partitioner: str = ALL,
-        isolation: str = "read_committed",
-        key_deserializer: Deserializer | None = None,
-        value_deserializer: Deserializer | None = None,
-    ) -> AsyncTopic:
+    @parameters_of(Marshal.topic)
+    def topic(self, *arguments: Any, **named: Any) -> AsyncTopic:
         """Returns a topic, to read any of its messages from, as `Marshal.topic` does. It sends no request.
 
         Deserializers run on a thread of the Marshal.
         """
-        plain = self._plain.topic(
-            name,
-            partitioner=partitioner,
-            isolation=isolation,
-            key_deserializer=key_deserializer,
-            value_deserializer=value_deserializer,
-        )
-        return AsyncTopic(plain, self._shared.reads)
+        return AsyncTopic(self._plain.topic(*arguments, **named), self._shared.reads)
 
-    async def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int = 1,
-        replication: int | None = None,
-        settings: Mapping[str, str] | None = None,
-        dry_run: bool = False,
-    ) -> AsyncTopic:
+    @parameters_of(Marshal.create_topic)
+    async def create_topic(self, *arguments: Any, **named: Any) -> AsyncTopic:
         """Creates a topic and returns it, as `Marshal.create_topic` does."""
-        create = functools.partial(
-            self._plain.create_topic,
-            name,
-            partitions=partitions,
-            replication=replication,
-            settings=settings,
-            dry_run=dry_run,
-        )
-        return AsyncTopic(await self._threads.run(create), self._shared.reads)
+        plain = await self._threads.run(lambda: self._plain.create_topic(*arguments, **named))
+        return AsyncTopic(plain, self._shared.reads)
 
     def group(self, name: str) -> AsyncGroup:
         """Returns the operations on a group, as `Marshal.group` does. Nothing is sent."""
         return self._async_group(self._plain.group(name))
 
-    async def create_group(self, name: str, config: GroupConfig = EMPTY, *, reason: str = "") -> AsyncGroup:
+    @parameters_of(Marshal.create_group)
+    async def create_group(self, *arguments: Any, **named: Any) -> AsyncGroup:
         """Creates a group before its first consumer, as `Marshal.create_group` does."""
-        return self._async_group(await self._threads.run(lambda: self._plain.create_group(name, config, reason=reason)))
+        plain = self._plain
+        return self._async_group(await self._threads.run(lambda: plain.create_group(*arguments, **named)))
 
-    async def update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> AsyncGroup:
+    @parameters_of(Marshal.update_group)
+    async def update_group(self, *arguments: Any, **named: Any) -> AsyncGroup:
         """Changes the settings of a group, as `Marshal.update_group` does."""
-        return self._async_group(await self._threads.run(lambda: self._plain.update_group(name, config, reason=reason)))
+        plain = self._plain
+        return self._async_group(await self._threads.run(lambda: plain.update_group(*arguments, **named)))
 
-    async def create_or_update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> AsyncGroup:
+    @parameters_of(Marshal.create_or_update_group)
+    async def create_or_update_group(self, *arguments: Any, **named: Any) -> AsyncGroup:
         """Creates a group, or changes its settings, as `Marshal.create_or_update_group` does."""
-        return self._async_group(
-            await self._threads.run(lambda: self._plain.create_or_update_group(name, config, reason=reason))
-        )
+        plain = self._plain
+        return self._async_group(await self._threads.run(lambda: plain.create_or_update_group(*arguments, **named)))
 
     def _async_group(self, plain: Group) -> AsyncGroup:
         return AsyncGroup(plain, self._shared.reads)
@@ -357,37 +328,25 @@ class AsyncMarshal(Blocking[Marshal]):
         return AsyncConsumer(joined, self._shared)
 
 
-def connect(
-    servers_or_config: str | Mapping[str, Any] | MemoryTransport,
-    *,
-    client_id: str | None = None,
-    coordination_topic: str = COORDINATION_TOPIC,
-    coordination_partitions: int = COORDINATION_PARTITIONS,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS,
-    history_kept_s: float = HISTORY_KEPT_S,
-    statistics_interval_ms: int = 0,
-    evidence_dir: str | None = None,
-    last_will: str = "auto",
-) -> Opening[AsyncMarshal]:
-    """Connects to a cluster, as `marshal_py.connect` does: `await` it, or use it in `async with`.
+def _opening(plainly: Callable[P, Marshal]) -> Callable[P, Opening[AsyncMarshal]]:
+    """Makes the function that connects as `plainly` does, with its parameters."""
+    parameters = inspect.signature(plainly)
 
-    The Marshal belongs to the event loop that runs then.
-    """
-    plainly = functools.partial(
-        Marshal.connect,
-        servers_or_config,
-        client_id=client_id,
-        coordination_topic=coordination_topic,
-        coordination_partitions=coordination_partitions,
-        timeout_s=timeout_s,
-        snapshot_every_records=snapshot_every_records,
-        history_kept_s=history_kept_s,
-        statistics_interval_ms=statistics_interval_ms,
-        evidence_dir=evidence_dir,
-        last_will=last_will,
-    )
-    return Opening(lambda: _connect(plainly))
+    def connect(*arguments: P.args, **named: P.kwargs) -> Opening[AsyncMarshal]:
+        """Connects to a cluster, as `marshal_py.connect` does: `await` it, or use it in `async with`.
+
+        The Marshal belongs to the event loop that runs then.
+        """
+        parameters.bind(*arguments, **named)  # raises TypeError here, and not only where the result is awaited
+        return Opening(lambda: _connect(lambda: plainly(*arguments, **named)))
+
+    connect.__qualname__ = "connect"
+    returns = "Opening[AsyncMarshal]"
+    connect.__signature__ = parameters.replace(return_annotation=returns)  # type: ignore[attr-defined]  # inspect reads it
+    return connect
+
+
+connect: Final = _opening(Marshal.connect)
 
 
 async def _connect(plainly: Callable[[], Marshal]) -> AsyncMarshal:

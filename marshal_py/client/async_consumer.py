@@ -16,20 +16,19 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Generic, Self
 
-from marshal_py.client import requests
 from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, check_timeout
 from marshal_py.client.async_consume import AsyncConsumeContext
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.consuming import Handler, Reader
-from marshal_py.client.demand import Demand, LimitedDemand
+from marshal_py.client.demand import Demand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.event_loop import EventLoop, Feed
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.keywords import parameters_of
 from marshal_py.client.membership import HAND_OVER_S, Call
 from marshal_py.client.message import Batch, Message, Part
-from marshal_py.client.requests import FETCH_EXPIRES_S, ConsumeRequest, OnError, Request
+from marshal_py.client.requests import ConsumeRequest, OnError, Request
 from marshal_py.client.waits import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, MarshalError
 from marshal_py.protocol.advisory import Advisory
@@ -151,18 +150,15 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     # --- fetching
 
-    async def fetch(
-        self,
-        max_messages: int | None = None,
-        *,
-        max_bytes: int | None = None,
-        expires_s: float = FETCH_EXPIRES_S,
-        min_messages: int | None = None,
-        idle_heartbeat_s: float | None = None,
-    ) -> Batch[K_co, V_co]:
+    # Each of these verbs is that of Consumer, called for this object: it checks what is asked for, fills in defaults
+    # and calls `_call`, `_first`, `_each` or `_consume`, which wait here without blocking the event loop.
+
+    @parameters_of(Consumer.fetch)
+    async def fetch(self, *arguments: Any, **named: Any) -> Batch[K_co, V_co]:
         """Waits for messages and returns at most `max_messages` of them, as `Consumer.fetch` does."""
-        request = requests.check_fetch(max_messages, max_bytes, expires_s, min_messages, idle_heartbeat_s)
-        return await self._call(Call("fetch"), request)
+        fetch: Any = Consumer.fetch
+        batch: Batch[K_co, V_co] = await fetch(self, *arguments, **named)
+        return batch
 
     async def _call(self, call: Call, request: Request) -> Batch[K_co, V_co]:
         await self._give_turn()
@@ -181,11 +177,14 @@ class AsyncConsumer(Generic[K_co, V_co]):
                 consumer._inside = None
                 consumer._user = consumer._user if consumer._iterating else None
 
-    async def next(
-        self, expires_s: float = FETCH_EXPIRES_S, *, idle_heartbeat_s: float | None = None
-    ) -> Message[K_co, V_co] | None:
+    @parameters_of(Consumer.next)
+    async def next(self, *arguments: Any, **named: Any) -> Message[K_co, V_co] | None:
         """Returns the next message, or None after `expires_s` seconds without one, as `Consumer.next` does."""
-        request = requests.check_fetch(1, None, expires_s, None, idle_heartbeat_s)
+        next_: Any = Consumer.next
+        message: Message[K_co, V_co] | None = await next_(self, *arguments, **named)
+        return message
+
+    async def _first(self, request: Request) -> Message[K_co, V_co] | None:
         return next(iter(await self._call(Call("next"), request)), None)
 
     def __aiter__(self) -> AsyncIterator[Message[K_co, V_co]]:
@@ -195,20 +194,15 @@ class AsyncConsumer(Generic[K_co, V_co]):
         """
         return self._iterate(Demand(self._consumer._intake))
 
-    def fetch_each(
-        self,
-        max_messages: int | None = None,
-        *,
-        max_bytes: int | None = None,
-        expires_s: float = FETCH_EXPIRES_S,
-        idle_heartbeat_s: float | None = None,
-    ) -> AsyncIterator[Message[K_co, V_co]]:
+    @parameters_of(Consumer.fetch_each)
+    def fetch_each(self, *arguments: Any, **named: Any) -> AsyncIterator[Message[K_co, V_co]]:
         """Delivers the messages of a `fetch` one by one, for `async for`, as `Consumer.fetch_each` does."""
-        consumer = self._consumer
-        request = requests.check_fetch(max_messages, max_bytes, expires_s, None, idle_heartbeat_s)
-        request = consumer._limits.cut(request)
-        watch = consumer._watch(request.idle_heartbeat_s)
-        return self._iterate(LimitedDemand(consumer._intake, request, watch))
+        fetch_each: Any = Consumer.fetch_each
+        messages: AsyncIterator[Message[K_co, V_co]] = fetch_each(self, *arguments, **named)
+        return messages
+
+    def _each(self, request: Request) -> AsyncIterator[Message[K_co, V_co]]:
+        return self._iterate(self._consumer._limited(request))
 
     @parameters_of(Consumer[Any, Any].consume)
     def consume(self, *arguments: Any, **named: Any) -> AsyncConsumeContext[K_co, V_co]:
@@ -218,7 +212,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         returns, if it can be awaited. Without one, iterate over the returned context by `async for`. The call does not
         wait, so it is not awaited.
         """
-        consume: Any = Consumer.consume  # checks what is asked for, and calls _consume
+        consume: Any = Consumer.consume
         context: AsyncConsumeContext[K_co, V_co] = consume(self, *arguments, **named)
         return context
 

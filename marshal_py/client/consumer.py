@@ -200,7 +200,9 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         `idle_heartbeat_s` and the errors are those of `fetch`.
         """
-        request = requests.check_fetch(1, None, expires_s, None, idle_heartbeat_s)
+        return self._first(requests.check_fetch(1, None, expires_s, None, idle_heartbeat_s))
+
+    def _first(self, request: Request) -> Message[K_co, V_co] | None:
         return next(iter(self._call(Call("next"), request)), None)
 
     def __iter__(self) -> Iterator[Message[K_co, V_co]]:
@@ -225,9 +227,14 @@ class Consumer(Membership, Generic[K_co, V_co]):
         The lease is checked before each message, and leaving the loop early loses none. The arguments and errors are
         those of `fetch`; time counts from this call.
         """
-        request = self._limits.cut(requests.check_fetch(max_messages, max_bytes, expires_s, None, idle_heartbeat_s))
-        watch = self._watch(request.idle_heartbeat_s)
-        return chain.from_iterable(self._runs(LimitedDemand(self._intake, request, watch)))
+        return self._each(requests.check_fetch(max_messages, max_bytes, expires_s, None, idle_heartbeat_s))
+
+    def _each(self, request: Request) -> Iterator[Message[K_co, V_co]]:
+        return chain.from_iterable(self._runs(self._limited(request)))
+
+    def _limited(self, request: Request) -> LimitedDemand:
+        request = self._limits.cut(request)
+        return LimitedDemand(self._intake, request, self._watch(request.idle_heartbeat_s))
 
     def consume(
         self,

@@ -100,6 +100,11 @@ def test_both_fronts_take_the_same_parameters(plain: type, awaited: type) -> Non
     assert compared >= 5
 
 
+def test_a_parameter_that_does_not_exist_is_refused_where_it_is_given() -> None:
+    with pytest.raises(TypeError, match="cliend_id"):
+        aio.connect("localhost:9092", cliend_id="a")  # type: ignore[call-arg]
+
+
 def test_connect_takes_the_same_parameters() -> None:
     one, other = (inspect.signature(call).parameters.values() for call in (marshal_py.connect, aio.connect))
     assert [(p.name, p.kind, p.default) for p in one] == [(p.name, p.kind, p.default) for p in other]
