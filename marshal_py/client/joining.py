@@ -91,6 +91,8 @@ class Joining:
         try:
             self._loop.add(driver)
             consumer.wait_joined(max(1.0, deadline - time.monotonic()))
+            if self._wills is not None:
+                self._wills.wait_registered(driver)
         except BaseException:
             consumer.stop(JOIN_STOP_TIMEOUT_S)
             raise

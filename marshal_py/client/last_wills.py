@@ -7,7 +7,6 @@ one after a pause that grows, and each consumer gets the event `last_will_lost`.
 
 from __future__ import annotations
 
-import math
 import subprocess
 import threading
 import time
@@ -29,7 +28,7 @@ from marshal_py.transport import settings
 CHOICES: Final = ("auto", "process", "off")
 KEEP_S: Final = 0.05  # what was acked in this time before a death may be delivered again
 SHARE: Final = 20  # keeping takes at most this part of one core: a thousand busy partitions are kept less often
-READY_S: Final = 5.0  # how long a consumer's start waits for the witness; it joins without one after that
+READY_S: Final = 5.0  # how long a consumer's start waits for the witness; it joins without its name after that
 PAUSE_S_MIN: Final = 0.5  # before a lost witness is started again
 PAUSE_S_MAX: Final = 60.0
 # Calls into Python, which cannot leave this process. Nothing is lost without them in a producer that logs nowhere.
@@ -57,11 +56,7 @@ def check(choice: str, given: Mapping[str, Any], *, reachable: bool) -> str:
                 "last_will", choice, f"settings without Python callbacks: a witness cannot call {calls[0]}"
             )
         return "process"
-    around = rendezvous.connect() if reachable and not calls and not death.unsupported() else None
-    if around is None:
-        return ""
-    around.close()
-    return "run"
+    return "run" if reachable and not calls and not death.unsupported() and rendezvous.descriptor() is not None else ""
 
 
 def of_program(given: Mapping[str, Any]) -> str:
@@ -94,8 +89,10 @@ class LastWills:
         self._kept: dict[ConsumerDriver, _Kept] = {}
         self._numbers = 0
         self._connection: WitnessConnection | None = None
-        self._ready = threading.Event()  # the witness has answered, or there is none for now
-        self._closing = threading.Event()
+        self._ready = threading.Event()  # the witness has answered, is late, or there is none for now
+        self._closing = False
+        self._wake = threading.Event()
+        self._registered = threading.Condition()  # told when a session was, or when there is no witness
         self._pause_s = PAUSE_S_MIN
         self._retry_s = 0.0  # of the monotonic clock
         self._reported = False  # that there is none
@@ -112,16 +109,29 @@ class LastWills:
         connection = self._connection
         return connection.name if connection is not None else ""
 
+    def wait_registered(self, driver: ConsumerDriver) -> None:
+        """Waits until the witness would be told of this consumer's death, or there is none; for READY_S at most."""
+
+        def done() -> bool:
+            kept = self._kept.get(driver)
+            return self._connection is None or driver.ended or (kept is not None and kept.registered)
+
+        self._wake.set()
+        with self._registered:
+            self._registered.wait_for(done, READY_S)
+
     def close(self) -> None:
         """Takes back what is registered. Consumers that have left need no witness any more."""
-        self._closing.set()
+        self._closing = True
+        self._wake.set()
         self._thread.join(READY_S)
 
     # --- the thread
 
     def _run(self) -> None:
-        while not self._closing.is_set():
+        while not self._closing:
             took_s = 0.0
+            self._wake.clear()
             try:
                 self._connect()
                 began_s = time.thread_time()  # of this thread: waiting for the lock or for a core is no work
@@ -129,7 +139,8 @@ class LastWills:
                 took_s = time.thread_time() - began_s
             except Exception as error:
                 self._lose(repr(error))
-            self._closing.wait(max(KEEP_S, SHARE * took_s))
+            if not self._closing:
+                self._wake.wait(max(KEEP_S, SHARE * took_s))
         if self._connection is not None:
             for kept in self._kept.values():
                 self._connection.withdraw(kept.number)
@@ -149,28 +160,31 @@ class LastWills:
         try:
             source = rendezvous.connect() if self._kind == "run" else start_witness()
             if source is None:
-                raise OSError("marshal run has ended")
+                raise OSError("marshal run has ended, or does not take any more")
             self._connection = connection = WitnessConnection(source)
             connection.wait(READY_S)
         except (OSError, subprocess.SubprocessError) as error:
             self._lose(str(error))
             return
-        if connection.lost() or not connection.name:
-            self._lose("it did not answer")
+        if connection.lost():
+            self._lose("it ended at once")
             return
+        # One that has not answered is late, and no more than that: it finds what is registered once it runs again.
         self._pause_s, self._reported = PAUSE_S_MIN, False
         self._ready.set()
 
     def _lose(self, why: str) -> None:
-        """Notes that there is no witness. Another process is started after a pause; `marshal run` cannot come back."""
+        """Notes that there is no witness. After a pause another is started, or `marshal run` is asked again."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
         for kept in self._kept.values():
             kept.registered = False
-        self._retry_s = time.monotonic() + (self._pause_s if self._kind == "process" else math.inf)
+        self._retry_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
         self._ready.set()
+        with self._registered:
+            self._registered.notify_all()
         if self._reported:
             return
         self._reported = True
@@ -195,6 +209,8 @@ class LastWills:
             if self._connection is not None and not kept.registered:
                 self._connection.register(self._session(kept.number, driver), kept.file.fd)
                 kept.registered = True
+                with self._registered:
+                    self._registered.notify_all()
         for driver in [driver for driver in self._kept if driver not in wills]:
             kept = self._kept.pop(driver)  # it has left, or ended with an error: then its lease ends as ever
             if self._connection is not None and kept.registered:

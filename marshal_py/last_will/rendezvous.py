@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from array import array
 from typing import Final
 
 VARIABLE: Final = "MARSHAL_RUN_SOCKET"  # its value: descriptor:device:inode
@@ -20,20 +21,31 @@ def describe(fd: int) -> str:
     return f"{fd}:{found.st_dev}:{found.st_ino}"
 
 
-def connect() -> socket.socket | None:
-    """Returns a new connection to the `marshal run` around this process; None if there is none."""
+def descriptor() -> int | None:
+    """Returns the inherited socket to the `marshal run` around this process; None if there is none."""
     value = os.environ.get(VARIABLE, "")
     try:
         fd, device, inode = map(int, value.split(":"))
         found = os.fstat(fd)
     except (ValueError, OSError):
         return None
-    if not stat.S_ISSOCK(found.st_mode) or (found.st_dev, found.st_ino) != (device, inode):
+    return fd if stat.S_ISSOCK(found.st_mode) and (found.st_dev, found.st_ino) == (device, inode) else None
+
+
+def connect() -> socket.socket | None:
+    """Returns a new connection to the `marshal run` around this process; None if there is none, or if it has ended.
+
+    Waits for nothing: also None if more processes have connected than it has taken so far.
+    """
+    fd = descriptor()
+    if fd is None:
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket.socket(fileno=os.dup(fd)) as run:
-            socket.send_fds(run, [b"connect"], [theirs.fileno()])
+            # Not socket.send_fds, which ignores flags.
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [theirs.fileno()]))
+            run.sendmsg([b"connect"], [rights], socket.MSG_DONTWAIT)
     except OSError:
         ours.close()
         return None

@@ -87,10 +87,13 @@ class Runner:
         return code if code >= 0 else SIGNALLED - code
 
     def _settle(self) -> None:
-        """Publishes the wills of what has ended. Who still lives below the command loses its witness."""
+        """Publishes the wills of what has ended. Who still lives below the command loses its witness.
+
+        What this process has not read yet counts: it may have been stopped while the command lived.
+        """
+        self._accept()
         for connection in list(self._witness.connections):
-            if connection.watch is not None:
-                connection.look()
+            connection.settle()
         while self._witness.unacknowledged:
             self._witness.step()
 
@@ -128,14 +131,15 @@ class Runner:
                 pass
 
     def _accept(self) -> None:
-        """Takes a socket that a process below has sent."""
-        try:
-            _, fds, _, _ = socket.recv_fds(self._ours, 16, DESCRIPTORS_MAX)
-        except OSError:
-            return
-        for fd in fds:
-            os.set_inheritable(fd, False)
-            self._witness.connect(socket.socket(fileno=fd))
+        """Takes the sockets that processes below have sent."""
+        while True:
+            try:
+                _, fds, _, _ = socket.recv_fds(self._ours, 16, DESCRIPTORS_MAX)
+            except OSError:
+                return
+            for fd in fds:
+                os.set_inheritable(fd, False)
+                self._witness.connect(socket.socket(fileno=fd))
 
     def _reap(self) -> None:
         """Collects every process that has ended: the command, its children, and orphans where this is process 1."""

@@ -101,6 +101,13 @@ class Connection:
         self.notice(Sign.ENDED)
         self.drop()
 
+    def settle(self) -> None:
+        """Takes what the process has said so far, and acts if it has ended."""
+        if not self.inbox.closed:
+            self.read()
+        if self.watch is not None and self in self.witness.connections:
+            self.look()
+
     def notice(self, sign: Sign) -> None:
         """Publishes the wills of the process if this sign proves its death."""
         if last_will.proves_death(sign):
@@ -147,13 +154,17 @@ class Witness:
         return bool(self.connections) or self.unacknowledged > 0
 
     def connect(self, source: socket.socket) -> None:
-        """Takes the other end of a consumer process's socket."""
+        """Takes the other end of a consumer process's socket, and what has come through it.
+
+        A process that has said hello can be named when it ends, before anybody collects its status.
+        """
         if len(self.connections) >= CONNECTIONS_MAX:
             source.close()
             return
         connection = Connection(self, source)
         self.connections.add(connection)
         self.selector.register(source, selectors.EVENT_READ, connection.read)
+        connection.read()
 
     def close(self) -> None:
         """Forgets all processes."""
@@ -163,8 +174,11 @@ class Witness:
 
     def step(self, timeout_s: float = IDLE_POLL_S) -> None:
         """Waits until something happens, for `timeout_s` seconds at most, and handles it."""
-        for key, _ in self.selector.select(PUBLISH_POLL_S if self.unacknowledged else timeout_s):
-            if key.fd in self.selector.get_map():  # an earlier event of this round may have ended it
+        timeout_s = PUBLISH_POLL_S if self.unacknowledged else timeout_s
+        # A process that was stopped beyond the timeout is told of nothing, whatever has happened meanwhile.
+        for key, _ in self.selector.select(timeout_s) or self.selector.select(0):
+            # An earlier event of this round may have closed it, and opened something else under its number.
+            if self.selector.get_map().get(key.fd) is key:
                 key.data()
         for producer in self._producers.values():
             producer.poll(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import uuid
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,15 @@ from marshal_py import connect
 from marshal_py.client import last_wills
 from marshal_py.client.last_wills import KEEP_S
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
-from marshal_py.last_will import connecting, death
+from marshal_py.last_will import connecting, death, rendezvous
+from marshal_py.last_will.connecting import WitnessConnection
+from marshal_py.last_will.messages import Register
+from marshal_py.last_will.witness import Witness
 from marshal_py.protocol.last_will import died
 from marshal_py.protocol.records import Evict, Heartbeat, Join, Leave, ReleasingPartition
+from tests.last_will.test_witness import FakeProducer
 from tests.support.client_fixtures import (
+    DEADLINE_S,
     BackgroundConsumer,
     ConsumerProcess,
     EmbeddedTestCluster,
@@ -178,6 +184,46 @@ def test_a_lost_witness_is_started_again(embedded: EmbeddedTestCluster, monkeypa
         assert events[0].text == "the witness has ended"
         until(lambda: witnesses() - others - {first}, "another witness")
         assert len(consumer.claims()) == 1, "the consumer has not noticed anything else"
+
+
+def test_a_witness_that_is_late_gets_the_session_all_the_same(
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T19: a `marshal run` that is stopped for a while is not lost; the Join only lacks its name."""
+    monkeypatch.setattr(last_wills, "READY_S", 0.01)
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(rendezvous, "descriptor", lambda: 0)
+    monkeypatch.setattr(rendezvous, "connect", lambda: theirs)
+    group = embedded.group()
+    with embedded.connect() as marshal, joined(marshal, group, [embedded.topic()]) as consumer:
+        assert embedded.accepted(group, Join)[0].witness == ""
+        witness = Witness("late", lambda _settings: FakeProducer(), lambda _pid: "")
+        witness.connect(ours)
+        (connection,) = witness.connections
+        until(lambda: (witness.step(0.01), connection.wills)[1], "the witness has the session")
+        (registered,) = connection.wills.values()
+        assert registered.session.group == group
+        assert not [event for event in consumer.events() if event.kind == "last_will_lost"]
+    until(lambda: (witness.step(0.01), not witness.busy)[1], "the will is taken back")
+    witness.close()
+
+
+def test_a_consumer_that_has_joined_is_registered(
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T19: the process may die as soon as `consumer` has returned."""
+    registered: list[str] = []
+    plain = WitnessConnection.register
+
+    def register(connection: WitnessConnection, session: Register, kept_fd: int) -> None:
+        plain(connection, session, kept_fd)
+        registered.append(session.group)
+
+    monkeypatch.setattr(WitnessConnection, "register", register)
+    monkeypatch.setattr(last_wills, "KEEP_S", DEADLINE_S)  # it does not wait for the next round
+    group = embedded.group()
+    with embedded.connect(last_will="process") as marshal, joined(marshal, group, [embedded.topic()]):
+        assert registered == [group]
 
 
 def test_auto_does_nothing_where_there_is_no_marshal_run(embedded: EmbeddedTestCluster) -> None:

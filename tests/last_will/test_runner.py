@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from marshal_py.last_will import connecting, rendezvous
-from marshal_py.last_will.runner import in_words
+from marshal_py.last_will.runner import Runner, in_words
+from marshal_py.protocol.records import Leave, ReleasingPartition
+from marshal_py.transport import bare_producer
+from tests.last_will.test_witness import CONSUMER, FakeProducer
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
@@ -107,6 +111,49 @@ def test_a_descriptor_that_means_something_else_now_is_no_socket(monkeypatch: py
         assert rendezvous.connect() is None
     os.close(reader)
     os.close(writer)
+
+
+def test_what_was_not_read_before_the_command_ended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T19: `marshal run` may be stopped from before the session begins until after the command has died."""
+    producer = FakeProducer()
+    monkeypatch.setattr(bare_producer, "create", lambda _settings: producer)
+    runner = Runner(["never started"])
+    fd = runner._theirs
+    os.set_inheritable(fd, True)
+    script = CONSUMER.replace("socket.socket(fileno=int(sys.argv[1]))", "rendezvous.connect()")
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from marshal_py.last_will import rendezvous\n" + script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(fd,),
+        env={**os.environ, rendezvous.VARIABLE: rendezvous.describe(fd)},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    child.kill()
+    child.communicate()
+    runner._ours.setblocking(False)
+    runner._settle()
+    assert [record for _, _, _, record in producer.sent] == [
+        ReleasingPartition(7, 9, 100, reason="died", attempts=1),
+        Leave(7, "died"),
+    ]
+    for end in (fd, runner._woken, runner._waker):
+        os.close(end)
+    runner._ours.close()
+    runner._witness.close()
+
+
+def test_connecting_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `marshal run` that is stopped takes no connections; at some number of them there is no room for more."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    monkeypatch.setenv(rendezvous.VARIABLE, rendezvous.describe(theirs.fileno()))
+    made = []
+    while (connection := rendezvous.connect()) is not None:
+        made.append(connection)
+    assert made
+    for one in (*made, ours, theirs):
+        one.close()
 
 
 def test_how_a_process_ended_in_words() -> None:

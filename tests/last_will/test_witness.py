@@ -189,6 +189,17 @@ def test_a_stopped_process_is_left_alone(stage: Stage) -> None:
     assert not stage.published
 
 
+def test_a_witness_that_was_stopped_sees_what_has_happened(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T19: `select` returns nothing if the timeout has passed when the witness continues; what is there counts."""
+    child = stage.start()
+    child.kill()
+    child.wait()
+    select = stage.witness.selector.select
+    monkeypatch.setattr(stage.witness.selector, "select", lambda timeout: [] if timeout else select(0))
+    stage.witness.step(1.0)
+    assert [type(record) for record in stage.published] == [ReleasingPartition, Leave]
+
+
 def test_a_session_that_has_left_is_forgotten(stage: Stage) -> None:
     """T19: after a clean Leave the will is taken back, even if the process dies at once."""
     child = stage.start()
