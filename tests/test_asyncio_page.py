@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,21 +19,11 @@ import pytest
 from marshal_py import aio
 from marshal_py.testing import LocalCluster
 from tests.support.client_fixtures import DEADLINE_S, until
+from tests.support.pages import Enough, blocks, page, run
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "asyncio.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = blocks("asyncio.md")
 MESSAGES = 30
-
-
-class Enough(BaseException):
-    """Ends a program that would wait for more."""
-
-
-def names(block: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    exec(compile(block, "docs/asyncio.md", "exec"), found)
-    return found
 
 
 def fill(cluster: LocalCluster) -> None:
@@ -54,7 +43,7 @@ def test_the_first_program_receives_every_message(marshal_broker: LocalCluster) 
             raise Enough
 
     with pytest.raises(Enough):
-        asyncio.run(names(BLOCKS[0])["charge_all"](marshal_broker.bootstrap_servers, charge))
+        asyncio.run(run(BLOCKS[0], "asyncio.md")["charge_all"](marshal_broker.bootstrap_servers, charge))
     assert len(set(seen)) == MESSAGES
 
 
@@ -73,7 +62,8 @@ def test_a_handler_in_the_background(marshal_broker: LocalCluster) -> None:
                 if len(seen) == MESSAGES:
                     consumer.request_stop()
 
-            await asyncio.wait_for(names(BLOCKS[1])["charge_in_the_background"](consumer, charge), DEADLINE_S)
+            program = run(BLOCKS[1], "asyncio.md")["charge_in_the_background"]
+            await asyncio.wait_for(program(consumer, charge), DEADLINE_S)
 
     asyncio.run(main())
     assert sorted(seen) == [(partition, offset) for partition in (0, 1) for offset in range(MESSAGES // 2)]
@@ -102,7 +92,7 @@ def test_handlers_run_side_by_side(marshal_broker: LocalCluster) -> None:
                 if len(done) == MESSAGES:
                     consumer.request_stop()
 
-            await asyncio.wait_for(names(BLOCKS[2])["side_by_side"](consumer, handle, 4), DEADLINE_S)
+            await asyncio.wait_for(run(BLOCKS[2], "asyncio.md")["side_by_side"](consumer, handle, 4), DEADLINE_S)
 
     asyncio.run(main())
     assert sorted(done) == [(partition, offset) for partition in (0, 1) for offset in range(MESSAGES // 2)]
@@ -139,7 +129,7 @@ def test_the_service_runs_in_uvicorn(marshal_broker: LocalCluster, tmp_path: Pat
 
 
 def test_the_table_names_every_verb_of_the_front() -> None:
-    table = PAGE.split("## Which front can do what")[1]
+    table = page("asyncio.md").split("## Which front can do what")[1]
     verbs = {name for kind in (aio.AsyncConsumer, aio.AsyncTopic) for name in vars(kind) if not name.startswith("_")}
     said = {"group", "client_id", "closed", "stopping", "name", "close", "get_page", "groups", "delete_group"}
     said |= {"key_index", "update_index", "index_status"}  # "indexes"

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from marshal_py.testing import LocalCluster
+from tests.support.pages import Enough, blocks, call, run
 
-PAGE = (Path(__file__).parents[1] / "docs" / "coming-from.md").read_text()
 PROGRAMS = ("like_confluent_kafka", "like_aiokafka", "like_a_subscriber")
 MESSAGES = 30
-
-
-class Enough(BaseException):
-    """Ends a program that would wait for more. After an Exception in its handler a consume would continue."""
 
 
 @pytest.fixture
 def programs() -> dict[str, Any]:
     names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(compile(block, "docs/coming-from.md", "exec"), names)
+    for block in blocks("coming-from.md"):
+        names = run(block, "coming-from.md", **names)
     return names
-
-
-def run(program: Callable[..., Any], *arguments: Any) -> None:
-    running = program(*arguments)
-    if inspect.iscoroutine(running):
-        asyncio.run(running)
 
 
 def test_every_program_is_run(programs: dict[str, Any]) -> None:
@@ -55,5 +40,5 @@ def test_a_program_receives_every_message(marshal_broker: LocalCluster, programs
             raise Enough
 
     with pytest.raises(Enough):
-        run(programs[name], marshal_broker.bootstrap_servers, handle)
+        call(programs[name], marshal_broker.bootstrap_servers, handle)
     assert len(set(seen)) == MESSAGES

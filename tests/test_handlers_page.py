@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ import pytest
 from marshal_py import Consumer, Message
 from marshal_py.sql import Guard
 from marshal_py.testing import LocalCluster
+from tests.support.pages import blocks, run
 
-PAGE = (Path(__file__).parents[1] / "docs" / "handlers.md").read_text()
 MESSAGES = 20
 DEADLINE_S = 20.0
 
@@ -23,8 +21,8 @@ DEADLINE_S = 20.0
 @pytest.fixture(scope="module")
 def handlers() -> dict[str, Any]:
     names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(compile(block, "docs/handlers.md", "exec"), names)
+    for block in blocks("handlers.md"):
+        names = run(block, "handlers.md", **names)
     return names
 
 

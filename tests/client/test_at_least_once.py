@@ -152,7 +152,10 @@ def _fail_at(consumer: Consumer, offset: int) -> None:
 
 
 def test_a_handler_that_hangs_loses_its_partition_and_no_other(cluster: TestCluster) -> None:
-    """D4: the heartbeats of a live process must not keep the partition of a handler that hangs."""
+    """D4: the heartbeats of a live process must not keep the partition of a handler that hangs.
+
+    ACKS: A handler that neither answers nor says that it is at work loses its partition, and no other one.
+    """
     topic = cluster.topic()
     cluster.fill(topic, 0, 3)
     group = cluster.group()
@@ -174,7 +177,10 @@ def test_a_handler_that_hangs_loses_its_partition_and_no_other(cluster: TestClus
 
 @pytest.mark.parametrize("hung", [0, 1])
 def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: MemoryTestCluster, hung: int) -> None:
-    """D4: a message and its batch can each report progress; the first of the two counts."""
+    """D4: a message and its batch can each report progress; the first of the two counts.
+
+    ACKS: `in_progress()` of a message, a part or a batch: its handler is at work, and no other one.
+    """
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:

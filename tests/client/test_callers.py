@@ -377,7 +377,10 @@ def test_a_fork_must_connect_again(cluster: TestCluster) -> None:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_an_ack_in_a_fork_is_refused(memory: MemoryTestCluster, delivery: str) -> None:
-    """Without the check it returned True and did nothing, or waited for a lock whose holder does not exist there."""
+    """Without the check it returned True and did nothing, or waited for a lock whose holder does not exist there.
+
+    ACKS: In a forked process every answer raises.
+    """
     topic = memory.topic()
     memory.fill(topic, 0, 4)
     with memory.connect() as marshal:

@@ -45,7 +45,10 @@ def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 @pytest.mark.parametrize("call", [lambda one: one.ack(wait=True), lambda one: one.double_ack()], ids=["ack", "double"])
 def test_a_confirmed_ack_is_in_the_log(cluster: TestCluster, call: Callable[[Message], bool]) -> None:
-    """`double_ack` returns when the position is accepted in the log."""
+    """`double_ack` returns when the position is accepted in the log.
+
+    ACKS: `ack(wait=True)` and `double_ack()` return when the position is accepted in the log.
+    """
     topic, group = cluster.topic(), cluster.group()
     cluster.fill(topic, 0, 3)
     with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
@@ -98,7 +101,10 @@ def test_threads_wait_at_the_same_time(memory: MemoryTestCluster) -> None:
 
 
 def test_an_ack_that_comes_too_late_raises(cluster: TestCluster) -> None:
-    """It raises if the claim was lost, so that a transaction can be rolled back."""
+    """It raises if the claim was lost, so that a transaction can be rolled back.
+
+    ACKS: A confirmed ack raises if the claim was lost, so that a transaction can be rolled back.
+    """
     topic, group = cluster.topic(), cluster.group()
     cluster.fill(topic, 0, 2)
     with cluster.connect() as marshal:
@@ -115,6 +121,7 @@ def test_an_ack_that_comes_too_late_raises(cluster: TestCluster) -> None:
 def test_a_claim_that_is_lost_while_the_call_waits_raises(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """ACKS: A confirmed ack raises if the claim was lost, so that a transaction can be rolled back."""
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal:

@@ -53,7 +53,10 @@ def with_letters(marshal: Any, group: str, topic: str, letters: str, max_deliver
 
 
 def test_a_message_that_is_given_back_too_often_goes_to_the_dead_letter_topic(cluster: TestCluster) -> None:
-    """D15: its headers say why, from where and how often; its own are kept; it is done once Kafka has the letter."""
+    """D15: its headers say why, from where and how often; its own are kept; it is done once Kafka has the letter.
+
+    ACKS: `max_deliver` with a dead-letter topic: headers say why, from where and how often.
+    """
     topic, letters, group = cluster.topic(), cluster.topic(), cluster.group()
     cluster.put(topic, 0, b"zero")
     cluster.put(topic, 0, b"one", b"key", [("trace", b"7"), (f"{PREFIX}topic", b"an older letter's")])
@@ -167,7 +170,10 @@ class Gate:
 def test_it_is_unfinished_until_the_letter_is_acknowledged(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dead letter is acknowledged by Kafka before its offset counts as finished; a hand-over waits for it."""
+    """A dead letter is acknowledged by Kafka before its offset counts as finished; a hand-over waits for it.
+
+    ACKS: A dead letter is acknowledged by Kafka before its offset counts as finished.
+    """
     topic, letters = memory.topic(), memory.topic()
     memory.fill(topic, 0, 2)
     gate = Gate(monkeypatch)
@@ -187,7 +193,10 @@ def test_it_is_unfinished_until_the_letter_is_acknowledged(
 def test_a_crash_before_the_acknowledgement_repeats_the_letter_and_loses_nothing(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash between the letter and its acknowledgement may repeat the letter."""
+    """A crash between the letter and its acknowledgement may repeat the letter.
+
+    ACKS: A crash between the two may repeat it.
+    """
     monkeypatch.setattr("marshal_py.client.ending.LETTERS_TIMEOUT_S", 0.05)
     topic, letters, group = memory.topic(), memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
@@ -209,7 +218,10 @@ def test_a_crash_before_the_acknowledgement_repeats_the_letter_and_loses_nothing
 def test_a_letter_that_is_refused_stops_no_other_and_is_tried_again(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never silently: an event with the reason, and the message stays unfinished."""
+    """Never silently: an event with the reason, and the message stays unfinished.
+
+    ACKS: What the cluster refuses is tried again, and an event says why.
+    """
     monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
     monkeypatch.setattr(dead_letters, "RETRY_S_MAX", 0.01)
     refuses = threading.Event()
@@ -287,7 +299,10 @@ def test_a_stop_does_not_wait_long_for_a_cluster_that_refuses(
 def test_options_that_contradict_each_other_are_refused(
     memory: MemoryTestCluster, options: dict[str, Any], words: str
 ) -> None:
-    """`max_deliver` is refused by name in at-most-once groups."""
+    """`max_deliver` is refused by name in at-most-once groups.
+
+    ACKS: In at-most-once groups `max_deliver` is refused by name.
+    """
     with memory.connect() as marshal, pytest.raises(InvalidOption, match=words):
         joined(marshal, memory.group(), [memory.topic()], **options)
 

@@ -25,7 +25,11 @@ from tests.support.client_fixtures import DEADLINE_S, INTERVAL_S, MemoryTestClus
 
 
 def test_a_pool_of_processes_sends_handles_back(memory: MemoryTestCluster) -> None:
-    """A handle is sent to a worker process and back, and `Consumer.complete` is called in the owning process."""
+    """A handle is sent to a worker process and back, and `Consumer.complete` is called in the owning process.
+
+    ACKS: The acknowledgement of a message can be given to another thread or process as a small opaque handle and
+    completed by its consumer.
+    """
     topic = memory.topic()
     memory.fill(topic, 0, 6)
     spawn = multiprocessing.get_context("spawn")
@@ -38,6 +42,9 @@ def test_a_pool_of_processes_sends_handles_back(memory: MemoryTestCluster) -> No
 
 
 def test_a_handle_is_small_and_completed_once_or_twice(memory: MemoryTestCluster) -> None:
+    """ACKS: The acknowledgement of a message can be given to another thread or process as a small opaque handle and
+    completed by its consumer.
+    """
     topic = memory.topic(2)
     memory.fill(topic, 0, 3)
     memory.fill(topic, 1, 3)
@@ -91,6 +98,7 @@ def test_a_handle_can_be_confirmed(memory: MemoryTestCluster, monkeypatch: pytes
 
 
 def test_a_handle_of_another_consumer_is_refused(memory: MemoryTestCluster) -> None:
+    """ACKS: A damaged handle, or one of another consumer, is refused."""
     topic = memory.topic(2)
     memory.fill(topic, 0, 1)
     with (
@@ -108,7 +116,10 @@ def test_a_handle_of_another_consumer_is_refused(memory: MemoryTestCluster) -> N
 
 
 def test_a_damaged_handle_is_refused(memory: MemoryTestCluster) -> None:
-    """Each changed byte, a missing one and an added one are noticed; nothing is acked. A wrong type is named."""
+    """Each changed byte, a missing one and an added one are noticed; nothing is acked. A wrong type is named.
+
+    ACKS: A damaged handle, or one of another consumer, is refused.
+    """
     topic = memory.topic(2)
     memory.fill(topic, 0, 2)
     memory.fill(topic, 1, 2)
@@ -131,7 +142,10 @@ def test_a_damaged_handle_is_refused(memory: MemoryTestCluster) -> None:
 
 
 def test_what_is_kept_for_handles_is_bounded(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that is acked without its handle is forgotten, too."""
+    """A message that is acked without its handle is forgotten, too.
+
+    ACKS: What is kept for handles is bounded.
+    """
     monkeypatch.setattr(handles, "KEPT_MIN", 10)
     topic = memory.topic()
     memory.fill(topic, 0, 200)
@@ -162,7 +176,10 @@ def test_in_at_most_once_mode_a_handle_says_that_the_handler_is_done(memory: Mem
 
 
 def test_a_message_itself_does_not_go_to_another_process(memory: MemoryTestCluster) -> None:
-    """In a foreign process without a handle it raises, and the error names the way."""
+    """In a foreign process without a handle it raises, and the error names the way.
+
+    ACKS: In a foreign process without a handle it raises.
+    """
     topic = memory.topic()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -175,6 +192,7 @@ def test_a_message_itself_does_not_go_to_another_process(memory: MemoryTestClust
 
 
 def test_the_asyncio_front_completes_handles_too(memory: MemoryTestCluster) -> None:
+    """ACKS: A task of asyncio completes handles, too."""
     topic = memory.topic()
     memory.fill(topic, 0, 2)
 

@@ -44,7 +44,10 @@ def events_of(consumer: Consumer, kind: str) -> list[Advisory]:
 
 
 def test_a_message_that_is_given_back_comes_again(cluster: TestCluster) -> None:
-    """`nak`: redelivered to the same owner, order of the others kept, `delivery_count` grows."""
+    """`nak`: redelivered to the same owner, order of the others kept, `delivery_count` grows.
+
+    ACKS: The order of the others is kept. `delivery_count` grows with each delivery.
+    """
     topic = cluster.topic()
     cluster.fill(topic, 0, 6)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
@@ -67,6 +70,7 @@ def test_a_message_that_is_given_back_comes_again(cluster: TestCluster) -> None:
 
 
 def test_it_comes_after_its_delay_and_nothing_waits_for_it(memory: MemoryTestCluster) -> None:
+    """ACKS: `nak(delay_s)`: the message is delivered again to the same owner after the delay."""
     topic = memory.topic()
     memory.fill(topic, 0, 4)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -192,7 +196,10 @@ def test_bytes_bound_what_comes_again(memory: MemoryTestCluster) -> None:
 
 
 def test_a_storm_stops_what_is_new_and_is_reported(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A nak storm never stops a partition silently: event and metric. Other partitions continue."""
+    """A nak storm never stops a partition silently: event and metric. Other partitions continue.
+
+    ACKS: A nak storm never stops a partition silently: an event and a metric say so.
+    """
     monkeypatch.setattr(redelivery, "WAITING_MAX", 5)
     topic = memory.topic(2)
     memory.fill(topic, 0, 9)
@@ -230,7 +237,10 @@ def test_an_iteration_goes_on_after_a_storm(memory: MemoryTestCluster, monkeypat
 
 
 def test_a_poison_message_is_reported(memory: MemoryTestCluster) -> None:
-    """A message that is given back after many deliveries is visible by event and metric, here and in the log."""
+    """A message that is given back after many deliveries is visible by event and metric, here and in the log.
+
+    ACKS: A poison message is reported by an event and a metric.
+    """
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
@@ -273,7 +283,10 @@ def test_without_a_delay_it_grows_with_the_deliveries(
 
 
 def test_a_terminated_message_never_comes_again(cluster: TestCluster) -> None:
-    """`term(reason)`: never again; an advisory names the reason."""
+    """`term(reason)`: never again; an advisory names the reason.
+
+    ACKS: `term(reason)`: the message never comes again, and an advisory says why.
+    """
     topic, group = cluster.topic(), cluster.group()
     cluster.fill(topic, 0, 3)
     with cluster.connect() as marshal:
@@ -341,7 +354,10 @@ def test_a_delay_that_cannot_be_is_refused(memory: MemoryTestCluster, delay_s: A
 
 
 def test_in_at_most_once_groups_they_are_refused_by_name(memory: MemoryTestCluster) -> None:
-    """In at-most-once groups `nak` and `term` are refused by name, also when they come late."""
+    """In at-most-once groups `nak` and `term` are refused by name, also when they come late.
+
+    ACKS: In at-most-once groups `nak` and `term` are refused by name.
+    """
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal:
@@ -383,7 +399,10 @@ def test_what_waits_when_a_consumer_begins_to_plan_ranges_is_not_forgotten(memor
     ],
 )
 def test_a_second_answer(memory: MemoryTestCluster, first: str, second: str, returned: bool, done: bool) -> None:
-    """The table of docs/acks.md."""
+    """The table of docs/acks.md.
+
+    ACKS: A second answer to a message never undoes the first one.
+    """
     topic = memory.topic()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:

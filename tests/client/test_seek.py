@@ -123,6 +123,7 @@ def test_what_names_no_partition_is_refused(memory: MemoryTestCluster) -> None:
 
 
 def test_an_at_most_once_group_refuses_it_by_name(memory: MemoryTestCluster) -> None:
+    """ACKS: In at-most-once groups `seek` is refused by name."""
     topic = memory.topic()
     with (
         memory.connect() as marshal,

@@ -43,7 +43,10 @@ def at(seconds: float) -> Instant:
 
 
 def test_each_quarter_of_the_timeout_is_reported_once() -> None:
-    """`oldest unacked message is N s old`: early, three times at most, and again for another message."""
+    """`oldest unacked message is N s old`: early, three times at most, and again for another message.
+
+    ACKS: The event about an unacked message comes early: `oldest unacked message is N s old`.
+    """
     found, advised = watch()
     tracker = AtLeastOnce(7)
     run = tracker.add(range(7, 10))
@@ -105,6 +108,7 @@ def test_a_claim_that_tracks_too_much_is_reported_once() -> None:
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_the_event_and_the_metric_of_a_consumer(memory: MemoryTestCluster, delivery: str) -> None:
+    """ACKS: The event about an unacked message comes early: `oldest unacked message is N s old`."""
     topic = memory.topic()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal:

@@ -12,7 +12,11 @@ from tests.support.kafka import Cluster, TopicFactory
 
 
 def test_a_message_comes_again_and_then_goes_to_the_dead_letter_topic(kafka: Cluster, topic: TopicFactory) -> None:
-    """D14, D15: over a broker that stores the letter with acks=all; the log has each answer."""
+    """D14, D15: over a broker that stores the letter with acks=all; the log has each answer.
+
+    ACKS: `delivery_count` grows with each delivery. `max_deliver` with a dead-letter topic: headers say why, from
+    where and how often.
+    """
     orders, letters, group = topic(1), topic(1), f"answers-{uuid.uuid4().hex[:8]}"
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(3):
