@@ -98,15 +98,18 @@ class DeliveryContext:
 class Delivered:
     """Holds what messages of one claim that were delivered together have in common: claim, run, token."""
 
-    __slots__ = ("claim", "context", "key_deserializer", "make", "run", "token", "value_deserializer")
+    __slots__ = ("again", "claim", "context", "key_deserializer", "make", "run", "token", "value_deserializer")
 
     claim: Claim
     context: DeliveryContext
     run: OffsetRun | None
 
-    def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None) -> None:
-        """Stands for a delivery under `claim`. `run` tracks which messages are acked; None in at-most-once mode."""
-        self.context, self.claim, self.run = context, claim, run
+    def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None, again: int = 0) -> None:
+        """Stands for a delivery under `claim`. `run` tracks which messages are acked; None in at-most-once mode.
+
+        `again`: how often this claim has delivered the messages again, this time included.
+        """
+        self.context, self.claim, self.run, self.again = context, claim, run, again
         self.key_deserializer: Deserializer | None = context.key_deserializer
         self.value_deserializer: Deserializer | None = context.value_deserializer
         self.make: Callable[..., Any] = context.make
@@ -138,7 +141,7 @@ class Delivered:
     def nak(self, first: int, messages: Sequence[RawMessage], delay_s: float | None) -> bool:
         """Has `messages`, whose first index in `run` is `first`, delivered again after `delay_s` seconds.
 
-        Returns False if the claim has ended before, or if all of them are finished.
+        Returns False if the claim has ended before, or if all of them are finished or were delivered again since.
         """
         check_delay(delay_s)
         context = self.context
@@ -147,7 +150,7 @@ class Delivered:
             if self.claim.sealed:
                 return self.finish_late()
             assert self.run is not None
-            return context.answers.nak(self.claim, self.run, first, messages, delay_s)
+            return context.answers.nak(self.claim, self.run, first, messages, delay_s, self.again)
 
     def term(self, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
         """Finishes `messages`, whose first index in `run` is `first`, for good; otherwise as `nak`."""

@@ -58,16 +58,25 @@ class Answers:
         return claim.tracker
 
     def nak(
-        self, claim: Claim, run: OffsetRun, first: int, messages: Sequence[RawMessage], delay_s: float | None
+        self,
+        claim: Claim,
+        run: OffsetRun,
+        first: int,
+        messages: Sequence[RawMessage],
+        delay_s: float | None,
+        again: int = 0,
     ) -> bool:
         """Makes messages wait until they are delivered again. Returns False if all of them are finished.
 
-        `first`: the index in `run` of the first of `messages`. `delay_s`: None for a delay that grows.
+        `first`: the index in `run` of the first of `messages`. `delay_s`: None for a delay that grows. `again`: which
+        delivery is answered; messages that were delivered again since are with another handler, and stay there.
         """
         tracker, now_ms = self.tracker_of(claim, "nak"), self._now().mono_ms
         was_full = tracker.redeliveries is not None and tracker.redeliveries.full
         waits = False
         for index, message in enumerate(messages, first):
+            if tracker.redelivered(run.offsets[index]) != again:
+                continue
             count = tracker.delivery_count(run.offsets[index])
             delay = grown_delay_s(count) if delay_s is None else delay_s
             if self._exhausted(count):

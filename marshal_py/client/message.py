@@ -144,8 +144,9 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         moves before, the next owner delivers the message at once. While 1,000 messages of a partition wait, nothing new
         of it is delivered (event `nak_storm`).
 
-        Returns False if the claim is over, so that the message is delivered again anyway, or if the message is done.
-        Raises NeedsAtLeastOnce, InvalidOption, UsedAfterFork.
+        Returns False if the claim is over, so that the message is delivered again anyway, if the message is done, or if
+        it was delivered again since: another handler has it then. Raises NeedsAtLeastOnce, InvalidOption,
+        UsedAfterFork.
         """
         return self._delivered.nak(self._index, (self._raw,), delay_s)
 

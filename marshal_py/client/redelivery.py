@@ -99,9 +99,12 @@ class Redelivering:
         self._count(len(taken))
         parts = []
         in_place = sorted(taken, key=lambda one: one.offset)
-        for _, group in groupby(enumerate(in_place), lambda pair: (id(pair[1].run), pair[1].at - pair[0])):
-            same = [one for _, one in group]  # messages that follow each other share a part
-            delivered = Delivered(self._context, claim, same[0].run)
+        again = {} if found is None else found.again
+        for _, group in groupby(
+            enumerate(in_place), lambda pair: (id(pair[1].run), pair[1].at - pair[0], again[pair[1].offset])
+        ):
+            same = [one for _, one in group]  # messages that follow each other, at the same delivery, share a part
+            delivered = Delivered(self._context, claim, same[0].run, again[same[0].offset])
             parts.append((Part([_raw(one) for one in same], delivered, same[0].at), delivered))
         return parts
 
@@ -147,7 +150,7 @@ class Redelivering:
                     one = found.take(now.mono_ms)
             if one is None:
                 return
-            raw, delivered = _raw(one), Delivered(self._context, claim, one.run)
+            raw, delivered = _raw(one), Delivered(self._context, claim, one.run, found.again[one.offset])
             message = cast(Message, delivered.make(raw, delivered, one.at, raw.value()))
             self._count(1)
             done = True

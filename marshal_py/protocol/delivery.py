@@ -303,9 +303,10 @@ class AtLeastOnce:
 
         It is 1 plus how often earlier owners are known to have delivered it and this one has delivered it again.
         """
-        return 1 + self._delivered_before_at(offset) + self._again_at(offset)
+        return 1 + self._delivered_before_at(offset) + self.redelivered(offset)
 
-    def _again_at(self, offset: int) -> int:
+    def redelivered(self, offset: int) -> int:
+        """Returns how often this claim has delivered the message at `offset` again."""
         return 0 if self.redeliveries is None else self.redeliveries.again.get(offset, 0)
 
     def _message(self) -> int:

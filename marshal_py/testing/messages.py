@@ -18,14 +18,15 @@ from marshal_py.client.handles import Handles
 from marshal_py.client.message import Batch, Message, Part
 from marshal_py.client.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption
+from marshal_py.protocol import progress
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
+from marshal_py.protocol.progress import Range
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import OFFSET_MAX
-from marshal_py.protocol.redelivery import Redeliveries
 from marshal_py.protocol.world import World
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.memory_broker import MemoryMessage
@@ -216,9 +217,10 @@ def _deliver(
     run: OffsetRun | None = None
     tracker: AtLeastOnce | AtMostOnce
     if delivery == "at_least_once":
-        tracker = AtLeastOnce(offsets[0])
-        tracker.redeliveries = Redeliveries()
-        tracker.redeliveries.again = {offset: count - 1 for offset, count in counts.items()}
+        before = [Range(offset, offset + 1, count - 1) for offset, count in counts.items() if count > 1]
+        tracker = AtLeastOnce(offsets[0], counts[offsets[0]] - 1, known=progress.encode(offsets[0], before))
+        if any(tracker.delivery_count(offset) != count for offset, count in counts.items()):
+            raise InvalidOption("messages", f"{len(before)} of {tp} with a delivery_count above 1", "about 100 at most")
         run = tracker.add(offsets)
         run.deliver(len(offsets), now.mono_ms)
     else:

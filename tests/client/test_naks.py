@@ -149,6 +149,30 @@ def test_an_ack_ends_the_wait_and_a_nak_of_what_is_done_does_nothing(memory: Mem
         assert positions(consumer) == {0: 2}
 
 
+def test_a_nak_of_an_earlier_delivery_does_nothing(memory: MemoryTestCluster) -> None:
+    """Another handler has the message. An ack of the earlier object is one of the message."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 4)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        batch = consumer.fetch(4)
+        assert batch[1].nak(0)
+        again = one(consumer)
+        assert (again.offset, again.delivery_count) == (1, 2)
+        assert not batch[1].nak(0)
+        assert batch.nak(0), "of the other three"
+        others = consumer.fetch(4, min_messages=3)
+        assert [(message.offset, message.delivery_count) for message in others] == [(0, 2), (2, 2), (3, 2)]
+        assert again.nak(0)
+        assert [(message.offset, message.delivery_count) for message in consumer.fetch(1)] == [(1, 3)]
+        assert not again.nak(0)
+        assert others.nak(0)
+        mixed = consumer.fetch(3)
+        assert mixed.nak(0), "parts of different deliveries"
+        assert again.ack()
+        assert [message.offset for message in consumer.fetch(4, expires_s=5, min_messages=3)] == [0, 2, 3]
+        assert consumer.next(0.0) is None
+
+
 def test_a_late_answer_does_nothing(memory: MemoryTestCluster) -> None:
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
