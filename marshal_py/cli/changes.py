@@ -17,6 +17,7 @@ from marshal_py.admin.impact import Impact
 from marshal_py.admin.operation import Progress
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions
+from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import Instant
 from marshal_py.transport.clock import SystemClock
 
@@ -153,7 +154,10 @@ def ask(question: str, yes: bool) -> None:
 
 
 def mappings(given: list[str]) -> dict[str, list[int]]:
-    """Returns the partitions of each member, from texts like `m1=0,1,2`. Any other text ends in exit code 2."""
+    """Returns the partitions of each member, from texts like `m1=0,1,2`. Any other text ends in exit code 2.
+
+    Raises InvalidOption if a member is named twice.
+    """
     found: dict[str, list[int]] = {}
     for text in given:
         name, _, numbers = text.partition("=")
@@ -164,7 +168,7 @@ def mappings(given: list[str]) -> dict[str, list[int]]:
         if not name or not partitions:
             raise typer.BadParameter(f"{text!r}: expected NAME=PARTITIONS, as m1=0,1,2")
         if name in found:
-            raise typer.BadParameter(f"{name!r} is named twice: give all of its partitions at once")
+            raise InvalidOption("mappings", name, "each member has one mapping: give all of its partitions at once")
         found[name] = partitions
     return found
 

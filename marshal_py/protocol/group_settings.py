@@ -87,9 +87,9 @@ def _check_mappings(config: GroupConfig) -> None:
                     "mappings", partition, f"partitions are 0 to {config.max_members - 1}, as max_members says"
                 )
             if partition in owner:
-                raise InvalidOption(
-                    "mappings", partition, f"{owner[partition]!r} and {each.member!r} both have it: only one may"
-                )
+                both = f"{owner[partition]!r} and {each.member!r} both have it: only one may"
+                twice = f"{each.member!r} has it twice"
+                raise InvalidOption("mappings", partition, both if owner[partition] != each.member else twice)
             owner[partition] = each.member
     missing = next((number for number in range(config.max_members) if number not in owner), None)
     if missing is not None:

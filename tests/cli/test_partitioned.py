@@ -1,4 +1,8 @@
-"""Policies that are chosen when a group is created, as processes: members with standbys, and whole topics."""
+"""Every policy as processes that start, are killed and step down: `marshal groups info` shows who has what.
+
+A killed process has a witness, so nobody waits. A process that stands still for two intervals is evicted and joins
+again; so no step names a consumer that another one could have replaced.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ def shell() -> Iterator[Shell]:
         yield shell
 
 
+# Each configuration that the designs call invalid, by a part of the reason.
 INVALID = {
     "to how many members": ["--policy", "members"],
     "never both": ["--policy", "members", "--max-members", "2", "--member", "a", "--map", "a=0,1"],
@@ -35,6 +40,10 @@ INVALID = {
     "1 to 16": ["--policy", "prioritized", "--priority-group", "a.b"],
     "have it: prioritized": ["--policy", "greedy", "--priority-group", "a"],
     "have it": ["--policy", "balanced", "--member", "a"],
+    "members have it": ["--policy", "topic", "--max-members", "2"],
+    "'a' has it twice": ["--policy", "members", "--max-members", "2", "--map", "a=0,0,1"],
+    "each member has one mapping": ["--policy", "members", "--max-members", "2", "--map", "a=0", "--map", "a=1"],
+    "1 to 255 bytes": ["--policy", "members", "--max-members", "2", "--member", ""],
 }
 
 
@@ -52,12 +61,94 @@ def info(shell: Shell, group: str) -> dict[str, Any]:
     return found
 
 
+def owned(shell: Shell, group: str) -> dict[str, list[str]]:
+    """What each consumer owns, as `groups info` says it."""
+    return {one["client_id"]: one["claims"] for one in info(shell, group)["members"] if one["claims"]}
+
+
 def claims(shell: Shell, group: str) -> dict[str, int]:
     """How many partitions each consumer owns."""
-    return {one["client_id"]: len(one["claims"]) for one in info(shell, group)["members"] if one["claims"]}
+    return {client: len(found) for client, found in owned(shell, group).items()}
 
 
-def test_members_standbys_step_down_drop_and_mappings(shell: Shell) -> None:
+def shares(shell: Shell, group: str) -> dict[str, int]:
+    """How many partitions the consumers of each member own."""
+    states = info(shell, group)["member_states"]
+    return {state["member"]: len(state["claims"]) for state in states if state["claims"]}
+
+
+@pytest.fixture
+def consumers(shell: Shell) -> Iterator[Consumers]:
+    with Consumers(shell) as running:
+        yield running
+
+
+class Consumers(dict[str, subprocess.Popen[str]]):
+    """The `marshal consume` processes of a test, by client id."""
+
+    def __init__(self, shell: Shell) -> None:
+        super().__init__()
+        self.shell = shell
+
+    def start(self, client_id: str, group: str, *options: str, topics: tuple[str, ...] = ("orders",)) -> None:
+        always = ("--client-id", client_id, "--heartbeat-interval", "3", "--start", "earliest", "--json")
+        self[client_id] = self.shell.start("consume", *topics, "--group", group, *always, *options)
+
+    def __enter__(self) -> Consumers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.values():
+            process.send_signal(signal.SIGTERM)
+        for process in self.values():
+            process.communicate(timeout=DEADLINE_S)
+
+
+def test_greedy_keeps_and_balanced_shares(shell: Shell, consumers: Consumers) -> None:
+    """A join, a crash, a change of the policy while consumers run, a step-down."""
+    shell.json("groups", "create", "free", "--policy", "greedy", "--yes")
+    consumers.start("a", "free")
+    wait_until(lambda: claims(shell, "free") == {"a": 6}, "the first one has everything")
+    consumers.start("b", "free")
+    wait_until(lambda: len(info(shell, "free")["members"]) == 2, "the second one has joined")
+    consumers["a"].kill()
+    wait_until(lambda: claims(shell, "free") == {"b": 6}, "it takes over")
+    consumers.start("c", "free")
+    wait_until(lambda: len(info(shell, "free")["members"]) == 2, "a third one has joined")
+    assert "hand-over" not in shell.run("advisories", "free", "--kind", "released").stdout, "greedy moves nothing"
+    shell.json("groups", "update", "free", "--policy", "balanced", "--yes")
+    wait_until(lambda: claims(shell, "free") == {"b": 3, "c": 3}, "balanced shares")
+    assert info(shell, "free")["policy"] == "balanced"
+
+    def stepped_down() -> bool:
+        if not any(one["stepped_down"] for one in info(shell, "free")["members"] if one["client_id"] == "b"):
+            shell.run("members", "step-down", "free", "b")
+        return claims(shell, "free") == {"c": 6}
+
+    wait_until(stepped_down, "who stepped down hands everything over")
+
+
+def test_blocks_are_those_of_the_seed(shell: Shell, consumers: Consumers) -> None:
+    """Five partitions for two members: blocks of two, the fifth to the first one. The sixth belongs to nobody."""
+    create = ("--policy", "blocks", "--max-members", "5", "--member", "m1", "--member", "m2", "--yes")
+    shell.json("groups", "create", "blocks", *create)
+    first, second = ["orders:0", "orders:1", "orders:4"], ["orders:2", "orders:3"]
+    consumers.start("b", "blocks", "--member", "m2")
+    wait_until(lambda: owned(shell, "blocks") == {"b": second}, "the second block, though it is alone")
+    found = info(shell, "blocks")
+    assert (found["active_members"], found["missing_members"]) == (["m2"], ["m1"])
+    consumers.start("a", "blocks", "--member", "m1")
+    consumers.start("b2", "blocks", "--member", "m2")
+    wait_until(lambda: len(info(shell, "blocks")["members"]) == 3, "the standby has joined")
+    wait_until(lambda: sorted(owned(shell, "blocks").values()) == [first, second], "the other block")
+    (active,) = [client for client, found in owned(shell, "blocks").items() if found == second]
+    consumers[active].kill()
+    after = {"a": first, "b" if active == "b2" else "b2": second}
+    wait_until(lambda: owned(shell, "blocks") == after, "the standby has the same block")
+    assert info(shell, "blocks")["unassigned"] == ["orders:5"]
+
+
+def test_members_standbys_step_down_drop_and_mappings(shell: Shell, consumers: Consumers) -> None:
     """Every step is seen in `marshal groups info`, which reads the log."""
     create = ("--policy", "members", "--max-members", "6", "--member", "m1", "--member", "m2", "--yes")
     shell.json("groups", "create", "shipping", *create)
@@ -65,71 +156,37 @@ def test_members_standbys_step_down_drop_and_mappings(shell: Shell) -> None:
     assert shell.run("groups", "update", "shipping", "--max-members", "7", "--yes").exit_code == 1
     refused = shell.run("consume", "orders", "--group", "shipping")
     assert (refused.exit_code, "name one of m1, m2" in refused.stderr) == (1, True), refused.output
-    running: dict[str, subprocess.Popen[str]] = {}
-
-    def start(client_id: str, member: str) -> None:
-        options = ("--client-id", client_id, "--heartbeat-interval", "1", "--start", "earliest", "--json")
-        running[client_id] = shell.start("consume", "orders", "--group", "shipping", "--member", member, *options)
-
-    try:
-        start("a", "m1")
-        wait_until(lambda: claims(shell, "shipping") == {"a": 3}, "m1 has its share, and nobody has that of m2")
-        assert info(shell, "shipping")["missing_members"] == ["m2"]
-        start("a2", "m1")
-        start("b", "m2")
-        wait_until(lambda: claims(shell, "shipping") == {"a": 3, "b": 3}, "m2 has its share")
-        wait_until(lambda: info(shell, "shipping")["member_states"][0]["standbys"] == ["a2"], "a standby of m1")
-        shell.json("members", "step-down", "shipping", "a")
-        wait_until(lambda: claims(shell, "shipping") == {"a2": 3, "b": 3}, "the standby is active")
-        running["a2"].kill()
-        wait_until(lambda: claims(shell, "shipping") == {"a": 3, "b": 3}, "the other one is active again")
-        shell.json("members", "drop", "shipping", "m2", "--yes")
-        wait_until(lambda: claims(shell, "shipping") == {"a": 6}, "m2 is dropped")
-        shell.json("members", "add", "shipping", "m2", "--yes")
-        wait_until(lambda: claims(shell, "shipping") == {"a": 3, "b": 3}, "m2 is back")
-        shell.json("members", "map", "set", "shipping", "m1=0,1,2,3,4", "m2=5", "--yes")
-        wait_until(lambda: claims(shell, "shipping") == {"a": 5, "b": 1}, "the mappings count")
-        assert shell.run("members", "add", "shipping", "m3", "--yes").exit_code == 1
-        shell.json("members", "map", "delete", "shipping", "--yes")
-        wait_until(lambda: claims(shell, "shipping") == {}, "nobody is a member")
-        assert len(info(shell, "shipping")["unassigned"]) == 6
-    finally:
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)
-        for process in running.values():
-            process.communicate(timeout=DEADLINE_S)
+    consumers.start("a", "shipping", "--member", "m1")
+    wait_until(lambda: claims(shell, "shipping") == {"a": 3}, "m1 has its share, and nobody has that of m2")
+    assert info(shell, "shipping")["missing_members"] == ["m2"]
+    consumers.start("a2", "shipping", "--member", "m1")
+    consumers.start("b", "shipping", "--member", "m2")
+    wait_until(lambda: shares(shell, "shipping") == {"m1": 3, "m2": 3}, "m2 has its share")
+    wait_until(lambda: len(info(shell, "shipping")["member_states"][0]["standbys"]) == 1, "m1 has a standby")
+    (first,) = owned(shell, "shipping").keys() & {"a", "a2"}
+    standby = "a" if first == "a2" else "a2"
+    shell.json("members", "step-down", "shipping", first)
+    wait_until(lambda: claims(shell, "shipping") == {standby: 3, "b": 3}, "the standby is active")
+    consumers[standby].kill()
+    wait_until(lambda: claims(shell, "shipping") == {first: 3, "b": 3}, "the other one is active again")
+    shell.json("members", "drop", "shipping", "m2", "--yes")
+    wait_until(lambda: shares(shell, "shipping") == {"m1": 6}, "m2 is dropped")
+    shell.json("members", "add", "shipping", "m2", "--yes")
+    wait_until(lambda: shares(shell, "shipping") == {"m1": 3, "m2": 3}, "m2 is back")
+    shell.json("members", "map", "set", "shipping", "m1=0,1,2,3,4", "m2=5", "--yes")
+    wait_until(lambda: shares(shell, "shipping") == {"m1": 5, "m2": 1}, "the mappings count")
+    assert shell.run("members", "add", "shipping", "m3", "--yes").exit_code == 1
+    shell.json("members", "map", "delete", "shipping", "--yes")
+    wait_until(lambda: claims(shell, "shipping") == {}, "nobody is a member")
+    assert len(info(shell, "shipping")["unassigned"]) == 6
 
 
-def test_a_consumer_of_a_priority_group_names_it(shell: Shell) -> None:
-    shell.json("groups", "create", "jobs", "--policy", "prioritized", "--priority-group", "eu", "--yes")
-    found = info(shell, "jobs")
-    assert (found["policy"], found["priority_groups"]) == ("prioritized", [{"name": "eu"}])
-    assert shell.run("groups", "update", "jobs", "--policy", "greedy", "--yes").exit_code == 1
-    consume = ("consume", "orders", "--group", "jobs", "--start", "earliest", "--max-messages", "1")
-    refused = shell.run(*consume)
-    assert (refused.exit_code, "names the priority group eu" in refused.stderr) == (1, True), refused.output
-    done = shell.run(*consume, "--priority-group", "eu", "--priority", "7")
-    assert (done.exit_code, done.stdout) == (0, "0\n"), done.output
-
-
-def test_whole_topics(shell: Shell) -> None:
+def test_whole_topics(shell: Shell, consumers: Consumers) -> None:
     """A topic has one consumer, and moves as a whole when that is killed."""
     shell.json("groups", "create", "whole", "--policy", "topic", "--yes")
-
-    def start(client_id: str) -> subprocess.Popen[str]:
-        options = ("--client-id", client_id, "--heartbeat-interval", "1", "--start", "earliest", "--json")
-        return shell.start("consume", "bills", "users", "--group", "whole", *options)
-
-    running = [start("a"), start("b")]
-    try:
-        wait_until(lambda: claims(shell, "whole") in ({"a": 3, "b": 4}, {"a": 4, "b": 3}), "each has a topic")
-        found = {one["client_id"]: one["claims"] for one in info(shell, "whole")["members"]}
-        bills, users = ["bills:-1", "bills:0", "bills:1"], ["users:-1", "users:0", "users:1", "users:2"]
-        assert sorted(found.values()) == [bills, users]
-        running[0].kill()
-        wait_until(lambda: claims(shell, "whole") == {"b": 7}, "the other one has both")
-    finally:
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        for process in running:
-            process.communicate(timeout=DEADLINE_S)
+    consumers.start("a", "whole", topics=("bills", "users"))
+    consumers.start("b", "whole", topics=("bills", "users"))
+    bills, users = ["bills:-1", "bills:0", "bills:1"], ["users:-1", "users:0", "users:1", "users:2"]
+    wait_until(lambda: sorted(owned(shell, "whole").values()) == [bills, users], "each has a topic")
+    consumers["a"].kill()
+    wait_until(lambda: claims(shell, "whole") == {"b": 7}, "the other one has both")

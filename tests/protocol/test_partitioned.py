@@ -277,7 +277,7 @@ def test_a_clean_stop_moves_partitions_to_the_standby_once() -> None:
         ({"policy": "members", "max_members": 2, "members": ("a",), "mappings": {"a": [0, 1]}}, "never both"),
         ({"policy": "members", "max_members": 3, "mappings": {"a": [0, 1]}}, "nobody has this partition"),
         ({"policy": "members", "max_members": 2, "mappings": {"a": [0, 1], "b": [1]}}, "both have it"),
-        ({"policy": "members", "max_members": 2, "mappings": {"a": [0, 1, 1]}}, "both have it"),
+        ({"policy": "members", "max_members": 2, "mappings": {"a": [0, 1, 1]}}, "has it twice"),
         ({"policy": "blocks", "max_members": 2, "mappings": {"a": [0, 1, 2]}}, "0 to 1"),
         ({"policy": "members", "max_members": 1, "mappings": {"a": [-1]}}, "whole numbers"),
         ({"policy": "balanced", "max_members": 2}, "only the policies"),
