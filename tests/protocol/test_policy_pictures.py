@@ -1,0 +1,85 @@
+"""The pictures of docs/policies.md: who owns which partition, drawn from the log of a run in virtual time.
+
+`python -m tests.protocol.test_policy_pictures` prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import GroupConfig, StepDown
+from tests.support.virtual_cluster import VirtualCluster
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
+INTERVAL_MS = 2_000  # the default
+CELL_MS = 500
+CELLS_BEFORE, CELLS_AFTER = 2, 10
+POLICIES = ("balanced", "greedy", "topic", "members")
+PARTITIONED = ("members", "blocks")
+MEMBERS = {"A": "m1", "B": "m1", "C": "m2"}
+
+
+class Run:
+    """Consumers A and B of a group, and C where the policy needs it; a row for each partition says who owns it when."""
+
+    def __init__(self, policy: str, names: str) -> None:
+        self.topics = {"bills": 2, "logs": 2, "users": 2} if policy == "topic" else {"orders": 6}
+        self.partitioned = policy in PARTITIONED
+        self.cluster = VirtualCluster()
+        listed = {"max_members": 6, "members": ("m1", "m2")} if self.partitioned else {}
+        self.cluster.must(GroupConfig(NONE, policy=policy, **listed))  # type: ignore[arg-type]
+        self.rows = {f"{topic}:{number}": "" for topic, count in self.topics.items() for number in range(count)}
+        for name in names:
+            self.add(name)
+            self.cluster.run(INTERVAL_MS)
+        self.cluster.run(3 * INTERVAL_MS)
+
+    def add(self, name: str) -> None:
+        member = MEMBERS[name] if self.partitioned else ""
+        topics = tuple(self.topics)
+        self.cluster.add(name, counts=self.topics, topics=topics, member=member, interval_ms=INTERVAL_MS)
+
+    def watch(self, cells: int) -> None:
+        for _ in range(cells):
+            self.cluster.run(CELL_MS)
+            marks = {each.session: each.name if each.alive else each.name.lower() for each in self.cluster.clients}
+            owners = {str(p.tp): marks[p.owner] for p in self.cluster.group.partitions.values() if p.owner != NONE}
+            for row in self.rows:
+                self.rows[row] += owners.get(row, ".")
+
+
+EVENTS: dict[str, Callable[[Run], object]] = {
+    "C joins": lambda run: run.add("C"),
+    "A is killed": lambda run: run.cluster.kill(run.cluster.clients[0]),
+    "A steps down": lambda run: run.cluster.must(StepDown(run.cluster.clients[0].session, NONE)),
+}
+
+
+def picture(policy: str) -> str:
+    """The events beside each other. A column of a row is half a second; `|` is the moment of the event."""
+    lines: list[str] = []
+    for title, event in EVENTS.items():
+        run = Run(policy, "ABC" if policy in PARTITIONED and title != "C joins" else "AB")
+        run.watch(CELLS_BEFORE)
+        event(run)
+        run.watch(CELLS_AFTER)
+        lines = lines or [" " * 9, *(f"{row:<9}" for row in run.rows)]
+        lines[0] += f"  {title:<{CELLS_BEFORE + CELLS_AFTER + 1}}"
+        for number, marks in enumerate(run.rows.values(), 1):
+            lines[number] += f"  {marks[:CELLS_BEFORE]}|{marks[CELLS_BEFORE:]}"
+    return "\n".join(line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_page_shows_what_happens(policy: str) -> None:
+    """A1, A3, A7, A9: a join, a crash and a step-down under each policy."""
+    assert f"```\n{picture(policy)}\n```" in PAGE.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for each in POLICIES:
+        print(f"{each}\n\n{picture(each)}\n")
