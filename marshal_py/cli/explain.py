@@ -111,10 +111,11 @@ def diff(
         return
     if at is None or len(at) != 2 or state is not None:
         raise typer.BadParameter("give --at twice: from, to; or --state")
+    earlier, later = map(_cut, at)
     with _history(group, options) as (world, records):
-        records = _reaching(world, records, _cut(at[0]))
+        records = _reaching(world, records, earlier)
         try:
-            found = history.diff(world, records, group, _cut(at[0]), _cut(at[1]))
+            found = history.diff(world, records, group, earlier, later)
         except InvalidOption as error:
             raise typer.BadParameter(f"{at[1]} lies before {at[0]}: give the earlier --at first") from error
     if not found.records:

@@ -354,8 +354,9 @@ def test_a_refusal_is_one_line_and_exit_code_1(servers: dict[str, Any], shell: S
         ("members",),
     ],
 )
-def test_wrong_usage_is_exit_code_2(shell: Shell, arguments: tuple[str, ...]) -> None:
-    assert shell.run(*arguments).exit_code == 2
+def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
+    """It is refused before a command asks the cluster: here there is none."""
+    assert Shell("localhost:1").run(*arguments).exit_code == 2
 
 
 def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> None:
