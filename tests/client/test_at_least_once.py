@@ -24,9 +24,7 @@ from tests.support.client_fixtures import (
 
 
 def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(cluster: TestCluster) -> None:
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 5)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(5) as consumer:
         messages = collect(consumer, 5, ack=False)
         for done, position in ((4, 0), (1, 0), (0, 2), (3, 2), (2, 5)):
             assert messages[done].ack() is True
@@ -52,9 +50,7 @@ def test_what_is_finished_above_the_position_is_skipped_however_old_the_known_en
 
 
 def test_an_ack_from_another_thread_counts(cluster: TestCluster) -> None:
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 3)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(3) as consumer:
         messages = collect(consumer, 3, ack=False)
         answers: list[bool] = []
         threads = [threading.Thread(target=lambda m=m: answers.append(m.ack())) for m in messages]
@@ -68,9 +64,7 @@ def test_an_ack_from_another_thread_counts(cluster: TestCluster) -> None:
 
 
 def test_an_ack_twice_is_an_ack_once(cluster: TestCluster) -> None:
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 3)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(3) as consumer:
         messages = collect(consumer, 3, ack=False)
         assert [messages[0].ack(), messages[0].ack()] == [True, True]
         assert [messages[2].ack(), messages[2].ack()] == [True, True]

@@ -42,9 +42,7 @@ def test_everything_is_delivered_under_grants_and_once(cluster: TestCluster) -> 
 
 
 def test_fetch_and_next_bring_the_same(cluster: TestCluster) -> None:
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 20)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=AMO) as consumer:
+    with cluster.reading(20, delivery=AMO) as consumer:
         first = consumer.next(expires_s=30)
         assert first is not None
         assert first.ack() is True

@@ -82,9 +82,7 @@ def test_a_part_and_a_batch_are_confirmed_as_a_whole(memory: MemoryTestCluster) 
 
 
 def test_an_empty_part_has_nothing_to_confirm(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 3)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(3) as consumer:
         part = consumer.fetch(3, expires_s=DEADLINE_S).parts[0]
         assert part[3:].double_ack()
 
@@ -218,9 +216,7 @@ def test_an_ack_for_which_the_log_has_no_room_says_so(
 
 @pytest.mark.parametrize("wrong", [-1, -0.001, float("nan"), "x", None, True])
 def test_a_wrong_timeout_is_refused_before_anything_is_acked(memory: MemoryTestCluster, wrong: Any) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(1) as consumer:
         batch = consumer.fetch(1, expires_s=DEADLINE_S)
         one, handle = batch[0], batch[0].handle()
         for call in (

@@ -111,10 +111,12 @@ def test_while_connect_waits_a_line_on_the_log_says_why(caplog: pytest.LogCaptur
 
 
 def test_ctrl_c_ends_connect() -> None:
-    with listener() as servers:
+    def interrupted(servers: str) -> None:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            connect(servers)
+        connect(servers)
+
+    with listener() as servers, pytest.raises(KeyboardInterrupt):
+        interrupted(servers)
 
 
 def test_the_users_own_callbacks_are_called(embedded: EmbeddedTestCluster) -> None:

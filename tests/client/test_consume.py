@@ -126,10 +126,8 @@ def test_the_buffer_is_filled_to_its_limit_and_never_above(
     ADR-37: "For each constraint, a custom threshold can be set, containing the number of messages/bytes that should
     be processed to trigger the next pull request."
     """
-    topic = memory.topic()
-    memory.fill(topic, 0, 100)
     pending: list[int] = []
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(100) as consumer:
         for message in consumer.consume(**given):
             info = consumer.cached_info()
             pending.append(info.pending_messages)
@@ -143,9 +141,7 @@ def test_the_buffer_is_filled_to_its_limit_and_never_above(
 
 @pytest.mark.parametrize("endless", [float("inf"), 1e308, 10**400])
 def test_a_wait_may_be_endless(memory: MemoryTestCluster, endless: float) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 4)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(4) as consumer:
         assert [message.offset for message in consumer.fetch(1, expires_s=endless)] == [0]
         assert [message.offset for message in consumer.fetch_each(1, expires_s=endless)] == [1]
         found = consumer.next(endless)
@@ -227,8 +223,6 @@ def test_a_second_consume_and_any_other_call_for_messages_are_refused(memory: Me
 
 
 def test_a_second_loop_is_refused_and_ends_nothing(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 2)
     found: list[BaseException] = []
 
     def elsewhere() -> None:
@@ -237,7 +231,7 @@ def test_a_second_loop_is_refused_and_ends_nothing(memory: MemoryTestCluster) ->
         except ConcurrentUse as error:
             found.append(error)
 
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(2) as consumer:
         context = consumer.consume()
         for message in context:
             message.ack()
@@ -256,18 +250,14 @@ def test_a_handler_that_would_have_to_be_awaited_is_refused(memory: MemoryTestCl
     async def handle(message: Message) -> None:
         message.ack()
 
-    topic = memory.topic()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(1) as consumer:
         with pytest.raises(InvalidOption, match=r"^handler=.*nobody awaits what it returns"):
             consumer.consume(handle)
         assert collect(consumer, 1)
 
 
 def test_consume_inside_an_iteration_is_refused(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(1) as consumer:
         for message in consumer:
             with pytest.raises(ConcurrentUse):
                 consumer.consume()
@@ -280,9 +270,7 @@ def test_consume_inside_an_iteration_is_refused(memory: MemoryTestCluster) -> No
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_stop_drops_the_buffer_and_loses_nothing(memory: MemoryTestCluster, delivery: str) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 50)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], delivery=delivery) as consumer:
+    with memory.reading(50, delivery=delivery) as consumer:
         context, offsets = consumer.consume(), []
         for message in context:
             offsets.append(message.offset)
@@ -299,11 +287,9 @@ def test_stop_waits_for_the_running_handler(memory: MemoryTestCluster) -> None:
     """ADR-37: "Lifecycle of Consume may need to be controlled - for example to stop delivering messages to the callback
     or drain messages already accumulated before stopping the consumer"
     """
-    topic = memory.topic()
-    memory.fill(topic, 0, 50)
     handler = Handler()
     handler.open.clear()
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(50) as consumer:
         context = consumer.consume(handler)
         handler.got(1)
         context.stop(timeout_s=0.01)
@@ -315,9 +301,7 @@ def test_stop_waits_for_the_running_handler(memory: MemoryTestCluster) -> None:
 
 
 def test_stop_and_drain_may_be_called_in_the_handler(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 5)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(5) as consumer:
         for ending, last, offsets in (("stop", 1, [0, 1]), ("drain", 2, [2, 3, 4])):
             handler = Handler()
             handler.open.clear()
@@ -350,10 +334,8 @@ def test_drain_delivers_what_is_buffered_and_asks_for_no_more(memory: MemoryTest
 
 
 def test_drain_waits_for_acks_of_other_threads(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 3)
     held: list[Message] = []
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(3) as consumer:
         context = consumer.consume(held.append)
         until(lambda: len(held) == 3, "all are handed to somebody else")
         drain = threading.Thread(target=context.drain)
@@ -367,10 +349,8 @@ def test_drain_waits_for_acks_of_other_threads(memory: MemoryTestCluster) -> Non
 
 
 def test_a_stop_ends_a_drain_that_waits_for_acks(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 2)
     held: list[Message] = []
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(2) as consumer:
         context = consumer.consume(held.append)
         until(lambda: len(held) == 2, "somebody else has both")
         held[1].ack()
@@ -406,15 +386,18 @@ def test_a_drain_says_whether_everything_is_acked(memory: MemoryTestCluster) -> 
 
 
 def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 50)
     handler = Handler()
     handler.open.clear()
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(50) as consumer:
         context = consumer.consume(handler)
         handler.got(1)
-        threading.Timer(0.2, handler.open.set).start()
-        assert context.drain(timeout_s=0.05) is False
+        drained: list[bool] = []
+        drain = threading.Thread(target=lambda: drained.append(context.drain(timeout_s=0.05)), daemon=True)
+        drain.start()
+        until(context._demand.over, "the drain takes too long")
+        handler.open.set()
+        drain.join(DEADLINE_S)
+        assert drained == [False]
         assert context.closed
         assert len(handler.seen) == 1
         assert places(collect(consumer, 49)) == [(0, offset) for offset in range(1, 50)]
@@ -422,10 +405,8 @@ def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -
 
 @pytest.mark.parametrize("ending", ["stop", "drain", "request_stop"])
 def test_the_end_of_the_consumer_ends_its_consume(cluster: TestCluster, ending: str) -> None:
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 20)
     handler = Handler()
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(20) as consumer:
         context = consumer.consume(handler)
         handler.got(20)
         getattr(consumer, ending)()
@@ -502,9 +483,7 @@ def test_a_handler_that_raises_may_end_the_consume(
 
 
 def test_after_a_handler_has_ended_a_consume_the_next_one_gets_its_message(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 3)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(3) as consumer:
         for kind in (ValueError, SystemExit):
             context = consumer.consume(Handler(fails_on(1, kind=kind)), on_error="stop")
             with pytest.raises(kind):
@@ -520,9 +499,7 @@ def test_after_a_handler_has_ended_a_consume_the_next_one_gets_its_message(memor
 
 def test_a_handler_that_exits_ends_the_consume(memory: MemoryTestCluster) -> None:
     """sys.exit() in a thread would only end the thread, silently."""
-    topic = memory.topic()
-    memory.fill(topic, 0, 3)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(3) as consumer:
         context = consumer.consume(Handler(fails_on(1, kind=SystemExit)))
         with pytest.raises(SystemExit):
             context.wait(DEADLINE_S)
@@ -683,9 +660,7 @@ def test_fetch_each_delivers_messages_as_they_come(cluster: TestCluster) -> None
 
 
 def test_leaving_fetch_each_early_loses_nothing(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 10)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(10) as consumer:
         for message in consumer.fetch_each(5):
             message.ack()
             break

@@ -39,9 +39,7 @@ def test_iteration_hands_over_everything_in_order(cluster: TestCluster) -> None:
 
 
 def test_leaving_the_iteration_leaves_the_consumer_running(cluster: TestCluster) -> None:
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 3)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(3) as consumer:
         for message in consumer:
             message.ack()
             break
@@ -57,9 +55,7 @@ def test_fetch_ends_by_count(cluster: TestCluster) -> None:
     """ADR-37: "This operation will end once the RPC expires or the number of messages/data batch requested is
     provided."
     """
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 10)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(10) as consumer:
         batch = consumer.fetch(4, expires_s=30)
         assert places(batch) == [(0, 0), (0, 1), (0, 2), (0, 3)]
         assert batch.ack() is True
@@ -116,9 +112,7 @@ def test_fetch_that_expires_brings_what_came(cluster: TestCluster) -> None:
     provided."
     ADR-37: "408 Request Timeout"
     """
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 2)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(2) as consumer:
         until(owns(consumer, 0), "the partition is ours")
         assert len(consumer.fetch(10, expires_s=0.5)) == 2
         assert len(consumer.fetch(10, expires_s=0.05)) == 0
@@ -159,9 +153,7 @@ def test_fetch_by_bytes_alone_is_not_limited_to_a_thousand(memory: MemoryTestClu
 def test_a_fetch_without_a_limit_has_one(memory: MemoryTestCluster) -> None:
     """ADR-37: "Note that while max_messages and max_bytes are described as optional at least one of them is
     required." """
-    topic = memory.topic()
-    memory.fill(topic, 0, 1_001)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(1_001) as consumer:
         assert len(consumer.fetch()) == 1_000
 
 
@@ -169,9 +161,7 @@ def test_next(cluster: TestCluster) -> None:
     """ADR-37: "Get a single message from the server."
     ADR-37: "The pull request to fetch the message should only be sent once Next is invoked."
     """
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 2)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(2) as consumer:
         first, second = consumer.next(), consumer.next()
         assert first is not None
         assert second is not None
@@ -181,9 +171,7 @@ def test_next(cluster: TestCluster) -> None:
 
 
 def test_a_fetch_inside_the_iteration_takes_no_message_twice(cluster: TestCluster) -> None:
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 9)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(9) as consumer:
         offsets: list[int] = []
         for message in consumer:
             offsets.append(message.offset)

@@ -30,10 +30,8 @@ def test_a_pool_of_processes_sends_handles_back(memory: MemoryTestCluster) -> No
     ACKS: The acknowledgement of a message can be given to another thread or process as a small opaque handle and
     completed by its consumer.
     """
-    topic = memory.topic()
-    memory.fill(topic, 0, 6)
     spawn = multiprocessing.get_context("spawn")
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(6) as consumer:
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
             messages = collect(consumer, 6, ack=False)
             done = list(pool.map(copy.copy, [message.handle() for message in messages], timeout=DEADLINE_S))
@@ -147,9 +145,7 @@ def test_what_is_kept_for_handles_is_bounded(memory: MemoryTestCluster, monkeypa
     ACKS: What is kept for handles is bounded.
     """
     monkeypatch.setattr(handles, "KEPT_MIN", 10)
-    topic = memory.topic()
-    memory.fill(topic, 0, 200)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(200) as consumer:
         consumer._handles._look_at = 20
         messages = collect(consumer, 200, ack=False)
         for message in messages[5:]:

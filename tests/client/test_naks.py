@@ -71,9 +71,7 @@ def test_a_message_that_is_given_back_comes_again(cluster: TestCluster) -> None:
 
 def test_it_comes_after_its_delay_and_nothing_waits_for_it(memory: MemoryTestCluster) -> None:
     """ACKS: `nak(delay_s)`: the message is delivered again to the same owner after the delay."""
-    topic = memory.topic()
-    memory.fill(topic, 0, 4)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(4) as consumer:
         first = one(consumer)
         assert first.nak(delay_s=0.3)
         due = time.monotonic() + 0.3
@@ -89,9 +87,7 @@ def test_it_comes_after_its_delay_and_nothing_waits_for_it(memory: MemoryTestClu
 @pytest.mark.parametrize("how", ["message", "part", "batch"])
 def test_parts_and_batches_are_given_back_as_a_whole(memory: MemoryTestCluster, how: str) -> None:
     """What was done before stays done, and what follows each other shares a part when it comes again."""
-    topic = memory.topic()
-    memory.fill(topic, 0, 5)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(5) as consumer:
         batch = consumer.fetch(5, expires_s=DEADLINE_S)
         messages = list(batch)
         assert len(messages) == 5
@@ -137,9 +133,7 @@ def test_a_drain_does_not_wait_for_what_waits(memory: MemoryTestCluster) -> None
 
 
 def test_an_ack_ends_the_wait_and_a_nak_of_what_is_done_does_nothing(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 2)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(2) as consumer:
         first, second = collect(consumer, 2, ack=False)
         assert first.nak(0)
         assert first.ack()
@@ -151,9 +145,7 @@ def test_an_ack_ends_the_wait_and_a_nak_of_what_is_done_does_nothing(memory: Mem
 
 def test_a_nak_of_an_earlier_delivery_does_nothing(memory: MemoryTestCluster) -> None:
     """Another handler has the message. An ack of the earlier object is one of the message."""
-    topic = memory.topic()
-    memory.fill(topic, 0, 4)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(4) as consumer:
         batch = consumer.fetch(4)
         assert batch[1].nak(0)
         again = one(consumer)
@@ -188,9 +180,7 @@ def test_a_late_answer_does_nothing(memory: MemoryTestCluster) -> None:
 
 def test_what_an_exception_kept_from_the_user_comes_again(memory: MemoryTestCluster) -> None:
     """Ctrl-C inside a fetch: the message is due again, and its count did not grow."""
-    topic = memory.topic()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(1) as consumer:
         assert one(consumer).nak(0)
         queue, context = consumer._queue, consumer._context
         with context.lock:
@@ -245,9 +235,7 @@ def test_a_storm_stops_what_is_new_and_is_reported(memory: MemoryTestCluster, mo
 
 def test_an_iteration_goes_on_after_a_storm(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redelivery, "WAITING_MAX", 3)
-    topic = memory.topic()
-    memory.fill(topic, 0, 30)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], prefetch_messages=4) as consumer:
+    with memory.reading(30, prefetch_messages=4) as consumer:
         done = []
         for message in consumer:
             if message.delivery_count == 1:
@@ -295,9 +283,7 @@ def test_without_a_delay_it_grows_with_the_deliveries(
 ) -> None:
     counts = []
     monkeypatch.setattr(answers, "grown_delay_s", lambda count: counts.append(count) or 0.0)
-    topic = memory.topic()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(1) as consumer:
         for _ in range(3):
             one(consumer).nak()
         assert counts == [1, 2, 3]
@@ -365,9 +351,7 @@ def test_many_terminations_are_few_records(memory: MemoryTestCluster, monkeypatc
 
 @pytest.mark.parametrize("delay_s", [-1, NAK_DELAY_S_MAX + 1, float("nan"), float("inf"), True, "1"])
 def test_a_delay_that_cannot_be_is_refused(memory: MemoryTestCluster, delay_s: Any) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(1) as consumer:
         batch = consumer.fetch(1, expires_s=DEADLINE_S)
         for target in (batch, batch.parts[0], next(iter(batch))):
             with pytest.raises(InvalidOption, match=r"delay_s=.* from 0 to 86400, or None"):
@@ -398,9 +382,7 @@ def test_in_at_most_once_groups_they_are_refused_by_name(memory: MemoryTestClust
 
 def test_what_waits_when_a_consumer_begins_to_plan_ranges_is_not_forgotten(memory: MemoryTestCluster) -> None:
     """Nobody delivers it again under this claim; it is unanswered from then on, and the handler timeout ends that."""
-    topic = memory.topic()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(1) as consumer:
         assert one(consumer).nak(NEVER_S)
         (claim,) = consumer._member.claims.values()
         assert claim.handler_since_ms() is None
@@ -427,9 +409,7 @@ def test_a_second_answer(memory: MemoryTestCluster, first: str, second: str, ret
 
     ACKS: A second answer to a message never undoes the first one.
     """
-    topic = memory.topic()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(1) as consumer:
         message = collect(consumer, 1, ack=False)[0]
         answers = {"ack": message.ack, "nak": lambda: message.nak(3_600), "term": message.term}
         assert answers[first]()

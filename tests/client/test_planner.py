@@ -75,9 +75,7 @@ def test_no_data_makes_an_empty_batch(cluster: TestCluster) -> None:
 
 def test_what_was_fetched_before_is_planned_again(cluster: TestCluster) -> None:
     """A delivered message that is not acked stays in flight; only the others are planned."""
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 30)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.reading(30) as consumer:
         held = collect(consumer, 10, ack=False)
         planner = planning(consumer)
         batch = planner.batch(100)
@@ -98,9 +96,7 @@ def test_a_planner_fetches_no_more(memory: MemoryTestCluster) -> None:
 
 
 def test_the_next_batch_needs_the_last_one_done(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 9)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+    with memory.reading(9) as consumer:
         planner = planning(consumer)
         planner.batch(4)
         with pytest.raises(BatchNotCommitted, match=r"the last batch of 4 offsets .* batch\.commit\(\)"):
@@ -152,9 +148,7 @@ def test_in_a_pause_the_batch_is_released_after_an_interval(cluster: TestCluster
 
 def test_without_a_lease_nothing_is_delivered(embedded: EmbeddedTestCluster) -> None:
     """D8, D9: the gate of a range is the gate of a message."""
-    topic = embedded.topic()
-    embedded.fill(topic, 0, 5)
-    with embedded.connect() as marshal, joined(marshal, embedded.group(), [topic]) as consumer:
+    with embedded.reading(5) as consumer:
         planner = planning(consumer)
         wanted = planner.plan(10)
         assert len(wanted) == 1

@@ -24,9 +24,7 @@ from tests.support.client_fixtures import (
 
 
 def test_earliest_begins_at_the_beginning(cluster: TestCluster) -> None:
-    topic = cluster.topic()
-    cluster.fill(topic, 0, 3)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], start="earliest") as consumer:
+    with cluster.reading(3, start="earliest") as consumer:
         assert places(collect(consumer, 3)) == [(0, 0), (0, 1), (0, 2)]
 
 
@@ -326,9 +324,7 @@ def test_a_late_mirror_does_not_hide_the_next_owners(
 
 
 def test_mirroring_can_be_switched_off(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], mirror_offsets=False) as consumer:
+    with memory.reading(1, mirror_offsets=False) as consumer:
         collect(consumer, 1)
         consumer.flush()
     assert memory.broker.committed == {}

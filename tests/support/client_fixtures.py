@@ -96,6 +96,14 @@ class TestCluster:
     def fill(self, topic: str, partition: int, count: int, first: int = 0) -> None:
         self.local.produce_many(topic, [b"%d" % number for number in range(first, first + count)], partition=partition)
 
+    @contextlib.contextmanager
+    def reading(self, count: int, **options: Any) -> Iterator[Consumer]:
+        """Yields the only consumer of a new group, and of a new topic that has `count` messages in one partition."""
+        topic = self.topic()
+        self.fill(topic, 0, count)
+        with self.connect() as marshal, joined(marshal, self.group(), [topic], **options) as consumer:
+            yield consumer
+
     def verdicts(self, group: str) -> list[Verdict]:
         """The verdicts on every record of this group, from genesis on."""
         return [verdict for verdict in self._fold(group)[1] if verdict.group == group]
