@@ -153,7 +153,9 @@ class AnsweringClient(Client):
         if draw < TERMS:
             self.answers.term(claim, run, call.place, message, "no order")
         else:
-            self.answers.nak(claim, run, call.place, message, delay_ms / 1000)
+            assert isinstance(claim.tracker, AtLeastOnce)
+            again = claim.tracker.redelivered(delivery.offset)  # one handler at a time has a message
+            self.answers.nak(claim, run, call.place, message, delay_ms / 1000, again)
         if self._answered is not None:  # no letter takes its place
             delivery.give_back(environment.now_ms, delay_ms)
         self._answered = None

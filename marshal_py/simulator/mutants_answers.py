@@ -64,7 +64,7 @@ def rewinds() -> list[Patch]:
 
 
 def never_counted() -> list[Patch]:
-    return [(AtLeastOnce, "_again_at", lambda self, offset: 0)]
+    return [(AtLeastOnce, "redelivered", lambda self, offset: 0)]
 
 
 def one_more() -> list[Patch]:

@@ -153,12 +153,12 @@ def test_handlers_that_give_back_and_end_messages_break_nothing() -> None:
         watched.append(Cluster(scenario, rng))
         return watched[-1]
 
-    runs = [simulate(seed, Options(answers=1), cluster) for seed in range(24)]
+    runs = [simulate(seed, Options(answers=1), cluster) for seed in range(10)]
     assert not {run.seed: run.violations[:2] for run in runs if run.violations}
     evidence = [each.evidence for each in watched]
-    assert sum(delivery.again_ms >= 0 for one in evidence for delivery in one.deliveries) > 500
+    assert sum(delivery.again_ms >= 0 for one in evidence for delivery in one.deliveries) > 200
     letters = [letter for one in evidence for letter in one.letters]
-    assert sum(letter.written_ms >= 0 for letter in letters) > 50
+    assert sum(letter.written_ms >= 0 for letter in letters) > 20
     assert any(letter.written_ms < 0 for letter in letters)
     assert any(letter.delivery is None for letter in letters), "instead of one delivery more"
 
