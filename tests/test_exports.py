@@ -11,10 +11,14 @@ from importlib import resources
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 import marshal_py
-from marshal_py import MarshalError, errors
+from marshal_py import Advisory, ClaimInfo, ConsumerInfo, MarshalError, MarshalInfo, errors, metrics
+from marshal_py.topics.key_index import Status
+from marshal_py.topics.purging import TopicInfo
+from marshal_py.transport.ports import BrokerInfo
 
 
 @pytest.mark.parametrize("name", marshal_py.__all__)
@@ -127,3 +131,16 @@ def test_every_error_can_be_imported_from_the_package() -> None:
     ours = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, MarshalError)}
     assert len(ours) > 70
     assert ours <= set(marshal_py.__all__)
+
+
+STATES = (
+    *(Advisory, ClaimInfo, ConsumerInfo, MarshalInfo, BrokerInfo, TopicInfo, Status),
+    *(metrics.Metrics, metrics.ConsumerMetrics, metrics.PartitionMetrics),
+)
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_what_tells_about_a_state_is_one_kind_of_value(kind: type) -> None:
+    """A frozen Struct: compared by value, and extendable, because nobody can unpack or count its fields."""
+    assert issubclass(kind, msgspec.Struct)
+    assert kind.__struct_config__.frozen

@@ -6,7 +6,9 @@ Marshal is the JetStreamContext of ADR-37, Topic its Stream, Group its consumer 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import Struct
 
 from marshal_py.admin.group import Group
 from marshal_py.admin.groups import Groups
@@ -24,7 +26,7 @@ from marshal_py.transport.serialization import Deserializer
 BROKER_LIMITS: Final = ("message.max.bytes", "num.partitions", "default.replication.factor")
 
 
-class MarshalInfo(NamedTuple):
+class MarshalInfo(Struct, frozen=True):
     """Describes a cluster and this library's part in it.
 
     `cluster_id`: "" if the cluster has none. `brokers`: those that live, by id. `topics`, `partitions`: how many this

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from msgspec import structs
 
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command
@@ -81,5 +82,6 @@ def _opened(options: CommonOptions, topic: str, file: Path, values: bool = False
 def _print(options: CommonOptions, found: Status) -> None:
     behind = f", {found.behind} offsets behind" if found.behind else ""
     options.print_result(
-        found._asdict(), f"{found.messages} messages of {found.keys} keys of topic {found.topic!r} are indexed{behind}"
+        structs.asdict(found),
+        f"{found.messages} messages of {found.keys} keys of topic {found.topic!r} are indexed{behind}",
     )

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
@@ -61,7 +62,7 @@ def info(options: CommonOptions, topic: Name) -> None:
         partitions = [
             {"partition": number, "first": first, "end": end} for number, (first, end) in found.partitions.items()
         ]
-        output.print_json({**found._asdict(), "partitions": partitions})
+        output.print_json({**structs.asdict(found), "partitions": partitions})
         return
     table = Table("partition", "first", "end", "offsets", box=None)
     for number, (first, end) in found.partitions.items():

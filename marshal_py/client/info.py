@@ -1,13 +1,17 @@
-"""The state of a consumer and of its claims as plain values, for users."""
+"""The state of a consumer and of its claims as plain values, for users.
+
+Everything that tells about a state, these and the metrics, advisories, brokers and topics, is a frozen Struct, and no
+tuple: its fields have names alone, so a release can add some and breaks nobody who unpacks or counts them.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from marshal_py.protocol.identity import Token, TopicPartition
 
 
-class ClaimInfo(NamedTuple):
+class ClaimInfo(Struct, frozen=True):
     """Describes a claim as its owner sees it.
 
     `position`: next offset to read. `lag`: messages up to the end; -1 if unknown. `revoking` says why the claim is
@@ -25,7 +29,7 @@ class ClaimInfo(NamedTuple):
     drain_s: float = -1.0
 
 
-class ConsumerInfo(NamedTuple):
+class ConsumerInfo(Struct, frozen=True):
     """Describes the state of a consumer. `in_flight`: messages delivered and not acked.
 
     `waiting_for`: what keeps it from working, in words; "" when all is well. `lag`: messages from the positions of its

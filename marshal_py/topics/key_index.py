@@ -79,7 +79,7 @@ class Entry(NamedTuple):
     time_ms: int
 
 
-class Status(NamedTuple):
+class Status(msgspec.Struct, frozen=True):
     """Says what an index holds. `behind`: how many offsets it has not read yet, over all partitions."""
 
     topic: str

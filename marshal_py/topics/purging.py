@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from marshal_py.errors import BadRequest, PurgeRefused, TopicMissing
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.topics.request import Time, check_number, time_ms
 from marshal_py.transport.ports import Bounds, ClusterAdmin
 
 
-class TopicInfo(NamedTuple):
+class TopicInfo(Struct, frozen=True):
     """Describes a topic. `topic_id`: Kafka's, "" where the cluster has none.
 
     `partitions`: first and end offset of each partition, by its number. `settings`: the topic's configuration; empty

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.identity import Instant, TopicPartition
 
@@ -74,7 +76,7 @@ class TopicInfo(NamedTuple):
     topic_id: str = ""
 
 
-class BrokerInfo(NamedTuple):
+class BrokerInfo(Struct, frozen=True):
     """Describes a broker. `address`: host:port. `rack`: "" if it has none, or the cluster does not say."""
 
     id: int
