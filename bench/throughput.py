@@ -1,7 +1,8 @@
 """How fast are messages handed over, compared with bare clients with the same and with default settings?
 
 Contestants, each in a fresh process, one after the other, in turn: marshal_py in batches (at least once, at most
-once), message by message with an ack each, by its `consume` with and without a handler, and with asyncio;
+once), message by message with an ack each, both also with a witness (`last_will="process"`, right after the same
+without), by its `consume` with and without a handler, and with asyncio;
 confluent-kafka's `consume(1000)` and `poll()`, bare, with librdkafka's defaults and with the settings that marshal_py
 ships; aiokafka's `getmany` and `getone`. Each reads a filled topic (page cache warm) from its beginning and looks at
 every value. The clock runs from the first message to the last one read, so that connecting and joining do not count:
@@ -81,11 +82,11 @@ def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool, hand
     consumer.close()
 
 
-def marshal_batches(bootstrap: str, topic: str, count: int, delivery: str) -> Batches:
+def marshal_batches(bootstrap: str, topic: str, count: int, delivery: str, last_will: str = "off") -> Batches:
     import marshal_py
 
     with (
-        marshal_py.connect(bootstrap, coordination_topic=f"{topic}-m") as marshal,
+        marshal_py.connect(bootstrap, coordination_topic=f"{topic}-m", last_will=last_will) as marshal,
         marshal.consumer(f"g-{time.time_ns()}", [topic], start="earliest", delivery=delivery) as consumer,
     ):
         seen = 0
@@ -98,11 +99,11 @@ def marshal_batches(bootstrap: str, topic: str, count: int, delivery: str) -> Ba
             batch.ack()
 
 
-def marshal_single(bootstrap: str, topic: str, count: int) -> Batches:
+def marshal_single(bootstrap: str, topic: str, count: int, last_will: str = "off") -> Batches:
     import marshal_py
 
     with (
-        marshal_py.connect(bootstrap, coordination_topic=f"{topic}-m") as marshal,
+        marshal_py.connect(bootstrap, coordination_topic=f"{topic}-m", last_will=last_will) as marshal,
         marshal.consumer(f"g-{time.time_ns()}", [topic], start="earliest") as consumer,
     ):
         for seen, message in enumerate(consumer, 1):
@@ -220,11 +221,13 @@ CONTESTANTS: Final[dict[str, Callable[[str, str, int], Batches]]] = {
     "bare consume(1000), our settings": lambda b, t, n: bare(b, t, n, True, False),
     "bare consume(1000), a call per message": lambda b, t, n: bare(b, t, n, True, False, handled=True),
     "marshal fetch(1000), at least once": lambda b, t, n: marshal_batches(b, t, n, "at_least_once"),
+    "marshal fetch(1000), with a witness": lambda b, t, n: marshal_batches(b, t, n, "at_least_once", "process"),
     "marshal fetch(1000), at most once": lambda b, t, n: marshal_batches(b, t, n, "at_most_once"),
     "aiokafka getmany(1000)": lambda b, t, n: aiokafka(b, t, n, False),
     "bare poll(), default settings": lambda b, t, n: bare(b, t, n, False, True),
     "bare poll(), our settings": lambda b, t, n: bare(b, t, n, True, True),
     "marshal iteration with ack": marshal_single,
+    "marshal iteration with ack, with a witness": lambda b, t, n: marshal_single(b, t, n, "process"),
     "marshal consume(1000), iterator": lambda b, t, n: marshal_consume(b, t, n, False),
     "marshal consume(1000), handler": lambda b, t, n: marshal_consume(b, t, n, True),
     "marshal aio fetch(1000)": lambda b, t, n: marshal_asyncio(b, t, n, False),
@@ -236,6 +239,8 @@ SLOW: Final = frozenset(name for name in CONTESTANTS if "default" in name or "ai
 RATIOS: Final = (
     ("marshal fetch(1000), at least once", "bare consume(1000), our settings", ">= 0.95"),
     ("marshal fetch(1000), at least once", "bare consume(1000), default settings", ">= 3"),
+    ("marshal fetch(1000), with a witness", "marshal fetch(1000), at least once", ">= 0.99"),
+    ("marshal iteration with ack, with a witness", "marshal iteration with ack", ">= 0.99"),
     ("marshal fetch(1000), at most once", "bare consume(1000), our settings", ">= 0.85"),
     ("marshal consume(1000), iterator", "bare consume(1000), our settings", ">= 0.95"),
     ("marshal consume(1000), handler", "bare consume(1000), our settings", ">= 0.95"),

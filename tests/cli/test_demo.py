@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import threading
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from marshal_py.cli.demo.judge import Judgement, Milestones, judge, sentence
 from marshal_py.cli.demo.orders import checksum_fits, order
 from marshal_py.cli.demo.totals import Totals
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
+from tests.support.marked_processes import witnesses
 
 KEYS = [
     "produced",
@@ -62,11 +64,17 @@ def test_the_demo_loses_nothing_at_least_once() -> None:
     assert result["handled"] == result["produced"] != 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_demo_that_ends_early_leaves_no_process(number: signal.Signals) -> None:
-    """On ctrl-C it ends its children; when it is killed itself, they notice and end."""
+@pytest.mark.parametrize(("number", "options"), [(signal.SIGINT, ["--last-will"]), (signal.SIGKILL, [])])
+def test_a_demo_that_ends_early_leaves_no_process(number: signal.Signals, options: list[str]) -> None:
+    """On ctrl-C it ends its children; when it is killed itself, they notice and end. Their witnesses end with them."""
+    mark = f"MARSHAL_TEST={uuid.uuid4().hex}"
     demo = subprocess.Popen(
-        [*MODULE, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=REPOSITORY
+        [*MODULE, "demo", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment() | dict([mark.split("=")]),
+        cwd=REPOSITORY,
     )
     assert demo.stdout is not None
     alarm = threading.Timer(DEADLINE_S, demo.kill)  # otherwise a demo that prints nothing would block the read below
@@ -76,10 +84,13 @@ def test_a_demo_that_ends_early_leaves_no_process(number: signal.Signals) -> Non
         pids += [int(found) for found in re.findall(r"starts \(pid (\d+)\)", line)]
         if "the group is complete" in line:
             break
+    if options and Path("/proc").exists():
+        wait_until(lambda: len(witnesses(mark)) == 3, "a witness for each consumer")
+        pids += witnesses(mark)
     demo.send_signal(number)
     demo.communicate(timeout=DEADLINE_S)
     alarm.cancel()
-    assert len(pids) == 4
+    assert len(pids) >= 4
     wait_until(lambda: not any(map(is_running, pids)), "the end of the demo's processes")
 
 

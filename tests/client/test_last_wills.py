@@ -35,6 +35,7 @@ from tests.support.client_fixtures import (
     joined,
     until,
 )
+from tests.support.marked_processes import witnesses
 
 SLOW = ("--interval", "6")  # an eviction would take 12 s: what happens sooner is the witness's work
 RUN = tuple(connecting.command("run", "--"))
@@ -55,20 +56,6 @@ MARK = f"MARSHAL_TEST={uuid.uuid4().hex}"
 def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets this process's witnesses be told from those of others on the machine."""
     monkeypatch.setenv(*MARK.split("="))
-
-
-def witnesses() -> set[int]:
-    """The ids of the witnesses that tests of this file have started."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            mine = MARK.encode() in (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if mine and str(connecting.PROGRAM).encode() in words and b"witness" in words:
-            found.add(int(folder.name))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -133,26 +120,36 @@ def _kill(process: ConsumerProcess, witness: str) -> None:
         os.kill(int(child), signal.SIGKILL)
 
 
-def test_a_stopped_process_keeps_its_session(embedded: EmbeddedTestCluster) -> None:
-    """T19: SIGSTOP is not death; nothing is published, and it continues."""
-    topic, group = embedded.topic(), embedded.group()
-    with ConsumerProcess(embedded.target, group, topic, "--last-will", "process", *SLOW) as process:
+def test_nothing_is_published_for_a_stopped_process(embedded: EmbeddedTestCluster) -> None:
+    """T19: SIGSTOP is not death. It lasts for a whole interval, and the process goes on after SIGCONT."""
+    topic, group = embedded.topic(2), embedded.group()
+    with (
+        ConsumerProcess(embedded.target, group, topic, "--last-will", "process") as process,
+        embedded.connect() as marshal,
+        joined(marshal, group, [topic]) as other,
+    ):
         kept(process, embedded, group)
-        beats = len(embedded.accepted(group, Heartbeat))
+        mine = other.info().session
+
+        def beats(*, own: bool) -> int:
+            return sum((beat.session == mine) is own for beat in embedded.accepted(group, Heartbeat))
+
         process.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.process.pid, os.WSTOPPED | os.WNOWAIT)
+        own, its = beats(own=True), beats(own=False)
+        until(lambda: beats(own=True) >= own + 4, "more heartbeats than the other one writes in an interval")
         process.signal(signal.SIGCONT)
-        until(lambda: len(embedded.accepted(group, Heartbeat)) > beats, "a heartbeat after it")
-        assert not embedded.accepted(group, Leave)
+        until(lambda: beats(own=False) > its, "a heartbeat after it")
+        assert not [leave for leave in embedded.accepted(group, Leave) if died(leave)]
 
 
 def test_a_witness_ends_with_its_consumer_and_takes_nothing_with_it(embedded: EmbeddedTestCluster) -> None:
     """T19: a clean stop takes the will back; one Leave, none by the witness; no process is left."""
     topic, group = embedded.topic(), embedded.group()
-    others = witnesses()
+    others = witnesses(MARK)
     marshal = embedded.connect(last_will="process")
     consumer = joined(marshal, group, [topic])
-    (mine,) = witnesses() - others
+    (mine,) = witnesses(MARK) - others
     assert embedded.accepted(group, Join)[0].witness == f"process {mine}"
     assert os.getpgid(mine) != os.getpgrp(), "ctrl-C in this terminal does not reach it"
     words = Path(f"/proc/{mine}/cmdline").read_bytes()
@@ -161,7 +158,7 @@ def test_a_witness_ends_with_its_consumer_and_takes_nothing_with_it(embedded: Em
     assert int(resident.split()[1]) <= 30 * 1024, resident
     consumer.stop()
     marshal.close()
-    until(lambda: mine not in witnesses(), "the witness ends")
+    until(lambda: mine not in witnesses(MARK), "the witness ends")
     (leave,) = embedded.accepted(group, Leave)
     assert not died(leave)
 
@@ -170,9 +167,9 @@ def test_a_lost_witness_is_started_again(embedded: EmbeddedTestCluster, monkeypa
     """T19: the event `last_will_lost`, once, and another process after a pause."""
     monkeypatch.setattr(last_wills, "PAUSE_S_MIN", 0.01)
     topic, group = embedded.topic(), embedded.group()
-    others = witnesses()
+    others = witnesses(MARK)
     with embedded.connect(last_will="process") as marshal, joined(marshal, group, [topic]) as consumer:
-        (first,) = witnesses() - others
+        (first,) = witnesses(MARK) - others
         os.kill(first, signal.SIGKILL)
         events: list[Any] = []
 
@@ -182,7 +179,7 @@ def test_a_lost_witness_is_started_again(embedded: EmbeddedTestCluster, monkeypa
 
         until(lost, "last_will_lost")
         assert events[0].text == "the witness has ended"
-        until(lambda: witnesses() - others - {first}, "another witness")
+        until(lambda: witnesses(MARK) - others - {first}, "another witness")
         assert len(consumer.claims()) == 1, "the consumer has not noticed anything else"
 
 
@@ -229,9 +226,9 @@ def test_a_consumer_that_has_joined_is_registered(
 def test_auto_does_nothing_where_there_is_no_marshal_run(embedded: EmbeddedTestCluster) -> None:
     """T19: no process, no witness in the Join."""
     group = embedded.group()
-    before = witnesses()
+    before = witnesses(MARK)
     with embedded.connect() as marshal, joined(marshal, group, [embedded.topic()]):
-        assert not witnesses() - before
+        assert not witnesses(MARK) - before
         assert embedded.accepted(group, Join)[0].witness == ""
 
 

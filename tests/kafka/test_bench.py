@@ -15,6 +15,7 @@ import pytest
 
 from bench.__main__ import NAMES, machine, measure, versions
 from bench.environment import BenchEnvironment, Result, Work, cell_text, percentile, ratio, show, spread
+from bench.takeover import WITNESSED, Kills, beyond_spacing
 from tests.support.kafka import Cluster
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,14 @@ def test_a_tiny_run_gives_a_complete_result(
 def check_moves(result: Result) -> None:
     assert {"marshal", "eager"} <= set(column(result, "contestant"))
     check_tally(result)
+
+
+def test_gaps_with_a_witness_are_given_over_the_normal_spacing() -> None:
+    kills = Kills(WITNESSED, [0.022, 0.032, 0.011], 2, {"again": 5})
+    assert beyond_spacing(kills).startswith(
+        f"{WITNESSED}: a gap over the normal spacing is 10 ms, p99 20 ms (2 kills; goal: median <= 50 ms, "
+        "p99 <= 200 ms); 2.5 messages per kill are delivered again (goal: <= 17, "
+    )
 
 
 def check_tally(result: Result) -> None:
