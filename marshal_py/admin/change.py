@@ -7,7 +7,7 @@ the group, and ends the pause after the change. Settings that are not named stay
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from marshal_py.admin.membership import Edit
 from marshal_py.admin.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
@@ -29,6 +29,17 @@ from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.records import MODES, PARTITION_MAX, GroupConfig, Topology
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
+
+
+class ChangeKeywords(TypedDict, total=False):
+    """The keywords of each ChangePlan, which says what they mean."""
+
+    reason: str
+    token: int | None
+    adopt: bool
+    take_over: bool
+    duration_ms: int | None
+    patience_ms: int | None
 
 
 class ChangePlan(Operation):
@@ -137,17 +148,7 @@ class ConfigPlan(ChangePlan):
     what = "the settings"
 
     def __init__(
-        self,
-        context: GroupContext,
-        wanted: Wanted | Edit,
-        *,
-        create: bool = False,
-        reason: str = "",
-        token: int | None = None,
-        adopt: bool = False,
-        take_over: bool = False,
-        duration_ms: int | None = None,
-        patience_ms: int | None = None,
+        self, context: GroupContext, wanted: Wanted | Edit, *, create: bool = False, **keywords: Unpack[ChangeKeywords]
     ) -> None:
         """Plans the change to `wanted`, the new settings, as `check_settings` takes them, or a function that returns
         them for the settings as they are. `create`: whether to create the group, or revive a deleted one.
@@ -162,17 +163,7 @@ class ConfigPlan(ChangePlan):
         check_wanted(group, self.wanted)
         self.looked_at: int = NONE if group is None else group.config_offset
         self.changes_mode: bool = changes_mode(group, self.wanted)
-        super().__init__(
-            context,
-            self.changes_mode,
-            None,
-            reason=reason,
-            token=token,
-            adopt=adopt,
-            take_over=take_over,
-            duration_ms=duration_ms,
-            patience_ms=patience_ms,
-        )
+        super().__init__(context, self.changes_mode, None, **keywords)
 
     def record(self, group: Group, token: int) -> GroupConfig:
         return settle(self.base, self.wanted, self.looked_at, token, self.by)
@@ -197,19 +188,7 @@ class ShrinkPlan(ChangePlan):
     topic: str
     partitions: int
 
-    def __init__(
-        self,
-        context: GroupContext,
-        topic: str,
-        partitions: int,
-        *,
-        reason: str = "",
-        token: int | None = None,
-        adopt: bool = False,
-        take_over: bool = False,
-        duration_ms: int | None = None,
-        patience_ms: int | None = None,
-    ) -> None:
+    def __init__(self, context: GroupContext, topic: str, partitions: int, **keywords: Unpack[ChangeKeywords]) -> None:
         """Plans to shrink `topic` to `partitions`, which is the number that Kafka's topic has now.
 
         Raises GroupMissing if the group never consumed the topic, InvalidOption unless the number is smaller than the
@@ -220,17 +199,7 @@ class ShrinkPlan(ChangePlan):
         self.what: str = f"the partitions of {topic}"
         self.looked_at: int = known[1]
         cut = {TopicPartition(topic, number) for number in range(partitions, known[0])}
-        super().__init__(
-            context,
-            True,
-            cut,
-            reason=reason,
-            token=token,
-            adopt=adopt,
-            take_over=take_over,
-            duration_ms=duration_ms,
-            patience_ms=patience_ms,
-        )
+        super().__init__(context, True, cut, **keywords)
 
     def record(self, group: Group, token: int) -> Topology:
         return Topology(self.topic, self.partitions, self.looked_at, token, self.by)
