@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
@@ -27,6 +29,7 @@ from tests.support.client_fixtures import (
     until,
 )
 
+T = TypeVar("T")
 IMPATIENT = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
 
 
@@ -37,6 +40,14 @@ def impatient(
     return marshal_py.connect(
         {"bootstrap.servers": cluster.target, **IMPATIENT}, client_id=client_id, timeout_s=timeout_s
     )
+
+
+def answer(ask: Callable[[], T]) -> T | None:
+    """What `ask` returns; None if the cluster did not answer in its short time."""
+    try:
+        return ask()
+    except ClusterUnreachable:
+        return None
 
 
 def test_away_at_the_start(embedded: EmbeddedTestCluster) -> None:
@@ -52,21 +63,16 @@ def test_away_at_the_start(embedded: EmbeddedTestCluster) -> None:
 
 def test_away_between_connect_and_consumer(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
-    marshal = impatient(embedded, timeout_s=1.0)
+    marshal = until(lambda: answer(lambda: impatient(embedded, timeout_s=1.0)), "a connection within its short time")
     embedded.broker.broker_down()
     with pytest.raises(ClusterUnreachable) as raised:
         joined(marshal, "g", [topic])
     assert raised.value.waiting_for
     embedded.broker.broker_up()
 
-    def joins() -> bool:
-        try:
-            joined(marshal, "g", [topic]).stop()
-        except ClusterUnreachable:
-            return False
-        return True
-
-    until(joins, "the same Marshal joins when the broker is back")
+    until(
+        lambda: answer(lambda: joined(marshal, "g", [topic])), "the same Marshal joins when the broker is back"
+    ).stop()
     marshal.close()
 
 
@@ -81,7 +87,7 @@ def test_away_in_the_middle_costs_no_claim_and_loses_nothing(embedded: EmbeddedT
         embedded.broker.broker_down()
         until(lambda: [e for e in consumer.events() if e.kind == "fenced"], "the fence falls")
         until(lambda: marshal.waiting_for, "it says what it waits for")
-        assert consumer.cached_info().waiting_for == marshal.waiting_for
+        until(lambda: consumer.cached_info().waiting_for == marshal.waiting_for, "the consumer says it, too")
         with pytest.raises(ClusterUnreachable):
             consumer.info(timeout_s=0.5)
         assert len(consumer.fetch(10, expires_s=0)) == 0
@@ -99,14 +105,14 @@ def test_questions_to_a_group_survive_an_outage(embedded: EmbeddedTestCluster) -
     """Questions without an answer do not end the process when the broker is back, and the next ones are answered."""
     place = TopicPartition(embedded.topic(), 0)
     admin = KafkaTransport({"bootstrap.servers": embedded.target, **IMPATIENT}, 1.0).admin()
-    assert admin.commit("g", {place: 3}) == ""
+    until(lambda: admin.commit("g", {place: 3}) == "", "the group's coordinator answers")
     embedded.broker.broker_down()
     until(lambda: admin.commit("g", {place: 4}) == "no answer in time", "one has waited for the broker in vain")
     with pytest.raises(ClusterUnreachable, match="committed offsets of g"):
         admin.committed("g", [place])
     embedded.broker.broker_up()
     until(lambda: admin.commit("g", {place: 5}) == "", "the group's coordinator answers again")
-    assert admin.committed("g", [place]) == {place: 5}
+    assert until(lambda: answer(lambda: admin.committed("g", [place])), "an answer") == {place: 5}
 
 
 def _fenced(consumer: marshal_py.Consumer) -> bool:

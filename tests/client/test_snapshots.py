@@ -320,9 +320,9 @@ def test_a_dead_group_does_not_stop_truncation(memory: MemoryTestCluster, monkey
         joined(two, OTHER, [topic]),
     ):
         until(lambda: pad(memory, 1, 16) and memory.broker.bounds(tp).first > orphan, "records were deleted")
-    evicted = [record for record in memory.accepted(IN[1], Evict) if record.session == orphan]
-    assert [record.by for record in evicted] == ["a"]
-    assert evicted[0].waited_ms >= 2_000
+    (evicted,) = (record for record in memory.accepted(IN[1], Evict) if record.session == orphan)
+    assert evicted.by in ("a", "b"), "b waits longer, unless a is slow"
+    assert evicted.waited_ms >= 2_000
 
 
 def test_a_killed_process_does_not_stop_snapshots(embedded: EmbeddedTestCluster) -> None:

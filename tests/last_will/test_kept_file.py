@@ -93,21 +93,28 @@ def test_without_memfd_it_is_a_file_without_a_name(monkeypatch: pytest.MonkeyPat
     file.close()
 
 
-# Keeps ever higher positions. Before each it writes into the file `truth` how far it is.
-WRITER = """
+# Forks a process per line that it reads, and says when that has ended. The process keeps ever higher positions, and
+# writes before each into the file `truth` how far it is.
+WRITERS = """
 import os, struct, sys
 from marshal_py.last_will.kept_file import KeptFile
 from marshal_py.protocol.last_will import LastWill
 from marshal_py.protocol.records import ClaimState
-truth, file = int(sys.argv[1]), KeptFile()
-os.dup2(file.fd, int(sys.argv[2]))
-position = 0
-while True:
-    position += 1
-    os.pwrite(truth, struct.pack(">Q", position), 0)
-    file.keep(LastWill(7, 1, 2000, tuple(ClaimState(epoch, position) for epoch in range(1 + position % 500))))
-    if position == 10:
-        print("ready", flush=True)
+truth, place = int(sys.argv[1]), int(sys.argv[2])
+for _ in sys.stdin:
+    if (pid := os.fork()):
+        os.waitpid(pid, 0)
+        print("ended", flush=True)
+        continue
+    file = KeptFile()
+    os.dup2(file.fd, place)
+    position = 0
+    while True:
+        position += 1
+        os.pwrite(truth, struct.pack(">Q", position), 0)
+        file.keep(LastWill(7, 1, 2000, tuple(ClaimState(epoch, position) for epoch in range(1 + position % 500))))
+        if position == 10:
+            print(os.getpid(), flush=True)
 """
 
 
@@ -115,34 +122,41 @@ def test_killed_at_any_instant_it_never_says_more_than_the_truth() -> None:
     """T19: kills hit writes in the middle; what is read is whole, at most the truth, and at most one write behind."""
     draw = random.Random(19)
     behind = 0
-    for _ in range(KILLS):
-        truth = os.memfd_create("truth", 0)
-        shared = KeptFile()
-        # The writer's own kept file takes the place of this descriptor in the writer alone; it is read through /proc.
-        os.set_inheritable(truth, True)
-        place = os.dup(shared.fd)
-        os.set_inheritable(place, True)
-        child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(truth), str(place)], stdout=subprocess.PIPE, pass_fds=(truth, place)
-        )
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        kept = os.open(f"/proc/{child.pid}/fd/{place}", os.O_RDWR)
-        for _ in range(draw.randrange(200)):
-            os.getpid()
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-        (position,) = struct.unpack(">Q", os.pread(truth, 8, 0))
-        found = kept_file.read(kept)
-        assert found is not None
-        positions = {entry.position for entry in found.claims}
-        assert len(positions) == 1, "no mixture of two writes"
-        at = positions.pop()
-        assert position - 1 <= at <= position
-        assert len(found.claims) == 1 + at % 500
-        behind += at < position
-        for fd in (truth, place, kept):
-            os.close(fd)
-        shared.close()
+    truth, shared = os.memfd_create("truth", 0), KeptFile()
+    # A writer's own kept file takes the place of this descriptor in the writer alone; it is read through /proc.
+    place = os.dup(shared.fd)
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITERS, str(truth), str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(truth, place),
+        start_new_session=True,
+    ) as writers:
+        assert writers.stdin is not None
+        assert writers.stdout is not None
+        try:
+            for _ in range(KILLS):
+                writers.stdin.write(b"\n")
+                writers.stdin.flush()
+                writer = int(writers.stdout.readline())
+                kept = os.open(f"/proc/{writer}/fd/{place}", os.O_RDWR)
+                for _ in range(draw.randrange(200)):
+                    os.getpid()
+                os.kill(writer, signal.SIGKILL)
+                assert writers.stdout.readline() == b"ended\n"
+                (position,) = struct.unpack(">Q", os.pread(truth, 8, 0))
+                found = kept_file.read(kept)
+                os.close(kept)
+                assert found is not None
+                positions = {entry.position for entry in found.claims}
+                assert len(positions) == 1, "no mixture of two writes"
+                at = positions.pop()
+                assert position - 1 <= at <= position
+                assert len(found.claims) == 1 + at % 500
+                behind += at < position
+        finally:
+            os.killpg(writers.pid, signal.SIGKILL)  # a writer, too, that a failed assertion has left
+    for fd in (truth, place):
+        os.close(fd)
+    shared.close()
     print(f"{behind} of {KILLS} kills came before the write was whole")
