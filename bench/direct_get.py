@@ -1,15 +1,18 @@
 """How long does one question to a topic take, with and without a key index, beside kcat and Kafka's console consumer?
 
 The topic holds small messages of many keys, in the order of time, over several partitions; the page cache is warm. Rows
-of `Topic.get` are single questions to an open topic, each about another place. kcat and kafka-console-consumer are
-started once per question, as people do in a shell, so their rows include their start; they run if they are on PATH. A
-key question to them reads the topic and filters. The last rows are rates: building the index, and looking for a key
-that does not exist, beside a bare client that reads the same messages and compares nothing.
+of `Topic.get` are single questions to an open topic, each about another place. kcat and Kafka's console consumer are
+started once per question, as people do in a shell, so their rows include their start. kcat must be on PATH; the console
+consumer is fetched with the jars of tests/support if it is not. A row says why a program did not run. A key question to
+them reads the topic and filters, and the console consumer cannot be asked for a time. The last rows are rates: building
+the index, and looking for a key that does not exist, beside a bare client that reads the same messages and compares
+nothing.
 """
 
 from __future__ import annotations
 
 import random
+import shlex
 import shutil
 import subprocess
 import time
@@ -26,6 +29,7 @@ from marshal_py.topics.keys import PARTITIONERS
 from marshal_py.topics.topic import Topic
 from marshal_py.transport import settings
 from marshal_py.transport.kafka import KafkaTransport
+from tests.support.jars import KafkaUnavailable, cache_folder, find_java, tools_jars
 
 PARTITIONS: Final = 8
 MESSAGES: Final = 1_000_000
@@ -55,7 +59,7 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
     environment.say(f"direct_get: writing {count:,} messages")
     fill(environment.bootstrap, name, count, keys, began_ms)
     transport = KafkaTransport(environment.bootstrap, TIMEOUT_S)
-    plain, indexed = (Topic(transport, name, partitioner=PARTITIONER) for _ in range(2))
+    plain, indexed, copied = (Topic(transport, name, partitioner=PARTITIONER) for _ in range(3))
     whole = Topic(transport, name)  # searches every partition
     dice, asked = random.Random(1), ASKED_TINY if tiny else ASKED
     rows: list[list[Any]] = []
@@ -66,7 +70,7 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
         environment.say(f"direct_get: {question}")
 
     try:
-        builds = rates(environment, whole, indexed, count, 1 if tiny else RATES)
+        builds = rates(environment, whole, indexed, copied, count, 1 if tiny else RATES)
         end = count // PARTITIONS * 9 // 10  # keys fill the partitions almost evenly
 
         def at_offset() -> object:
@@ -78,20 +82,25 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
 
         times("offset", at_offset, asked)
         times("time", at_time, asked)
-        times("last of a key, index", lambda: indexed[key_of(dice.randrange(keys))], asked)
-        times("last of a key, no index", lambda: plain[key_of(dice.randrange(keys))], max(3, asked // 10))
         hot = [key_of(number) for number in range(min(HOT_KEYS, keys))]
         batches = ASKED_TINY if tiny else BATCHES
-        times(f"last of {len(hot):,} keys near the end, index", lambda: indexed.get(multi_last=hot), batches)
-        times(
-            f"last of {len(hot):,} keys anywhere, index",
-            lambda: indexed.get(multi_last=[key_of(at) for at in dice.sample(range(keys), len(hot))]),
-            batches,
-        )
-        rows += others(environment.bootstrap, name, end, began_ms, ASKED_TINY if tiny else STARTED)
+        times("last of a key, no index", lambda: plain[key_of(dice.randrange(keys))], max(3, asked // 10))
+        for topic, has in ((indexed, "index"), (copied, "index with values")):
+
+            def any_keys(topic: Topic = topic) -> object:
+                return topic.get(multi_last=[key_of(at) for at in dice.sample(range(keys), len(hot))])
+
+            times(f"last of a key, {has}", lambda topic=topic: topic[key_of(dice.randrange(keys))], asked)  # type: ignore[misc]
+            times(
+                f"last of {len(hot):,} keys near the end, {has}",
+                lambda topic=topic: topic.get(multi_last=hot),  # type: ignore[misc]
+                batches,
+            )
+            times(f"last of {len(hot):,} keys anywhere, {has}", any_keys, batches)
+        rows += others(environment.bootstrap, name, count, began_ms, 0 if tiny else STARTED)
         rows += builds
     finally:
-        for topic in (plain, indexed, whole):
+        for topic in (plain, indexed, copied, whole):
             topic.close()
         environment.drop(name)
     notes = [
@@ -99,9 +108,6 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
         "goals: offset 5 ms, last of a key with an index 2 ms, 1,024 keys with an index 100 ms (p50); "
         "index 100,000 messages/s; a scan for a key 0.8 of a bare client",
     ]
-    missing = [program for program in ("kcat", "kafka-console-consumer.sh") if shutil.which(program) is None]
-    if missing:
-        notes.append(f"not on PATH, so not run: {', '.join(missing)}")
     return Result("direct_get", ["question", "contestant", "result", "unit"], rows, notes)
 
 
@@ -133,18 +139,26 @@ def fill(bootstrap: str, name: str, count: int, keys: int, began_ms: int) -> Non
         raise RuntimeError(f"{name}: {left} messages without an answer")
 
 
-def rates(environment: BenchEnvironment, whole: Topic, indexed: Topic, count: int, rounds: int) -> list[list[Any]]:
-    """Measures rates in messages per second, the contestants in turn. Leaves `indexed` with an index."""
-    built, scanned, bare = [], [], []
+def rates(
+    environment: BenchEnvironment, whole: Topic, indexed: Topic, copied: Topic, count: int, rounds: int
+) -> list[list[Any]]:
+    """Measures rates in messages per second, the contestants in turn.
+
+    Leaves `indexed` with an index, and `copied` with one that keeps values.
+    """
+    built, built_with_values, scanned, bare = [], [], [], []
     whole.get(batch=1)  # connects, as the bare client has done when its clock begins
     for number in range(rounds):
         file = environment.folder / f"direct-get-{whole.name}-{number}.idx"
         indexed.key_index(file)
         built.append(count / timed(indexed.update_index) * 1000)
+        copied.key_index(file.with_suffix(".values"), values=True)
+        built_with_values.append(count / timed(copied.update_index) * 1000)
         scanned.append(count / timed(lambda: absent(whole)) * 1000)
         bare.append(count / read_all(environment.bootstrap, whole.name, count))
     return [
         ["index build", "marshal_py", spread(built, 0), "messages/s"],
+        ["index build with values", "marshal_py", spread(built_with_values, 0), "messages/s"],
         ["scan for a key, no index", "marshal_py", spread(scanned, 0), "messages/s"],
         ["scan for a key, no index", "bare confluent-kafka", spread(bare, 0), "messages/s"],
         ["scan, relative to the bare client", "", spread(s / b for s, b in zip(scanned, bare, strict=True)), "ratio"],
@@ -177,29 +191,47 @@ def read_all(bootstrap: str, name: str, count: int) -> float:
     return took_s
 
 
-def others(bootstrap: str, name: str, end: int, began_ms: int, rounds: int) -> list[list[Any]]:
-    """Asks the programs of others, as far as they are on PATH."""
-    offset, partition, key = end // 2, PARTITIONS // 2, key_of(0)
-    kcat, console = shutil.which("kcat"), shutil.which("kafka-console-consumer.sh")
-    asked: list[tuple[str, str, str]] = []
-    if kcat is not None:
-        start = f"{kcat} -q -C -b {bootstrap} -t {name}"
-        asked += [
-            ("offset", "kcat", f"{start} -p {partition} -o {offset} -c 1 -e"),
-            ("time", "kcat", f"{start} -o s@{began_ms + 1000} -c 1 -e"),
-            ("last of a key, no index", "kcat", f"{start} -e -f '%k %s\\n' | grep '^{key} ' | tail -1"),
-        ]
-    if console is not None:
-        start = f"{console} --bootstrap-server {bootstrap} --topic {name}"
-        whole = f"{start} --from-beginning --timeout-ms 2000 --property print.key=true"
-        asked += [
-            ("offset", "console consumer", f"{start} --partition {partition} --offset {offset} --max-messages 1"),
-            ("last of a key, no index", "console consumer", f"{whole} | grep '^{key}' | tail -1"),
-        ]
-    return [
-        [question, program, spread(timed(lambda line=line: shell(line)) for _ in range(rounds)), "ms"]  # type: ignore[misc]
-        for question, program, line in asked
-    ]
+def others(bootstrap: str, name: str, count: int, began_ms: int, rounds: int) -> list[list[Any]]:
+    """Asks the programs of others, each question `rounds` times. With none they are only named."""
+    partition, offset, key = PARTITIONS // 2, count // PARTITIONS // 2, key_of(0)
+    rows: list[list[Any]] = []
+    for program, command in (("kcat", kcat), ("console consumer", console_consumer)):
+        start, missing = command() if rounds else ("", "not run: --tiny")
+        if program == "kcat":
+            start = f"{start} -q -C -b {bootstrap} -t {name}"
+            asked = {
+                "offset": f"{start} -p {partition} -o {offset} -c 1 -e",
+                "time": f"{start} -o s@{began_ms + 1000} -c 1 -e",
+                "last of a key, no index": f"{start} -e -f '%k %s\\n' | grep '^{key} ' | tail -1",
+            }
+        else:
+            start = f"{start} --bootstrap-server {bootstrap} --topic {name} --property print.key=true"
+            whole = f"{start} --from-beginning --max-messages {count}"
+            asked = {
+                "offset": f"{start} --partition {partition} --offset {offset} --max-messages 1",
+                "last of a key, no index": f"{whole} | grep -P '^{key}\\t' | tail -1",
+            }
+        for question, line in asked.items():
+            result = missing or spread(timed(lambda line=line: shell(line)) for _ in range(rounds))  # type: ignore[misc]
+            rows.append([question, program, result, "ms"])
+    return rows
+
+
+def kcat() -> tuple[str, str]:
+    """Returns how to start kcat, and why it cannot run ("" if it can)."""
+    return "kcat", "" if shutil.which("kcat") else "not run: kcat is not on PATH"
+
+
+def console_consumer() -> tuple[str, str]:
+    """Returns how to start Kafka's console consumer, and why it cannot run ("" if it can)."""
+    if (found := shutil.which("kafka-console-consumer.sh")) is not None:
+        return found, ""
+    try:
+        java = find_java()
+        path = ":".join(map(str, tools_jars(java, cache_folder())))
+    except KafkaUnavailable as error:
+        return "", f"not run: {error.step}"
+    return shlex.join([java.executable, "-cp", path, "org.apache.kafka.tools.consumer.ConsoleConsumer"]), ""
 
 
 def shell(line: str) -> None:

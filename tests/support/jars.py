@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KAFKA_VERSION = "4.4.0"
+TOOLS_VERSION = "4.3.1"  # Kafka 4.4.0 was published without its tools.
 SCALA_VERSION = "2.13"
 LOG4J_VERSION = "2.25.5"  # Kafka ships the slf4j 1.7 interface without a backend; this is one.
 JAVA_MAJOR_MIN = 17  # Kafka 4 brokers are compiled for Java 17.
@@ -45,6 +46,17 @@ IVY_XML = f"""<ivy-module version="2.0"><info organisation="marshal_py" module="
   <dependency org="org.apache.logging.log4j" name="log4j-core" rev="{LOG4J_VERSION}" conf="default->default"/>
   <exclude org="org.apache.kafka" module="kafka-tools-api"/>
  </dependencies></ivy-module>
+"""
+# Kafka's programs, such as its console consumer, with the parts of Kafka that they call. The rest of what they need is
+# among the broker's jars.
+_TOOLS = "".join(
+    f'<dependency org="org.apache.kafka" name="{name}" rev="{TOOLS_VERSION}" conf="default->default"'
+    ' transitive="false"/>'
+    for name in ("kafka-tools", "kafka-clients", "kafka-server-common")
+)
+TOOLS_IVY_XML = f"""<ivy-module version="2.0"><info organisation="marshal_py" module="kafka-tools-for-bench"/>
+ <configurations><conf name="default"/></configurations>
+ <dependencies>{_TOOLS}</dependencies></ivy-module>
 """
 
 
@@ -147,9 +159,9 @@ def _trust_store_options() -> list[str]:
     return [f"-Djavax.net.ssl.trustStore={SYSTEM_TRUST_STORE}"]
 
 
-def _run_ivy(java: Java, work: Path) -> str:
+def _run_ivy(java: Java, work: Path, ivy_xml: str) -> str:
     """Lets Ivy resolve the jars and copy them to work/jars. Returns its output."""
-    (work / "ivy.xml").write_text(IVY_XML, encoding="utf-8")
+    (work / "ivy.xml").write_text(ivy_xml, encoding="utf-8")
     command = [
         java.executable,
         *_trust_store_options(),
@@ -166,7 +178,9 @@ def _run_ivy(java: Java, work: Path) -> str:
     except subprocess.TimeoutExpired as e:
         raise KafkaUnavailable(f"Ivy did not finish in {FETCH_TIMEOUT_S:.0f} s", _text(e.stdout)) from e
     if ivy.returncode != 0:
-        raise KafkaUnavailable(f"Ivy could not fetch Apache Kafka {KAFKA_VERSION} (exit {ivy.returncode})", ivy.stdout)
+        raise KafkaUnavailable(
+            f"Ivy could not fetch parts of Apache Kafka {KAFKA_VERSION} (exit {ivy.returncode})", ivy.stdout
+        )
     return ivy.stdout
 
 
@@ -177,21 +191,31 @@ def _text(output: bytes | str | None) -> str:
 
 def kafka_jars(java: Java, cache: Path) -> list[Path]:
     """The broker's jars, fetched if they are missing. Their order is stable: the class-data archive depends on it."""
-    folder = cache / f"jars-{KAFKA_VERSION}"
+    return _fetched(java, cache, cache / f"jars-{KAFKA_VERSION}", IVY_XML, f"kafka_{SCALA_VERSION}-{KAFKA_VERSION}.jar")
+
+
+def tools_jars(java: Java, cache: Path) -> list[Path]:
+    """The jars of Kafka's own programs, fetched if they are missing."""
+    jar = f"kafka-tools-{TOOLS_VERSION}.jar"
+    return [*_fetched(java, cache, cache / f"tools-{TOOLS_VERSION}", TOOLS_IVY_XML, jar), *kafka_jars(java, cache)]
+
+
+def _fetched(java: Java, cache: Path, folder: Path, ivy_xml: str, jar: str) -> list[Path]:
+    """The jars in this folder of the cache, fetched if they are missing. `jar`: one that must be among them."""
     if not folder.is_dir():
         with locked(cache / "fetch.lock"):
             if not folder.is_dir():  # Another process may have fetched while this one waited.
-                _fetch(java, cache, folder)
+                _fetch(java, cache, folder, ivy_xml, jar)
     return sorted(folder.glob("*.jar"))
 
 
-def _fetch(java: Java, cache: Path, folder: Path) -> None:
+def _fetch(java: Java, cache: Path, folder: Path, ivy_xml: str, jar: str) -> None:
     """Fetches into a temporary folder on the same file system, checks it, and renames it: all or nothing."""
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=cache) as temporary:
         work = Path(temporary)
-        printed = _run_ivy(java, work)
-        if not (work / "jars" / f"kafka_{SCALA_VERSION}-{KAFKA_VERSION}.jar").is_file():
-            raise KafkaUnavailable("Ivy said it was done, but the broker's jar is not there", printed)
+        printed = _run_ivy(java, work, ivy_xml)
+        if not (work / "jars" / jar).is_file():
+            raise KafkaUnavailable(f"Ivy said it was done, but {jar} is not there", printed)
         (work / "jars").rename(folder)
 
 
