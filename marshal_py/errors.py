@@ -957,7 +957,7 @@ class PartitionError(ClusterError):
 
 
 class DeserializationFailed(ClusterError):
-    """A deserializer raised an error for the key or the value of a message, while those of many were read at once.
+    """A deserializer raised an error for the key or the value of a message of a batch, or that `Topic.get` found.
 
     `field`: "key" or "value". `__cause__` is the deserializer's error.
     """
@@ -971,8 +971,8 @@ class DeserializationFailed(ClusterError):
     def __init__(self, topic: str, partition: int, offset: int, field: str, reason: str) -> None:
         self.topic, self.partition, self.offset, self.field, self.reason = topic, partition, offset, field, reason
         super().__init__(
-            f"the {field} of {topic}:{partition}@{offset} cannot be deserialized: {reason}; iterate over the messages "
-            "to read the others"
+            f"the {field} of {topic}:{partition}@{offset} cannot be deserialized: {reason}; to read the others, "
+            "iterate over the messages of a batch, or ask a topic without deserializers"
         )
 
 

@@ -10,10 +10,12 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from marshal_py.cli import lines, output
-from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.decoding import DecodingOptions
+from marshal_py.cli.options import command
 from marshal_py.client import last_wills, start_positions
 from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import Marshal, connect
+from marshal_py.client.message import Message
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.protocol.records import PRIORITY_MAX
@@ -23,7 +25,7 @@ EXAMPLE: Final = output.example("marshal consume orders --group billing --start 
 
 @command
 def consume(
-    options: CommonOptions,
+    options: DecodingOptions,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="What to read.")],
     group: Annotated[str, typer.Option(help="The group whose members share the topics.")],
     delivery: Annotated[
@@ -116,6 +118,7 @@ def consume(
         "max_acks_pending": max_acks_pending,
         "max_deliver": max_deliver,
         "dead_letter_topic": dead_letter_topic,
+        **options.deserializers(),
     }
     with (
         output.logging_to_stderr(),
@@ -131,12 +134,20 @@ def consume(
         stop_on_signals(consumer),
     ):
         for count, message in enumerate(consumer, 1):
-            lines.write_out(
-                lines.as_json(message) if options.as_json else lines.as_text(message, key_separator), message
-            )
+            lines.write_out(_line(message, options.as_json, key_separator), message)
             message.ack()
             if count == max_messages:
                 break
+
+
+def _line(message: Message, as_json: bool, key_separator: str | None) -> bytes:
+    try:
+        return lines.as_json(message) if as_json else lines.as_text(message, key_separator)
+    except Exception as error:  # whatever a deserializer raises
+        where = f"{message.topic}:{message.partition} at offset {message.offset}"
+        raise output.CommandFailed(
+            f"{where} cannot be deserialized ({error!r}): it is not acknowledged and will come again"
+        ) from error
 
 
 @contextmanager

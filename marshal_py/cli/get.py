@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from marshal_py.cli import lines, output
-from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.decoding import DecodingOptions
+from marshal_py.cli.options import command
 from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.errors import BadRequest
 from marshal_py.topics.keys import ALL, PARTITIONERS
@@ -29,7 +30,7 @@ HEX_BYTES: Final = 16  # of a line
 
 @command
 def get(
-    options: CommonOptions,
+    options: DecodingOptions,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Print the last message of this key.")] = None,
     offset: Annotated[int | None, typer.Option(min=0, help="This message, or those from here on.")] = None,
@@ -101,7 +102,10 @@ def get(
         raise typer.BadParameter("--up-to-offset and --up-to-time end the answer, so --follow has nothing to wait for")
     isolation = "read_uncommitted" if read_uncommitted else "read_committed"
     bar = ScanBar()
-    source = Topic(options.transport(), topic, partitioner=partitioner, isolation=isolation, on_progress=bar.show)
+    readers = options.deserializers()
+    source = Topic(
+        options.transport(), topic, partitioner=partitioner, isolation=isolation, on_progress=bar.show, **readers
+    )
     try:
         if index is not None:
             source.key_index(index)
@@ -160,13 +164,13 @@ def _show(message: StoredMessage, as_json: bool) -> None:
         when = datetime.fromtimestamp(message.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
     console.print(Text(f"{message.topic}:{message.partition}@{message.offset}  {when}", style="bold"))
     if message.key is not None:
-        console.print(Text("key    "), Text(_readable(message.key), style="cyan"), sep="")
+        console.print(Text("key    "), Text(_readable(lines.as_bytes(message.key)), style="cyan"), sep="")
     for name, value in message.headers:
         console.print(Text(f"header {name}: {'-' if value is None else _readable(value)}"))
     if message.value is None:
         console.print(Text("tombstone: the key is deleted", style="red"))
     else:
-        _show_value(console, message.value)
+        _show_value(console, lines.as_bytes(message.value))
 
 
 def _show_value(console: Console, value: bytes) -> None:

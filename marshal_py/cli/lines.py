@@ -2,7 +2,7 @@
 
 A line of text is the bytes of the value as they are. A line of JSON has everything: a value that is utf-8 is in
 `value`, any other is in `value_base64`, and both are null if there is no value. The key and each header are written in
-the same way.
+the same way. What a deserializer returned is in `value` or `key` as JSON; such lines are not for `marshal produce`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,18 @@ _decoder = msgspec.json.Decoder(MessageLine)
 
 def as_text(message: Message, separator: str | None) -> bytes:
     """Returns the value and a newline; if `separator` is given, the key and the separator come before them."""
-    key = b"" if separator is None else (message.key or b"") + separator.encode()
-    return bytes(key + (message.value or b"") + b"\n")
+    key = b"" if separator is None else as_bytes(message.key) + separator.encode()
+    return key + as_bytes(message.value) + b"\n"
+
+
+def as_bytes(content: Any) -> bytes:
+    """Returns a key or a value as one text: bytes as they are, and what a deserializer returned as text or JSON."""
+    if isinstance(content, bytes):
+        return content
+    if content is None:
+        return b""
+    plain = _builtins(content)
+    return (plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)).encode()
 
 
 def as_json(message: Message) -> bytes:
@@ -112,13 +122,18 @@ def write_out(line: bytes, message: Message) -> None:
         ) from error
 
 
-def _split(content: bytes | None) -> tuple[str | None, str | None]:
-    if content is None:
-        return None, None
+def _split(content: Any) -> tuple[Any, str | None]:
+    if not isinstance(content, bytes):
+        return _builtins(content), None
     try:
         return content.decode(), None
     except UnicodeDecodeError:
         return None, base64.b64encode(content).decode()
+
+
+def _builtins(content: Any) -> Any:
+    """Returns what a deserializer returned in JSON's types; what JSON does not have becomes text."""
+    return msgspec.to_builtins(content, str_keys=True, enc_hook=str)
 
 
 def _join(name: str, text: str | None, binary: bytes | None) -> bytes | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TopicMissing
+from marshal_py.errors import BadRequest, DeserializationFailed, InvalidOption, MessageNotFound, TopicMissing
 from marshal_py.topics.changes import check_name
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
@@ -102,7 +102,7 @@ class Topic:
           without `multi_last` always has them.
 
         Raises BadRequest (408) for a request that is empty or contradicts itself, MessageNotFound (404), TooManyKeys
-        (413), TopicMissing, AccessDenied, ClusterUnreachable.
+        (413), TopicMissing, DeserializationFailed, AccessDenied, ClusterUnreachable.
         """
         request = GetRequest(
             offset=offset,
@@ -314,18 +314,13 @@ class Topic:
     def _stored(self, raw: RawMessage, pending: int | None, last_offset: int | None) -> StoredMessage:
         kind, at_ms = raw.timestamp()
         topic, headers = raw.topic() or self.name, raw.headers()
-        key, value = raw.key(), raw.value()
-        if self._key is not None:
-            key = self._key(key, context_of(raw, "key"))
-        if self._value is not None:
-            value = self._value(value, context_of(raw, "value"))
         return StoredMessage(
             topic,
             raw.partition() or 0,
             raw.offset() or 0,
             at_ms if kind else -1,
-            key,
-            value,
+            _deserialized(raw, "key", raw.key(), self._key),
+            _deserialized(raw, "value", raw.value(), self._value),
             tuple(headers or ()),
             pending,
             last_offset,
@@ -333,3 +328,13 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r})"
+
+
+def _deserialized(raw: RawMessage, field: str, content: bytes | None, read: Deserializer | None) -> Any:
+    if read is None:
+        return content
+    try:
+        return read(content, context_of(raw, field))
+    except Exception as error:  # whatever the user's function raises
+        where = raw.topic() or "", raw.partition() or 0, raw.offset() or 0
+        raise DeserializationFailed(*where, field, repr(error)) from error

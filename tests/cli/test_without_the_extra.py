@@ -73,6 +73,14 @@ def test_the_command_says_what_to_install(package: str) -> None:
     assert done.stderr == f"marshal: {package} is not installed here: pip install 'marshal_py[cli]'\n"
 
 
+def test_a_registry_says_what_to_install() -> None:
+    ask = ["marshal", "get", "users", "key", "--schema-registry", "http://here", "--bootstrap-servers", "here:1"]
+    done = run(f"import sys; sys.argv = {ask}; from marshal_py.cli import main; main()", ("fastavro",))
+    assert done.returncode == 1
+    assert "No module named 'fastavro'" in done.stderr
+    assert done.stderr.endswith("pip install 'marshal_py[schema-registry]'\n")
+
+
 def test_any_other_missing_package_is_an_error_as_usual() -> None:
     done = run("from marshal_py.cli import main; main()", ("msgspec",))
     assert done.returncode == 1

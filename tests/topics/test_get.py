@@ -16,7 +16,14 @@ import pytest
 from confluent_kafka.serialization import IntegerDeserializer, StringDeserializer
 
 from marshal_py.embedded import Broker
-from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TooManyKeys, TopicMissing
+from marshal_py.errors import (
+    BadRequest,
+    DeserializationFailed,
+    InvalidOption,
+    MessageNotFound,
+    TooManyKeys,
+    TopicMissing,
+)
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, murmur2
 from marshal_py.topics.request import MAX_BYTES_DEFAULT, GetRequest
@@ -305,6 +312,21 @@ def test_up_to_1024_keys() -> None:
 
 
 # --- tombstones, holes, keys of all kinds
+
+
+def test_a_deserializer_that_fails_names_the_message() -> None:
+    broker = MemoryBroker()
+    broker.create_topic(NAME, 1)
+    for value in (b"1", b"x"):
+        broker.produce(NAME, 0, value, b"k", None, T0)
+    topic = Topic(MemoryTransport(broker), NAME, value_deserializer=lambda content, _: int(content or b""))
+    assert topic.get(offset=0).value == 1
+    for question in ({"offset": 1}, {"batch": 2}, {"last_by_key": "k"}):
+        with pytest.raises(
+            DeserializationFailed, match=r"the value of users:0@1 cannot be .* ask a topic without"
+        ) as e:
+            topic.get(**question)
+        assert isinstance(e.value.__cause__, ValueError)
 
 
 def test_a_tombstone_is_not_found_unless_asked_for(fill: Any) -> None:
