@@ -28,7 +28,6 @@ from marshal_py.client.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
 from marshal_py.client.message import Batch, Message
-from marshal_py.client.options import check_plain
 from marshal_py.client.planner import Planner
 from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, ConsumeRequest, OnError, Request
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
@@ -44,7 +43,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.transport.serialization import K_co, V_co
+from marshal_py.transport.serialization import K_co, V_co, check_plain
 
 C = TypeVar("C", bound=Consuming[Any, Any])
 

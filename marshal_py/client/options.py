@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from marshal_py.protocol.records import (
     PARTITION_MAX,
     PRIORITY_MAX,
 )
-from marshal_py.transport.serialization import Deserializer
+from marshal_py.transport.serialization import Deserializer, check_plain
 
 Delivery = Literal["at_least_once", "at_most_once"]
 OnTopicRecreated = Literal["fail", "earliest"]
@@ -272,19 +271,6 @@ class ConsumerOptions:
             library=library,
             witness=witness,
         )
-
-
-def check_plain(option: str, value: object) -> None:
-    """Raises InvalidOption unless `value` is a function that does its work when it is called, without `await`."""
-    if not callable(value):
-        raise InvalidOption(option, value, "a function, or None")
-    for one in (value, type(value).__call__):
-        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
-            rule = (
-                "a plain function, because nobody awaits what it returns; to start a coroutine of an event loop in it, "
-                "call asyncio.run_coroutine_threadsafe(coroutine, loop)"
-            )
-            raise InvalidOption(option, value, rule)
 
 
 def check_names(caller: str, names: Iterable[str]) -> None:

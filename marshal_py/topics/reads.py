@@ -271,9 +271,14 @@ class Reads:
         if request.topic_id and found.topic_id not in ("", request.topic_id):
             raise BadRequest(f"topic {self.topic!r} was deleted and created again since the first page: ask again")
         self.topic_id, count = found.topic_id, found.partitions
+        up_to = request.up_to_offset if isinstance(request.up_to_offset, Mapping) else {}
+        for name, number in (
+            ("partition", request.partition or 0),
+            ("up_to_offset's partition", max(up_to, default=0)),
+        ):
+            if number is not None and number >= count:
+                raise BadRequest(f"{name}={number}: topic {self.topic!r} has partitions 0 to {count - 1}")
         if request.partition is not None:
-            if request.partition >= count:
-                raise BadRequest(f"partition={request.partition}: topic {self.topic!r} has partitions 0 to {count - 1}")
             return [TopicPartition(self.topic, request.partition)]
         key = request.key
         if key is not None and self._choose is not None:

@@ -50,6 +50,8 @@ class GetRequest:
         for name, least in (("offset", 0), ("partition", 0), ("batch", 1), ("max_bytes", 1)):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), least)
+        if type(self.tombstones) is not bool:
+            raise BadRequest(f"tombstones={self.tombstones!r}: True or False")
         self._check_combination()
         self._check_keys()
         for name in ("start_time", "up_to_time"):
@@ -158,7 +160,7 @@ class GetRequest:
 def check_number(name: str, value: object, least: int) -> None:
     """Raises BadRequest for a value of the argument `name` that is no int from `least` to OFFSET_MAX."""
     if type(value) is not int or not least <= value <= OFFSET_MAX:
-        raise BadRequest(f"{name}={value!r}: a whole number, at least {least}")
+        raise BadRequest(f"{name}={value!r}: a whole number, at least {least} and at most {OFFSET_MAX}")
 
 
 def epoch_ms(when: str | datetime) -> int:

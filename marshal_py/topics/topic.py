@@ -23,7 +23,7 @@ from marshal_py.topics.request import GetRequest, Time
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
 from marshal_py.topics.tombstones import check_compacted, write_tombstones
 from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage, Transport
-from marshal_py.transport.serialization import Deserializer, context_of
+from marshal_py.transport.serialization import Deserializer, check_plain, context_of
 
 TIMEOUT_S: Final = 30.0
 FOLLOW_S: Final = 0.5  # between two looks for later messages
@@ -62,6 +62,9 @@ class Topic:
             raise InvalidOption("isolation", isolation, "read_committed or read_uncommitted")
         if not timeout_s > 0:
             raise InvalidOption("timeout_s", timeout_s, "more than 0")
+        for option, given in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
+            if given is not None:
+                check_plain(option, given)
         self.name = name
         self._transport, self._client_id = transport, client_id
         self._partitioner, self._isolation, self._timeout_s = partitioner, isolation, timeout_s
@@ -96,7 +99,8 @@ class Topic:
           `next_by_key` only messages of that key.
         - `multi_last`: the last message of each of these keys, at most 1,024; `*` stands for one token between dots,
           `>` for the rest. Messages after `up_to_offset` (a number with `partition`, or a map of partition: offset) or
-          `up_to_time` are ignored, so the answer shows the topic as it was then.
+          `up_to_time` are ignored, so the answer shows the topic as it was then. Partitions that the map leaves out are
+          ignored, too.
         - `max_bytes`: how many bytes a batch may have (topics, keys, headers and values); 64 MiB if left out.
         - `tombstones`: whether messages that delete their key are found, too; otherwise they are passed over. A batch
           without `multi_last` always has them.

@@ -6,9 +6,11 @@ deserializers they are `bytes | None`. A `Message` without types in brackets is 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from marshal_py.errors import InvalidOption
 from marshal_py.transport.ports import RawMessage
 
 if TYPE_CHECKING:  # Python has defaults of type variables from 3.13 on; type checkers know them in all versions
@@ -47,3 +49,16 @@ class SerializationContext:
 def context_of(raw: RawMessage, field: str) -> SerializationContext:
     """Returns the context of the key or the value of a message."""
     return SerializationContext(raw.topic() or "", field, raw.headers())
+
+
+def check_plain(option: str, value: object) -> None:
+    """Raises InvalidOption unless `value` is a function that does its work when it is called, without `await`."""
+    if not callable(value):
+        raise InvalidOption(option, value, "a function, or None")
+    for one in (value, type(value).__call__):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            rule = (
+                "a plain function, because nobody awaits what it returns; to start a coroutine of an event loop in it, "
+                "call asyncio.run_coroutine_threadsafe(coroutine, loop)"
+            )
+            raise InvalidOption(option, value, rule)

@@ -427,8 +427,10 @@ def test_an_offset_of_several_partitions_names_one(fill: Any) -> None:
     assert topic.get(offset=0, partition=1).value == b"v"
     with pytest.raises(BadRequest, match="needs a partition"):
         topic.get(offset=0)
-    with pytest.raises(BadRequest, match="0 to 1"):
+    with pytest.raises(BadRequest, match=r"partition=2: .* 0 to 1"):
         topic.get(batch=1, partition=2)
+    with pytest.raises(BadRequest, match=r"up_to_offset's partition=2: .* 0 to 1"):
+        topic.get(multi_last=["k"], up_to_offset={0: 1, 2: 1})
 
 
 # --- wrong requests
@@ -446,6 +448,8 @@ def test_an_offset_of_several_partitions_names_one(fill: Any) -> None:
         {"offset": True},
         {"offset": 1.5},
         {"batch": 0},
+        {"batch": 10**30},
+        {"last_by_key": "k", "tombstones": "no"},
         {"batch": 1, "max_bytes": 0},
         {"offset": 1, "max_bytes": 5},
         {"last_by_key": "k", "next_by_key": "k"},
@@ -476,6 +480,15 @@ def test_empty_and_contradictory_requests_are_bad(question: dict[str, Any]) -> N
     with pytest.raises(BadRequest) as caught:
         topic.get(**question)
     assert caught.value.status == 408
+
+
+@pytest.mark.parametrize("option", ["key_deserializer", "value_deserializer"])
+def test_a_deserializer_is_a_plain_function(option: str) -> None:
+    async def awaited(*_: object) -> None: ...
+
+    for wrong in (3, "json", awaited):
+        with pytest.raises(InvalidOption, match=option):
+            Topic(MemoryTransport(MemoryBroker()), NAME, **{option: wrong})
 
 
 def test_a_topic_that_does_not_exist(fill: Any) -> None:
