@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marshal_py.testing import LocalCluster
-from tests.support.pages import Enough, blocks, call, run
+from tests.support.pages import Enough, call, names_of
 
 PROGRAMS = ("like_confluent_kafka", "like_aiokafka", "like_a_subscriber")
 MESSAGES = 30
@@ -15,10 +15,7 @@ MESSAGES = 30
 
 @pytest.fixture
 def programs() -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    for block in blocks("coming-from.md"):
-        names = run(block, "coming-from.md", **names)
-    return names
+    return names_of("coming-from.md")
 
 
 def test_every_program_is_run(programs: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from marshal_py import Consumer, Message
 from marshal_py.sql import Guard
 from marshal_py.testing import LocalCluster
-from tests.support.pages import blocks, run
+from tests.support.pages import names_of
 
 MESSAGES = 20
 DEADLINE_S = 20.0
@@ -20,10 +20,7 @@ DEADLINE_S = 20.0
 
 @pytest.fixture(scope="module")
 def handlers() -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    for block in blocks("handlers.md"):
-        names = run(block, "handlers.md", **names)
-    return names
+    return names_of("handlers.md")
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from typing import ClassVar, Protocol, TypeVar
 
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka import TopicPartition as KafkaPartition
 
 from marshal_py.errors import CoordinationTopicMissing, HistoryTruncated, TopicRecreated, WrongTopicSetting
 from marshal_py.protocol.identity import TopicPartition
@@ -718,9 +717,4 @@ class CannotCreatePromises(Suite):
         assert name in raised.value.command
 
 
-EVERYWHERE = (LogPromises, SourcePromises, AdminPromises)
 BY_CAPABILITY = (TruncatePromises, GrowPromises, DescribePromises, CreatePromises, LongLogPromises, LookupPromises)
-
-
-def partitions_of(topic: str, count: int) -> list[KafkaPartition]:
-    return [KafkaPartition(topic, partition) for partition in range(count)]

@@ -30,6 +30,14 @@ def run(block: str, name: str, **names: Any) -> dict[str, Any]:
     return names
 
 
+def names_of(name: str) -> dict[str, Any]:
+    """Runs all blocks of a page, one after the other; returns the names that they define."""
+    names: dict[str, Any] = {}
+    for block in blocks(name):
+        names = run(block, name, **names)
+    return names
+
+
 def call(program: Callable[..., Any], *arguments: Any) -> None:
     """Calls a function of a page, or runs it to its end if it is a coroutine function."""
     running = program(*arguments)

@@ -45,9 +45,6 @@ class Entry(NamedTuple):
     at_ms: int
 
 
-Fill = Callable[[list[Entry], int], Topic]
-
-
 def in_memory(entries: list[Entry], partitions: int, **options: Any) -> Topic:
     broker = MemoryBroker()
     broker.create_topic(NAME, partitions)
