@@ -52,6 +52,7 @@ class ConsumerKeywords(TypedDict, total=False):
     on_topic_recreated: OnTopicRecreated
     handler_timeout_s: float
     hand_over_timeout_s: float | None
+    release_behind_s: float | None
     unacked_max: int
     max_acks_pending: int | None
     max_deliver: int | None

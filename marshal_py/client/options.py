@@ -35,6 +35,7 @@ HEARTBEAT_INTERVAL_S: Final = 2.0  # a fail-over takes about two; each consumer 
 HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handler, short for a hung one
 HAND_OVER_TIMEOUT_S: Final = 30.0  # how long a new member may wait for a busy handler, so that a deployment goes on
 ACKS_PENDING_MAX: Final = 1_000_000  # as many as any partition buffers; more bounds nothing
+RELEASE_BEHIND_S_MIN: Final = 5.0  # a garbage collection or a slow fetch must not count as a speed
 UNACKED_MAX: Final = 100_000  # offsets tracked per partition; while there are so many, it is not fetched (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
 # Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much.
@@ -112,6 +113,11 @@ class ConsumerOptions:
     `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`
     was called. Then it moves, and in at-least-once mode its unacked messages are delivered again. None means 30 s, or
     `handler_timeout_s` if that is shorter; for a consumer that plans ranges it means `handler_timeout_s`.
+
+    `release_behind_s`: over windows of so many seconds the consumer compares how many messages a partition of its gets
+    with how many it handles. If it handles fewer, and more are left than it handles in a window, it releases the
+    partition to a consumer with less than half of its lag: one partition per window, never its last one. Counts only
+    while the group's policy is greedy. None: it keeps them.
     """
 
     delivery: Delivery = "at_least_once"
@@ -130,6 +136,7 @@ class ConsumerOptions:
     on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
     handler_timeout_s: float = HANDLER_TIMEOUT_S
     hand_over_timeout_s: float | None = None
+    release_behind_s: float | None = None
     unacked_max: int = UNACKED_MAX
     max_acks_pending: int | None = None  # None: a partition is delivered on while earlier messages are not acked
     max_deliver: int | None = None  # None: a message is delivered until it is acked or ended
@@ -184,6 +191,14 @@ class ConsumerOptions:
                 0.0,
                 self.handler_timeout_s,
                 "a new member waits that long; handler_timeout_s ends a handler's wait anyway",
+            )
+        if self.release_behind_s is not None:
+            _within(
+                "release_behind_s",
+                self.release_behind_s,
+                max(RELEASE_BEHIND_S_MIN, 2 * self.heartbeat_interval_s),
+                86_400.0,
+                "speeds over less than two heartbeat intervals are chance",
             )
         if self.max_claims is not None:
             _whole("max_claims", self.max_claims, PARTITION_MAX + 1, "None means no limit")
@@ -265,6 +280,7 @@ class ConsumerOptions:
             group_config=self.group_config.record() if self.group_config is not None else None,
             handler_timeout_ms=round(self.handler_timeout_s * 1000),
             hand_over_timeout_ms=round(1000 * self._hand_over_timeout_s()),
+            release_behind_ms=round(1000 * (self.release_behind_s or 0)),
             fast_reclaim=self.fast_reclaim,
             deliver_late=self.deliver_late,
             on_topic_recreated=self.on_topic_recreated,

@@ -172,6 +172,10 @@ class Candidacy:
         session = group.sessions.get(sid) if sid in self.place and sid not in self.stopping else None
         return session is not None and topic in session.join.topics and _has_room(session)
 
+    def others(self, group: Group, topic: str) -> list[int]:
+        """Returns the other candidates that can take a partition of `topic`, in order."""
+        return [sid for sid in self.order if sid != self.member.session and self._takes(group, sid, topic)]
+
     def _ahead_of(self, group: Group, topic: str) -> int:
         if not self._ahead:
             staying = (sid for sid in self._before if sid not in self.stopping)

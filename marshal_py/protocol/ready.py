@@ -38,6 +38,7 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     group_config: GroupConfig | None = None  # written if the group has no settings (A8)
     handler_timeout_ms: int = 300_000
     hand_over_timeout_ms: int = 30_000  # how long a successor waits for handlers (A3)
+    release_behind_ms: int = 0  # how long it may fall behind on a partition; 0: for ever (D16)
     fast_reclaim: bool = False
     deliver_late: bool = False
     on_topic_recreated: str = "fail"  # or "earliest"; used if the group's settings do not say (D10)

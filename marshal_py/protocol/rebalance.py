@@ -14,6 +14,7 @@ from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.creation import Creation
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
+from marshal_py.protocol.falling_behind import FallingBehind
 from marshal_py.protocol.head_starts import HeadStarts
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
@@ -46,6 +47,7 @@ class Rebalancer:
         self.topics = topics
         self.divergence = divergence
         self.creation: Creation = Creation(member)
+        self.falling_behind: FallingBehind = FallingBehind(member, candidacy, self.back_off)
         self._more = False  # whether the last `act` left claims for the next one, which follows at once
         self._head_starts = HeadStarts(member.third_ms)
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # claims in flight -> (observed, when sent, in ms)
@@ -107,7 +109,7 @@ class Rebalancer:
         return sent == record.ranges
 
     def back_off(self, tp: TopicPartition, until_ms: int) -> None:
-        """Makes no claim of `tp` before `until_ms` (monotonic), because another process may do better (D4, D13)."""
+        """Makes no claim of `tp` before `until_ms` (monotonic): another process may do better (D4, D13, D16)."""
         self._backed_off[tp] = until_ms
 
     def backs_off(self, tp: TopicPartition) -> bool:
@@ -158,6 +160,7 @@ class Rebalancer:
         if self.candidacy.moves:
             self._hand_over(group, now)
             self._prefetch(group, out)
+        self.falling_behind.act(group, now)
         self.ask_grants(group, now, out)
 
     def settled(self) -> bool:
@@ -168,7 +171,13 @@ class Rebalancer:
         """
         seen = self.candidacy
         return not (
-            self._claiming or self._prefetching or seen.outdated or seen.taking or seen.giving or seen.waited_out
+            self.falling_behind.watches
+            or self._claiming
+            or self._prefetching
+            or seen.outdated
+            or seen.taking
+            or seen.giving
+            or seen.waited_out
         )
 
     def next_ms(self, now: Instant) -> int | None:

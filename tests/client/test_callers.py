@@ -134,6 +134,7 @@ def _works(cluster: TestCluster, odd: str) -> None:
         *(("policy", w) for w in ("fair", "", 1)),
         *(("start", w) for w in ("first", "", None)),
         *(("start_fallback", w) for w in ("committed", None)),
+        *(("release_behind_s", w) for w in (0, 4.9, 86_401, "9", True)),
         *(("heartbeat_interval_s", w) for w in (0, 0.999, 600.001, -1, "2", None, True, float("nan"), float("inf"))),
         *(("handler_timeout_s", w) for w in (0, 0.5, 86_400.1, None, "1")),
         *(("max_claims", w) for w in (0, -1, 100_001, 1.5, "1", True)),
@@ -156,6 +157,7 @@ def test_options_have_bounds(marshal: Marshal, option: str, wrong: Any) -> None:
     ("option", "value"),
     [
         ("heartbeat_interval_s", 600),
+        ("release_behind_s", 5),
         ("handler_timeout_s", 1),
         ("handler_timeout_s", 86_400),
         ("max_claims", 1),

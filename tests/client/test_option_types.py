@@ -47,6 +47,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         ("capacity", "priority", "unacked_max", "prefetch_messages", "prefetch_bytes", "grant_messages"), NUMBERS
     ),
     "hand_over_timeout_s": OPTIONAL_NUMBERS,
+    "release_behind_s": OPTIONAL_NUMBERS,
     "max_claims": OPTIONAL_NUMBERS,
     "max_deliver": OPTIONAL_NUMBERS,
     "max_acks_pending": OPTIONAL_NUMBERS,
