@@ -465,9 +465,11 @@ class Consumer(Membership, Generic[K_co, V_co]):
         It fetches nothing any more. In at-least-once mode messages that were fetched and not delivered are planned
         again. In at-most-once mode messages that were granted and not delivered are dropped: nobody gets them, and
         `grants_dropped` of the consumer's metrics counts them. `Marshal.planner` makes a planner that has fetched
-        nothing before. Raises ConcurrentUse, ReentrantCall, ConsumerClosed.
+        nothing before. Raises ConcurrentUse, ReentrantCall, ConsumerClosed; InvalidOption if the consumer has a
+        `dead_letter_topic` or `max_acks_pending`.
         """
         if self._planner is None:
+            self._queue.options.check_planning()
             call = Call("plan_ranges")
             try:
                 self._enter(call)

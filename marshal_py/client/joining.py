@@ -109,9 +109,8 @@ class Joining:
         """Makes the driver of a member that has not joined yet. `deadline`: in seconds of the monotonic clock."""
         context, loop = self._context, self._loop
         letters = options.dead_letter_topic
-        for name in ("dead_letter_topic", "max_acks_pending") if plans else ():
-            if (given := getattr(options, name)) is not None:
-                raise InvalidOption(name, given, "a consumer that plans ranges delivers no messages")
+        if plans:
+            options.check_planning()
         start_positions.check_topics(options.start, topics)
         found = self._check(group, topics, options)
         number = route(group, self._root.partitions)

@@ -260,6 +260,12 @@ class ConsumerOptions:
         if self.dead_letter_topic is not None:
             check_topics([self.dead_letter_topic])
 
+    def check_planning(self) -> None:
+        """Raises InvalidOption for an option that says how messages are delivered: ranges are read by others."""
+        for name in ("dead_letter_topic", "max_acks_pending"):
+            if (given := getattr(self, name)) is not None:
+                raise InvalidOption(name, given, "a consumer that plans ranges delivers no messages")
+
     def _hand_over_timeout_s(self) -> float:
         if self.hand_over_timeout_s is not None:
             return self.hand_over_timeout_s
