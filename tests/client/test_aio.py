@@ -610,6 +610,43 @@ def test_a_marshal_may_be_closed_before_its_blocks_end(memory: MemoryTestCluster
     run(main())
 
 
+def test_the_callbacks_are_those_of_the_synchronous_front(memory: MemoryTestCluster) -> None:
+    """Claimed, moving, lost, active and not: on the thread of callbacks, from which they reach the event loop."""
+    topic, group = memory.topic(2), memory.group()
+    memory.fill(topic, 0, 1)
+    memory.fill(topic, 1, 1)
+    told: list[tuple[str, int]] = []
+
+    async def main() -> None:
+        loop, threads = asyncio.get_running_loop(), set()
+
+        def tell(what: str, partition: int = -1) -> None:
+            threads.add(threading.current_thread().name)
+            loop.call_soon_threadsafe(told.append, (what, partition))
+
+        callbacks: dict[str, Any] = {
+            "on_claim": lambda claim: tell("claimed", claim.partition),
+            "on_revoking": lambda claim: tell("revoking", claim.partition),
+            "on_lost": lambda claim, reason: tell(f"lost: {reason}", claim.partition),
+            "on_activated": lambda: tell("activated"),
+            "on_deactivated": lambda: tell("deactivated"),
+        }
+        async with aio.connect(memory.target) as marshal:
+            async with marshal.consumer(group, [topic], **callbacks, **OPTIONS) as consumer:
+                await turn_until(lambda: {("claimed", 0), ("claimed", 1)} <= set(told), "both are claimed")
+                batch = await consumer.fetch(2, expires_s=DEADLINE_S)
+                async with marshal.consumer(group, [topic], **OPTIONS):
+                    await turn_until(lambda: "revoking" in [what for what, _ in told], "one must move")
+                    batch.ack()
+                    await turn_until(lambda: "lost: hand-over" in [what for what, _ in told], "one has moved")
+            await turn_until(lambda: ("deactivated", -1) in told, "it owns nothing")
+        assert told[0] == ("activated", -1)
+        assert [what for what, _ in told if what == "lost: stopped"]
+        assert threads == {"marshal-callbacks"}
+
+    run(main())
+
+
 def test_a_closed_marshal_refuses_consumers_as_the_synchronous_one_does(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
 

@@ -35,11 +35,25 @@ Consumer = aio.AsyncConsumer[Any, Any]
 
 @asynccontextmanager
 async def opened(cluster: TestCluster, topic: str, **options: Any) -> AsyncIterator[Consumer]:
+    """A consumer whose lease survives a process that is frozen for seconds, so that no grant is lost."""
+    options = {**OPTIONS, "heartbeat_interval_s": 60.0, **options}
     async with (
         aio.connect(cluster.target) as marshal,
-        marshal.consumer(cluster.group(), [topic], **OPTIONS, **options) as consumer,
+        marshal.consumer(cluster.group(), [topic], **options) as consumer,
     ):
         yield consumer
+
+
+@asynccontextmanager
+async def handled(
+    memory: MemoryTestCluster, messages: int, handler: Any, **given: Any
+) -> AsyncIterator[tuple[Consumer, aio.AsyncConsumeContext[Any, Any]]]:
+    """A consumer whose messages go to a handler. It owns its partition, which holds as many messages."""
+    topic = memory.topic()
+    memory.fill(topic, 0, messages)
+    async with opened(memory, topic) as consumer:
+        await turn_until(lambda: consumer.claims(), "claimed")
+        yield consumer, consumer.consume(handler, **given)
 
 
 def positions(consumer: Consumer) -> list[int]:
@@ -213,14 +227,10 @@ def test_drain_delivers_what_is_buffered_and_says_whether_all_is_acked(memory: M
 
 
 def test_stop_waits_for_the_running_handler_and_cancels_nothing(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 10)
-
     async def main() -> None:
-        async with opened(memory, topic) as consumer:
-            handler = Handler()
-            handler.open.clear()
-            context = consumer.consume(handler)
+        handler = Handler()
+        handler.open.clear()
+        async with handled(memory, 10, handler) as (consumer, context):
             await handler.got(1)
             await context.stop(timeout_s=0.01)
             assert not context.closed
@@ -233,38 +243,28 @@ def test_stop_waits_for_the_running_handler_and_cancels_nothing(memory: MemoryTe
     run(main())
 
 
-@pytest.mark.parametrize(("ending", "handled"), [("stop", [0, 1]), ("drain", [0, 1, 2, 3, 4])])
+@pytest.mark.parametrize(("ending", "offsets"), [("stop", [0, 1]), ("drain", [0, 1, 2, 3, 4])])
 def test_stop_and_drain_may_be_called_in_the_handler(
-    memory: MemoryTestCluster, ending: str, handled: list[int]
+    memory: MemoryTestCluster, ending: str, offsets: list[int]
 ) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 5)
-
     async def main() -> None:
-        async with opened(memory, topic) as consumer:
-            await turn_until(lambda: consumer.claims(), "claimed")
+        async def then(message: Message) -> None:
+            if message.offset == 1:
+                assert not await getattr(context, ending)()
 
-            async def then(message: Message) -> None:
-                if message.offset == 1:
-                    assert not await getattr(context, ending)()
-
-            handler = Handler(then)
-            context = consumer.consume(handler)
+        handler = Handler(then)
+        async with handled(memory, 5, handler) as (_, context):
             assert await context.wait(DEADLINE_S)
-            assert [message.offset for message in handler.seen] == handled
+            assert [message.offset for message in handler.seen] == offsets
 
     run(main())
 
 
 @pytest.mark.parametrize("ending", ["stop", "drain", "request_stop"])
 def test_the_end_of_the_consumer_ends_its_consume(memory: MemoryTestCluster, ending: str) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 5)
-
     async def main() -> None:
-        async with opened(memory, topic) as consumer:
-            handler = Handler()
-            context = consumer.consume(handler)
+        handler = Handler()
+        async with handled(memory, 5, handler) as (consumer, context):
             await handler.got(5)
             ends = getattr(consumer, ending)()
             if ends is not None:
@@ -279,12 +279,8 @@ def test_the_end_of_the_consumer_ends_its_consume(memory: MemoryTestCluster, end
 
 
 def test_a_deleted_group_ends_the_consume(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-
     async def main() -> None:
-        async with opened(memory, topic) as consumer:
-            await turn_until(lambda: consumer.claims(), "claimed")
-            context = consumer.consume(Handler())
+        async with handled(memory, 0, Handler()) as (consumer, context):
             delete(memory, consumer.group)
             with pytest.raises(GroupDeleted):
                 await context.wait(DEADLINE_S)
@@ -317,19 +313,16 @@ async def await_what_was_cancelled(message: Message) -> None:
 @pytest.mark.parametrize("then", [fails_on(1, ValueError("no account")), await_what_was_cancelled])
 def test_a_message_whose_handler_raises_comes_again_later(memory: MemoryTestCluster, then: Any) -> None:
     """A CancelledError of something that the handler awaits is one of its errors: nobody has cancelled the consume."""
-    topic = memory.topic()
-    memory.fill(topic, 0, 3)
 
     async def main() -> None:
-        async with opened(memory, topic) as consumer:
-            handler = Handler(then)
-            context = consumer.consume(handler)
+        handler = Handler(then)
+        async with handled(memory, 3, handler) as (consumer, context):
             await handler.got(4)
             assert await context.drain()
             assert [message.offset for message in handler.seen] == [0, 1, 2, 1]
             assert context.error is None
             failed = [event for event in consumer.events() if event.kind == "handler_failed"]
-            assert [(event.topic, event.offset) for event in failed] == [(topic, 1)]
+            assert [(event.partition, event.offset) for event in failed] == [(0, 1)]
 
     run(main())
 
@@ -410,13 +403,9 @@ def test_a_loop_that_is_cancelled_anywhere_loses_nothing(
 def test_a_verb_that_is_cancelled_is_completed_by_a_second_call(
     memory: MemoryTestCluster, verb: str, at: int, late: bool
 ) -> None:
-    topic = memory.topic()
-    memory.fill(topic, 0, 3)
-
     async def main() -> None:
-        async with opened(memory, topic) as consumer:
-            handler = Handler()
-            context = consumer.consume(handler)
+        handler = Handler()
+        async with handled(memory, 3, handler) as (consumer, context):
             await handler.got(3)
             arguments = (0.01,) if verb == "wait" else ()
             await cut(getattr(context, verb)(*arguments), at, late)
@@ -456,14 +445,11 @@ def test_a_drain_whose_loop_is_cancelled_is_completed_by_another_loop(memory: Me
 
 def test_the_end_of_the_program_gives_the_message_of_a_handler_back(memory: MemoryTestCluster) -> None:
     """asyncio.run cancels the tasks that are left, so the handler's, too."""
-    topic = memory.topic()
-    memory.fill(topic, 0, 3)
 
     async def main() -> None:
-        async with opened(memory, topic) as consumer:
-            handler = Handler()
-            handler.open.clear()
-            context = consumer.consume(handler)
+        handler = Handler()
+        handler.open.clear()
+        async with handled(memory, 3, handler) as (consumer, context):
             await handler.got(1)
             assert context._task is not None
             context._task.cancel()
