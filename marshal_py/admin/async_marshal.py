@@ -89,6 +89,8 @@ class AsyncGroup(Blocking[Group]):
     set_position: Final = awaited(Group.set_position)
     positions: Final = awaited(Group.positions)
     step_down: Final = awaited(Group.step_down)
+    pin_info: Final = awaited(Group.pin_info)
+    unpin: Final = awaited(Group.unpin)
     evict: Final = awaited(Group.evict)
     delete: Final = awaited(Group.delete)
 

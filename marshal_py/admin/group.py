@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
-from marshal_py.admin import overview
+from marshal_py.admin import overview, pins
 from marshal_py.admin.author import Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, others_mode
 from marshal_py.admin.impact import Impact, check_pause, of_shrink
@@ -22,16 +22,17 @@ from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan, check_size
 from marshal_py.admin.position_preview import Row, owners_of, parked_of, preview, rows_of
 from marshal_py.admin.position_resolver import PositionResolver
-from marshal_py.admin.recreated_topics import RecreatedTopic, find_recreated
+from marshal_py.admin.recreated_topics import RecreatedTopic, check_smaller
 from marshal_py.admin.runner import OperationRunner, Watcher
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.suggestions import suggestion
-from marshal_py.admin.targets import Target, parse, shift
+from marshal_py.admin.targets import Target, target_of
 from marshal_py.client.group_config import Wanted, origin_of
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
 from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.group_settings import PRIORITY
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group as GroupState
 from marshal_py.transport.clock import SystemClock
@@ -114,7 +115,18 @@ class Group:
         """Returns the group's topics, members, positions, pause and settings, as they are now."""
         with self.runner() as runner:
             state, now_ms = _state(runner), SystemClock().now().wall_ms
-            return {**overview.info(state, runner.context.pause_history, now_ms), "settings_from": origin_of(state)}
+            found = overview.info(state, runner.context.pause_history, now_ms)
+            if state.config is not None and state.config.policy in PRIORITY:
+                found["priority_groups"] = pins.entries(state, runner.incarnation, runner.pinned_ms)
+            return {**found, "settings_from": origin_of(state)}
+
+    def pin_info(self) -> dict[str, Any]:
+        """Returns who is pinned in a group with the policy `pinned`, the pin's id, and the standbys in their order.
+
+        Raises InvalidOption if the group has another policy.
+        """
+        with self.runner() as runner:
+            return pins.info(_state(runner), runner.incarnation, runner.pinned_ms)
 
     def members(self) -> list[dict[str, Any]]:
         """Returns a description of each live session."""
@@ -157,14 +169,14 @@ class Group:
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
         The settings, all optional: `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer
-        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members",
-        "blocks" or "prioritized". `max_members`, and `members` (names) or `mappings` (name -> partitions), go with
-        "members" and "blocks"; `priority_groups`, a list of one name, with "prioritized". With
-        `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and created again until
-        somebody moves their positions; with "earliest" they are consumed from their beginnings; if it is None, each
-        consumer does what its own option says. `max_request_batch`, `max_request_expires_s`, `max_request_max_bytes`:
-        the most messages, seconds and bytes that one request of a consumer may ask for. Raises GroupExists,
-        InvalidOption.
+        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members", "blocks",
+        "prioritized" or "pinned". `max_members`, and `members` (names) or `mappings` (name -> partitions), go with
+        "members" and "blocks"; `priority_groups`, a list of one name, with the last two; `priority_timeout_s` with
+        "pinned". With `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and
+        created again until somebody moves their positions; with "earliest" they are consumed from their beginnings; if
+        it is None, each consumer does what its own option says. `max_request_batch`, `max_request_expires_s`,
+        `max_request_max_bytes`: the most messages, seconds and bytes that one request of a consumer may ask for.
+        Raises GroupExists, InvalidOption.
         """
         return self._settle(_named(settings), True, reason, watcher=watcher)
 
@@ -273,7 +285,7 @@ class Group:
             plan = ShrinkPlan(
                 runner.context, topic, partitions, reason=reason, token=token, adopt=adopt, take_over=take_over
             )
-            _check_smaller(runner, topic, partitions)
+            check_smaller(_state(runner), topic, runner.admin.describe_topic(topic), partitions)
             runner.run(plan, watcher)
             return plan.changed_at
 
@@ -286,7 +298,7 @@ class Group:
         def judge(runner: OperationRunner) -> Impact:
             found = of_shrink(runner.context, topic, partitions)
             try:
-                _check_smaller(runner, topic, partitions)
+                check_smaller(_state(runner), topic, runner.admin.describe_topic(topic), partitions)
             except (InvalidOption, DataTopicRecreated) as error:
                 return found._replace(does=[*found.does, f"As things are it would be refused: {error}"])
             return found
@@ -374,7 +386,7 @@ class Group:
         A topic that was deleted and created again is accepted in the same pause, before the move. Then the positions of
         all its partitions are forgotten, also those that are not named.
         """
-        target = _target(to, shift_by)
+        target = target_of(to, shift_by)
         with self.runner() as runner:
             resolver = PositionResolver(runner, topics, target)
             check_size(runner.context, resolver.tps)
@@ -416,6 +428,17 @@ class Group:
             runner.run(plan)
             return plan.mark
 
+    def unpin(self, reason: str = "") -> int:
+        """Ends the pin: another consumer is pinned once the handlers of this one are done. Returns its session.
+
+        It stays in the group, the last in line until the settings change; if it is alone, it gets a new pin. Raises
+        InvalidOption if the group has another policy, GroupMissing if nobody is pinned.
+        """
+        with self.runner() as runner:
+            plan = StepDownPlan(runner.context, pins.owner(_state(runner)), reason)
+            runner.run(plan)
+            return plan.session
+
     def evict(self, session: int, *, reason: str = "", watcher: Watcher | None = None) -> str:
         """Ends a session that gives no sign of life for twice its heartbeat interval, counted from the call.
 
@@ -455,19 +478,6 @@ def _state(runner: OperationRunner) -> GroupState:
     return state
 
 
-def _check_smaller(runner: OperationRunner, topic: str, partitions: int) -> None:
-    there = runner.admin.describe_topic(topic)
-    for one in find_recreated(_state(runner), {} if there is None else {topic: there}).values():
-        raise DataTopicRecreated(runner.context.name, topic, 0, one.known, one.found)
-    if there is not None and there.partitions > partitions:
-        raise InvalidOption(
-            "partitions",
-            partitions,
-            f"{topic!r} has {there.partitions} in Kafka, so the next "
-            "consumer would make it grow again: recreate the topic first",
-        )
-
-
 def _refused(context: GroupContext, token: int | None, adopt: bool, take_over: bool) -> str:
     try:
         check_pause(context, SystemClock().now(), token, adopt, take_over)
@@ -479,13 +489,3 @@ def _refused(context: GroupContext, token: int | None, adopt: bool, take_over: b
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that are not None, by name."""
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _target(to: str | int | Target | None, shift_by: int | None) -> Target:
-    if (to is None) == (shift_by is None):
-        raise InvalidOption("to", to, "give either `to` or `shift_by`")
-    if shift_by is not None:
-        return shift(shift_by)
-    if isinstance(to, Target):
-        return to
-    return parse(str(to))

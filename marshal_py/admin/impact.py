@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from marshal_py.admin import overview
+from marshal_py.admin import overview, pins
 from marshal_py.admin.change import check_group, check_shrink, held_beyond
 from marshal_py.admin.membership import Edit
 from marshal_py.admin.operation import GroupContext
@@ -93,6 +93,14 @@ def of_step_down(context: GroupContext, session: int) -> Impact:
         "might hand partitions over to others."
     ]
     return Impact(does, {}, {})
+
+
+def of_unpinning(context: GroupContext) -> Impact:
+    """Returns what ending the pin would do. Raises what Group.unpin raises."""
+    group = _there(context)
+    session = pins.owner(group)
+    does = [f"{name_of(group, session)} would finish its handlers and be pinned no longer; another one would be."]
+    return Impact(does, _releases(group, session), {})
 
 
 def of_deletion(context: GroupContext, force: bool = False) -> Impact:

@@ -13,7 +13,6 @@ from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol import parking
 from marshal_py.protocol.assignment import candidate_order
 from marshal_py.protocol.assignment.partitioned import listed, names
-from marshal_py.protocol.group_settings import PRIORITY
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
 from marshal_py.protocol.records import MODE_NAMES, GroupConfig
@@ -129,7 +128,6 @@ def info(group: Group, pause_history: PauseHistory | None = None, wall_ms: int =
         "on_topic_recreated": (config.on_topic_recreated if config is not None else "") or None,
         **limits_of(config),
         **(partitioned(group, config) if config is not None else {}),
-        **(priority_groups(config) if config is not None else {}),
         "topics": {name: topic.count for name, topic in sorted(group.topics.items())},
         "topic_ids": {name: topic.id or None for name, topic in sorted(group.topics.items())},
         "members": members(group),
@@ -171,11 +169,6 @@ def partitioned(group: Group, config: GroupConfig) -> dict[str, Any]:
         "missing_members": [state["member"] for state in states if state["session"] is None],
         "unassigned": [str(tp) for tp in unparked if tp not in owners],
     }
-
-
-def priority_groups(config: GroupConfig) -> dict[str, Any]:
-    """Returns the state of each priority group, as the field PriorityGroups of NATS has it; {} where there are none."""
-    return {"priority_groups": [{"name": name} for name in config.priority_groups]} if config.policy in PRIORITY else {}
 
 
 def _member_state(group: Group, name: str, order: list[int], owners: Mapping[TopicPartition, str]) -> dict[str, Any]:

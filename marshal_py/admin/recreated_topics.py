@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from marshal_py.admin.suggestions import suggestion
-from marshal_py.errors import GroupMissing
+from marshal_py.errors import DataTopicRecreated, GroupMissing, InvalidOption
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Topology
 from marshal_py.protocol.world import Group
@@ -79,3 +79,19 @@ def check_topology(
         count = topic.count if new is None or topic.id == new.found else new.partitions
         if not 0 <= tp.partition < count:
             raise GroupMissing(name, f"knows {count} partitions of {tp.topic!r}, not {tp}")
+
+
+def check_smaller(group: Group, topic: str, there: TopicInfo | None, partitions: int) -> None:
+    """Raises DataTopicRecreated or InvalidOption if a group's topic cannot get this smaller number of partitions.
+
+    `there`: what the cluster says about the topic; None if it is not there.
+    """
+    for one in find_recreated(group, {} if there is None else {topic: there}).values():
+        raise DataTopicRecreated(group.name, topic, 0, one.known, one.found)
+    if there is not None and there.partitions > partitions:
+        raise InvalidOption(
+            "partitions",
+            partitions,
+            f"{topic!r} has {there.partitions} in Kafka, so the next "
+            "consumer would make it grow again: recreate the topic first",
+        )

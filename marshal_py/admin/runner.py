@@ -30,7 +30,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.identity import TopicPartition, check_id
-from marshal_py.protocol.records import Genesis, Record
+from marshal_py.protocol.records import ClaimingPartition, Genesis, Record
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.world import World
 from marshal_py.transport.clock import SystemClock
@@ -74,6 +74,7 @@ class OperationRunner:
         self._number = 0
         self._world = World()
         self._pause_history = PauseHistory(group)
+        self.pinned_ms: int | None = None  # when the pin was claimed (ms since 1970); None: not in the records read
         self._name = group
         self._interrupted = self._abandoned = False
         try:
@@ -108,6 +109,12 @@ class OperationRunner:
     def close(self) -> None:
         self._log.close(FLUSH_S)
         self.admin.close()
+
+    @property
+    def incarnation(self) -> bytes:
+        """Returns the incarnation of the coordination topic, which is a part of every token."""
+        root = self._world.genesis or self._world.root
+        return root.incarnation if root is not None else b""
 
     # --- reading
 
@@ -166,6 +173,8 @@ class OperationRunner:
                 continue
             verdict = rationalizer.apply(self._world, record.offset, record.value)
             self._pause_history.read(verdict)
+            if verdict.accepted and _claims_pin(verdict.record) and verdict.group == self._name:
+                self.pinned_ms = record.timestamp_ms
             if operation is not None:
                 operation.receive(verdict, now)
 
@@ -264,3 +273,7 @@ class OperationRunner:
             raise GroupMissing(self._name, "has never been used")
         value = codec.encode(record, self._name, genesis.incarnation, self._world.writes_version(self._name))
         self._log.append(self._number, self._name.encode(), value)
+
+
+def _claims_pin(record: Record | None) -> bool:
+    return isinstance(record, ClaimingPartition) and not record.topic

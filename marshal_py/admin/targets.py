@@ -60,6 +60,17 @@ def shift(by: int) -> Target:
     return Target(SHIFT, by)
 
 
+def target_of(to: str | int | Target | None, shift_by: int | None) -> Target:
+    """Returns the target that a caller names in one of two ways. Raises InvalidOption if it names none or both."""
+    if (to is None) == (shift_by is None):
+        raise InvalidOption("to", to, "give either `to` or `shift_by`")
+    if shift_by is not None:
+        return shift(shift_by)
+    if isinstance(to, Target):
+        return to
+    return parse(str(to))
+
+
 def parse_table(text: str, group: str) -> Target:
     """Returns the target that a CSV file contains. Raises InvalidOption with the line that is wrong.
 

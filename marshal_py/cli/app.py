@@ -20,6 +20,7 @@ from marshal_py.cli import (
     log,
     log_reset,
     members,
+    pin,
     position,
     produce,
     release,
@@ -61,6 +62,7 @@ app.command("resume", epilog=release.RESUME_EXAMPLE)(release.resume)
 app.command("set-position", epilog=position.EXAMPLE)(position.set_position)
 app.add_typer(groups.app, name="groups")
 app.add_typer(members.app, name="members")
+app.add_typer(pin.app, name="pin")
 app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
 app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)

@@ -49,9 +49,11 @@ def consume(
         typer.Option(help="In a group with the policy members or blocks: for which member this consumer works."),
     ] = None,
     priority_group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="In a group with the policy prioritized: its priority group.")
+        str | None, typer.Option(metavar="NAME", help="In a group with the policy prioritized or pinned: its group.")
     ] = None,
-    priority: Annotated[int, typer.Option(min=0, max=PRIORITY_MAX, help="The same; lower ones come first.")] = 0,
+    priority: Annotated[
+        int, typer.Option(min=0, max=PRIORITY_MAX, help="Policy prioritized: lower ones come first.")
+    ] = 0,
     policy: Annotated[str | None, typer.Option(help="How consumers share partitions: balanced or greedy.")] = None,
     on_topic_recreated: Annotated[
         Literal["fail", "earliest"],

@@ -35,8 +35,8 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy",
         metavar="POLICY",
-        help="balanced, greedy, or own, so that each consumer follows its own; topic, members, blocks or "
-        "prioritized, which are for the group's whole life.",
+        help="balanced, greedy, or own, so that each consumer follows its own; topic, members, blocks, "
+        "prioritized or pinned, which are for the group's whole life.",
     ),
 ]
 MaxMembersOption = Annotated[
@@ -61,7 +61,18 @@ MapOption = Annotated[
 ]
 PriorityGroupsOption = Annotated[
     list[str] | None,
-    typer.Option("--priority-group", metavar="NAME", help="Policy prioritized: the name of its priority group."),
+    typer.Option(
+        "--priority-group", metavar="NAME", help="Policies prioritized and pinned: the name of the priority group."
+    ),
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--priority-timeout",
+        min=0,
+        metavar="SECONDS",
+        help="Policy pinned: after how long without a request of the pinned consumer another one is pinned.",
+    ),
 ]
 
 RecreatedOption = Annotated[
@@ -105,6 +116,7 @@ class SettingOptions:
     max_members: MaxMembersOption = None
     members: MembersOption = None
     mappings: MapOption = None
+    priority_timeout: TimeoutOption = None
     max_request_batch: BatchLimitOption = None
     max_request_expires: ExpiryLimitOption = None
     max_request_max_bytes: BytesLimitOption = None
@@ -121,6 +133,7 @@ class SettingOptions:
             "max_members": self.max_members,
             "members": self.members or None,
             "mappings": changes.mappings(self.mappings) if self.mappings else None,
+            "priority_timeout_s": self.priority_timeout,
             "max_request_batch": self.max_request_batch,
             "max_request_expires_s": self.max_request_expires,
             "max_request_max_bytes": self.max_request_max_bytes,

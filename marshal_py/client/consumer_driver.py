@@ -280,7 +280,7 @@ class ConsumerDriver:
 
     def _notify(self, ready: Ready) -> None:
         self.publish(*ready.advisories)
-        self._user_callbacks.notify(ready, bool(self.member.claims))
+        self._user_callbacks.notify(ready, bool(self.member.claims), self.member.pin)
 
     def publish(self, *advisories: Advisory) -> None:
         """Adds advisories to `Consumer.events`, and to `logging` in as few lines as people need (docs/logging.md)."""

@@ -58,6 +58,7 @@ class DeliveryQueue:
         clock_now: Callable[[], Instant],
     ) -> None:
         self.member, self.source, self.options = member, source, options
+        member.asked = True  # a consumer that never asks is idle since it joined
         self.clock_now = clock_now
         raw = options.key_deserializer is None and options.value_deserializer is None
         make: type[Message] = Message if raw else DecodedMessage
@@ -466,8 +467,10 @@ class DeliveryQueue:
     def user_returned(self) -> None:
         """Resumes fetching of partitions whose buffers have become low. Called when the user asks for more messages.
 
-        In at-most-once mode asking shows that the user is done with the messages that he got before.
+        In at-most-once mode asking shows that the user is done with the messages that he got before. In a pinned group
+        asking keeps the pin (A11).
         """
+        self.member.asked = True
         if self.rate.waits():
             self.rate.returned(self.delivered, self.clock_now().mono_ms)
         self._gate_shut = self._gate_shut and self.deliverable() > 0

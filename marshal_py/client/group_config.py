@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol import group_settings
+from marshal_py.protocol.assignment.pinned import TIMEOUT_MS
 from marshal_py.protocol.group_settings import OWN_POLICY, PARTITIONED, PRIORITY
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import MemberOptions
@@ -31,15 +32,15 @@ LIMIT_MAX: Final = 10**9  # far above what a request can use
 # Limits of what one `fetch`, or one request of a `consume`, may ask for; 0 is no limit (client/group_limits.py).
 LIMITS: Final = ("max_request_batch", "max_request_expires_s", "max_request_max_bytes")
 LISTS: Final = ("members", "priority_groups")  # of names
-NAMES: Final = (*WORDS, "max_members", "mappings", *LISTS, *LIMITS)
+NAMES: Final = (*WORDS, "max_members", "mappings", *LISTS, "priority_timeout_s", *LIMITS)
 
 
 def check_settings(wanted: Wanted) -> dict[str, Any]:
     """Returns a copy of `wanted`.
 
     It may name `delivery`, `policy`, `on_topic_recreated`, `max_members` (int), `members` and `priority_groups` (lists
-    of names), `mappings` (name -> list of partitions) and LIMITS. Raises InvalidOption for any other name, and for a
-    value that its setting cannot have.
+    of names), `mappings` (name -> list of partitions), `priority_timeout_s` and LIMITS. Raises InvalidOption for any
+    other name, and for a value that its setting cannot have.
     """
     for name, value in wanted.items():
         if name not in NAMES:
@@ -50,13 +51,13 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
             raise InvalidOption(name, value, "a whole number")
         if name in LISTS and isinstance(value, str):
             raise InvalidOption(name, value, "a list of names, not one string")
-        if name in LIMITS:
+        if name in LIMITS or name == "priority_timeout_s":
             _check_limit(name, value)
     return dict(wanted)
 
 
 def _check_limit(name: str, value: object) -> None:
-    seconds = name == "max_request_expires_s"
+    seconds = name.endswith("_s")
     kinds = int | float if seconds else int
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value <= LIMIT_MAX:
         kind = "a number of seconds" if seconds else "a whole number"
@@ -106,6 +107,7 @@ def settle(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: st
         members=members,
         mappings=mappings,
         priority_groups=tuple(wanted.get("priority_groups", base.priority_groups)),
+        priority_timeout_ms=round(1000 * wanted.get("priority_timeout_s", base.priority_timeout_ms / 1000)),
         max_batch=wanted.get("max_request_batch", base.max_batch),
         max_expires_ms=round(1000 * wanted.get("max_request_expires_s", base.max_expires_ms / 1000)),
         max_bytes=wanted.get("max_request_max_bytes", base.max_bytes),
@@ -150,8 +152,16 @@ def _in_config(config: ConfigRecord) -> dict[str, Any]:
         "on_topic_recreated": config.on_topic_recreated or None,
         **limits_of(config),
         **partitioned_of(config),
-        **({"priority_groups": list(config.priority_groups)} if config.policy in PRIORITY else {}),
+        **priority_of(config),
     }
+
+
+def priority_of(config: ConfigRecord) -> dict[str, Any]:
+    """Returns the settings that only a group with priority groups has, by name; nothing for another group."""
+    if config.policy not in PRIORITY:
+        return {}
+    timeout = {"priority_timeout_s": (config.priority_timeout_ms or TIMEOUT_MS) / 1000}
+    return {"priority_groups": list(config.priority_groups), **(timeout if config.policy == "pinned" else {})}
 
 
 def partitioned_of(config: ConfigRecord) -> dict[str, Any]:
@@ -177,8 +187,10 @@ class GroupConfig:
     `delivery`: "at_least_once" or "at_most_once"; if nobody sets it, the first consumer decides. `policy`: "balanced",
     "greedy", or "own", so that each consumer follows its own; "topic", so that each topic has one consumer; or
     "members" or "blocks", which go with `max_members` and either `members` (names) or `mappings` (name -> partitions);
-    or "prioritized", which goes with `priority_groups` (a list of one name). All but the first three are for the
-    group's whole life.
+    or "prioritized" or "pinned", which go with `priority_groups` (a list of one name). All but the first three are for
+    the group's whole life.
+    `priority_timeout_s`: after how many seconds without a request of the pinned consumer another one is pinned; 120 if
+    it is not set.
     `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
     nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
     `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes`: the most messages, seconds and bytes that
@@ -192,6 +204,7 @@ class GroupConfig:
     members: Sequence[str] | None = None
     mappings: Mapping[str, Sequence[int]] | None = None
     priority_groups: Sequence[str] | None = None
+    priority_timeout_s: float | None = None
     max_request_batch: int | None = None
     max_request_expires_s: float | None = None
     max_request_max_bytes: int | None = None

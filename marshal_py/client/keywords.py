@@ -68,6 +68,8 @@ class ConsumerKeywords(TypedDict, total=False):
     on_lost: OnLost | None
     on_activated: OnActivity | None
     on_deactivated: OnActivity | None
+    on_pinned: OnActivity | None
+    on_unpinned: OnActivity | None
     settings: Mapping[str, Any]
 
 

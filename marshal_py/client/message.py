@@ -11,7 +11,7 @@ from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered, check_timeou
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.protocol.identity import NONE, Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import K_co, V_co, context_of
 
@@ -64,6 +64,15 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
     @property
     def token(self) -> Token:
         return self._delivered.token
+
+    @property
+    def pin_id(self) -> Token | None:
+        """Returns the pin under which the message was delivered, in a group with the policy `pinned`; else None.
+
+        Pins are compared as tokens are: a later one is greater.
+        """
+        pin = self._delivered.claim.pin
+        return Token(self._delivered.token.incarnation, pin) if pin != NONE else None
 
     @property
     def topic_id(self) -> str:

@@ -61,6 +61,8 @@ CALLABLES: Final = (
     "on_lost",
     "on_activated",
     "on_deactivated",
+    "on_pinned",
+    "on_unpinned",
     "key_deserializer",
     "value_deserializer",
 )
@@ -90,7 +92,9 @@ class ConsumerOptions:
     `group_config`: the settings with which this consumer creates the group if it has none. Of settings that it has, the
     policy, `max_members` and `priority_groups` must be the same; the others stay as they are.
 
-    `priority_group` and `priority` (0 to 9, the lowest first) are for groups with the policy `prioritized`.
+    `priority_group` is for groups with the policy `prioritized` or `pinned`, `priority` (0 to 9, the lowest first) for
+    the former. `on_pinned` and `on_unpinned` are called when a pinned group pins this consumer, and when it does no
+    longer.
 
     `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
     handler's speed: about a second's work, shared by the partitions, at least one message each. A crash loses up to two
@@ -152,6 +156,8 @@ class ConsumerOptions:
     on_lost: OnLost | None = None
     on_activated: OnActivity | None = None
     on_deactivated: OnActivity | None = None
+    on_pinned: OnActivity | None = None
+    on_unpinned: OnActivity | None = None
     key_deserializer: Deserializer | None = None
     value_deserializer: Deserializer | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

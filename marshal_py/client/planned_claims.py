@@ -69,6 +69,7 @@ class PlannedClaims:
     ) -> None:
         """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread."""
         self._context, self._member, self._submit = context, member, submit
+        member.asked = None  # its readers ask elsewhere, so nobody here knows whether the user is idle (A11)
         self._timeout_ms = round(1000 * options.handler_timeout_s)
         if options.hand_over_timeout_s is None:  # a range is long work, and its reader elsewhere cannot be stopped
             whole_ms = member.options.handler_timeout_ms

@@ -11,11 +11,12 @@ from functools import partial
 from marshal_py.client.info import ClaimInfo
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import Ready
 
 
 class UserCallbacks:
-    """Submits the callbacks of one consumer, and knows whether its user was told that it is active."""
+    """Submits the callbacks of one consumer, and knows whether its user was told that it is active, or pinned."""
 
     def __init__(
         self,
@@ -25,9 +26,19 @@ class UserCallbacks:
     ) -> None:
         self._options, self._submit, self._claim_info = options, submit, claim_info
         self._active = False
+        self._pin = NONE
 
-    def notify(self, ready: Ready, active: bool) -> None:
-        """Submits what a tick led to. `active`: whether the consumer owns a partition after it."""
+    def notify(self, ready: Ready, active: bool, pin: int) -> None:
+        """Submits what a tick led to. `active`: whether the consumer owns a partition after it.
+
+        `pin`: the epoch of its pin, NONE if it has none.
+        """
+        if pin != self._pin:
+            if self._pin != NONE and self._options.on_unpinned is not None:
+                self._submit(self._options.on_unpinned)
+            if pin != NONE and self._options.on_pinned is not None:
+                self._submit(self._options.on_pinned)
+            self._pin = pin
         options, submit = self._options, self._submit
         if options.on_lost is not None:
             for claim, reason in ready.lost:

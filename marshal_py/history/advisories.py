@@ -13,8 +13,8 @@ from typing import Final, cast
 from msgspec import Struct, field
 
 from marshal_py.protocol import parking
-from marshal_py.protocol.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence
-from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence, unpinned_by
+from marshal_py.protocol.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.last_will import DIED, died
 from marshal_py.protocol.records import (
     ClaimingMessages,
@@ -152,13 +152,16 @@ class Advisories:
                     known.owned[claim.owner] += 1
                     if known.owned[claim.owner] == 1:
                         yield "activated", claim.owner, None, NONE, NONE, NONE, group.sessions[claim.owner].join.member
-                yield "claimed", claim.owner, claim.tp, at, claim.position, NONE, ""
+                if claim.tp == PIN:
+                    yield "pinned", claim.owner, None, at, NONE, NONE, _priority_group(group)
+                else:
+                    yield "claimed", claim.owner, claim.tp, at, claim.position, NONE, ""
             case ReleasingPartition() if group is not None:
                 why = record.reason
                 if record.parked:
                     why = parking.describe(group.name, known.claims[record.epoch][0], record.parked, why)
                 yield from self._end_of_claim(
-                    known, group, record.epoch, "parked" if record.parked else "released", why
+                    known, group, record.epoch, "parked" if record.parked else "released", why, record
                 )
             case SeekingPartition() if group is not None:
                 tp, session = known.claims[at] = known.claims.pop(record.epoch)
@@ -172,9 +175,12 @@ class Advisories:
             yield kind, NONE, tp, NONE, was, to, text
 
     def _end_of_claim(
-        self, known: _KnownGroup, group: Group, epoch: int, kind: AdvisoryKind, why: str
+        self, known: _KnownGroup, group: Group, epoch: int, kind: AdvisoryKind, why: str, record: Record
     ) -> Iterator[_Event]:
         tp, session = known.claims.pop(epoch)
+        if tp == PIN:
+            yield "unpinned", session, None, epoch, NONE, NONE, unpinned_by(record)
+            return
         position = known.free_positions[tp] = group.partitions[tp].position
         yield kind, session, tp, epoch, position, NONE, why
         if tp.partition != NONE:
@@ -193,10 +199,14 @@ class Advisories:
         for session in sorted(known.sessions - group.sessions.keys()):
             yield ending, session, None, NONE, NONE, NONE, why
         for epoch in sorted(known.claims.keys() - group.claims.keys()):
-            yield from self._end_of_claim(known, group, epoch, "lost", f"the session {_VERBS[ending]}")
+            yield from self._end_of_claim(known, group, epoch, "lost", f"the session {_VERBS[ending]}", record)
         known.sessions = set(group.sessions)
         if isinstance(record, Join):
             yield "joined", at, None, NONE, NONE, NONE, record.member
+
+
+def _priority_group(group: Group) -> str:
+    return group.config.priority_groups[0] if group.config is not None and group.config.priority_groups else ""
 
 
 # The fields of an advisory: (kind, session, partition, epoch, offset, to, text)

@@ -12,14 +12,19 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from marshal_py.protocol.assignment import pinned
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.last_will import died
 from marshal_py.protocol.records import (
     MODE_NAMES,
     Evict,
     GroupConfig,
+    Join,
+    Leave,
     Mapping,
     Record,
     ReleaseGroup,
+    ReleasingPartition,
     SetPosition,
     Topology,
 )
@@ -60,6 +65,8 @@ AdvisoryKind = Literal[
     "stepped_down",
     "activated",
     "deactivated",
+    "pinned",
+    "unpinned",
     "opaque",
     "unacked",
     "handler_stuck",
@@ -109,6 +116,8 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "stepped_down": "a session became the last candidate for everything; text: why, by whom",
     "activated": "a session owns its first partition, after it owned none; text: its member name",
     "deactivated": "a session owns no partition any more; text: why it lost the last one",
+    "pinned": "a consumer is pinned: it alone consumes; epoch: the pin, text: the priority group",
+    "unpinned": "a consumer is pinned no longer; text: why: admin, timeout, left or evicted",
     "opaque": "a record of a newer library ends the group for readers of this version",
     "unacked": "a message has had no answer for long, or too many are tracked; offset: that message, text: how long",
     "handler_stuck": "a handler worked on a message for too long, so its partition is released; offset: that message",
@@ -262,6 +271,23 @@ class GroupEvents:
         if self._paused:
             self._paused = False
             yield "resumed", None, NONE, text
+
+
+def unpinned_by(record: Record | None) -> str:
+    """Returns why the record ended a pin, in the words of the design: admin, timeout, left or evicted.
+
+    An admin unpins, pauses the group, or changes its mode.
+    """
+    match record:
+        case ReleasingPartition(reason=pinned.TIMED_OUT):
+            return pinned.TIMED_OUT
+        case Leave() if not died(record):
+            return "left"
+        case Join():
+            return "left"
+        case Evict() | Leave():
+            return "evicted"
+    return pinned.UNPINNED
 
 
 def _changed(before: GroupConfig, after: GroupConfig) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from marshal_py.protocol.assignment import (
-    COVERED,
+    COVERS,
     DEFAULT_POLICY,
     MOVING_POLICIES,
     POLICIES,
@@ -22,6 +22,8 @@ from marshal_py.protocol.assignment import (
     Line,
     Target,
     candidate_order,
+    covering,
+    pinned,
 )
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.member_state import MemberState
@@ -49,7 +51,8 @@ class Candidacy:
         self.giving: bool = False  # whether the target gives a partition of this member to another one
         self.stopping: set[int] = set()  # live sessions that are about to leave (A6)
         self.outdated: bool = False  # whether the world has changed since order and target were computed
-        self._refreshed: tuple[int, frozenset[int], int] = (-1, frozenset(), NONE)
+        # what the last refresh saw: shape, sessions waited out, the own session, idle ones (A11)
+        self._refreshed: tuple[int, frozenset[int], int, frozenset[int] | None] = (-1, frozenset(), NONE, None)
         self._refreshed_ms = 0  # when order and target were computed, on the wait clock
         self._before: list[int] = []  # sessions before this one in the order, sorted by id
         self._all: list[int] = []  # all candidates, sorted by id
@@ -70,7 +73,8 @@ class Candidacy:
         waited_out = detector.waited_out(group)
         waited_out.discard(me)
         self.waited_out = frozenset(waited_out)
-        now = (group.shape, self.waited_out, me)
+        idle = frozenset(sid for sid in group.sessions if pinned.idle(group, sid)) if self.policy == "pinned" else None
+        now = (group.shape, self.waited_out, me, idle)
         self.outdated = now != self._refreshed
         if not self.outdated:
             return  # nearly always; a change of settings changes the shape too
@@ -85,7 +89,7 @@ class Candidacy:
         config = self.member.options.group_config if group.config is None else group.config
         if config is not None and (config.policy in POLICIES or config.policy in RESTRICTED):
             self.policy = config.policy
-        detector.watch_topics(self.policy in COVERED)
+        detector.watch_covers(topics=self.policy == "topic", pin=self.policy == "pinned")
         self.order = candidate_order(group, self.waited_out)
         self.lines = self._lines(group, self.order)
         self.target = self._target(group, self.order, self.lines)
@@ -111,8 +115,13 @@ class Candidacy:
 
     @property
     def covered(self) -> bool:
-        """Returns whether a partition may be owned only by the owner of its whole topic (A9)."""
-        return self.policy in COVERED
+        """Returns whether a partition may be owned only by the owner of its cover (A9, A11)."""
+        return self.policy in COVERS
+
+    def owns_cover(self, group: Group, tp: TopicPartition) -> bool:
+        """Returns whether this member owns what the policy demands of the owner of `tp`."""
+        cover_of = COVERS.get(self.policy)
+        return cover_of is None or covering.owns(group, cover_of(tp), self.member.session)
 
     def in_line(self, tp: TopicPartition) -> bool:
         """Returns whether this member may claim the partition, and keep it if it owns it."""

@@ -33,6 +33,7 @@ class Claim:
         "out_of_line_ms",
         "parking",
         "phase",
+        "pin",
         "reason",
         "release_sent_ms",
         "released",
@@ -74,6 +75,7 @@ class Claim:
         self.one_by_one: bool = False  # its messages are handed over singly for a while (poison_guard.py)
         self.offer: tuple[int, int] | None = None  # fetched and not yet granted, in at-most-once mode: [start, to)
         self.out_of_line_ms: int | None = None  # monotonic, since when a restricted policy takes it away (A7)
+        self.pin: int = NONE  # epoch of the own pin when it was accepted, under policy `pinned` (A11)
         self.end_offset: int = NONE  # end of the partition as last seen, for lag
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:

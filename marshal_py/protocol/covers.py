@@ -1,4 +1,4 @@
-"""Releases the covers of a member: claims of whole topics, which allow it to claim their partitions (PROTOCOL.md A9).
+"""Releases the covers of a member: the pin, and claims of whole topics (PROTOCOL.md A9, A11).
 
 A cover is claimed before the partitions beneath it and released after them. The fold knows no covers; it frees all
 claims of a session that ends at once.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from marshal_py.protocol.assignment import pinned
 from marshal_py.protocol.candidacy import Candidacy
-from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.identity import NONE, PIN, Instant
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.rebalance import Rebalancer
@@ -45,6 +46,8 @@ class Covers:
                 del self._sent[next(iter(self._sent))]
             moves = to not in (NONE, me) and not group.paused
             reason = "hand-over" if moves else "paused" if group.paused else "unassigned"
+            if cover.tp == PIN and not group.paused:
+                reason = pinned.lost_by(group) or reason
             out.send.append(ReleasingPartition(me, cover.epoch, NONE, to if moves else NONE, reason))
 
     def _own(self, group: Group) -> Iterator[Partition]:
@@ -56,4 +59,4 @@ class Covers:
 
     def _used(self, topic: str) -> bool:
         claims = self.member.claims.values()
-        return self.rebalancer.claims_topic(topic) or any(claim.tp.topic == topic for claim in claims)
+        return self.rebalancer.claims_topic(topic) or any(topic in (claim.tp.topic, PIN.topic) for claim in claims)

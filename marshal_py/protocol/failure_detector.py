@@ -7,7 +7,7 @@ nothing: rebalance.py and member.py act when a wait is long enough.
 
 from __future__ import annotations
 
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS, WaitClock
 from marshal_py.protocol.world import Group, Partition, Topic
 
@@ -23,6 +23,7 @@ class FailureDetector:
         self._free: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (version, when the wait began)
         self._shape = -1
         self._first = 0  # number of the first partition that is watched; -1: whole topics, too
+        self._pin = False  # whether the pin is watched, too
         self._waited_out: set[int] = set()
         self._nearest_ms = self.clock.step_ms_max  # in how many ms the next session is waited out; at most a step
 
@@ -64,11 +65,11 @@ class FailureDetector:
         """
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
-    def watch_topics(self, whole: bool) -> None:
-        """Sets whether `free` names whole topics (partition -1), too. From the next refresh on it does."""
-        first = -1 if whole else 0
-        if first != self._first:
-            self._first, self._shape = first, -1
+    def watch_covers(self, *, topics: bool, pin: bool) -> None:
+        """Sets whether `free` names whole topics (partition -1), and the pin. From the next refresh on it does."""
+        watched = -1 if topics else 0, pin
+        if watched != (self._first, self._pin):
+            (self._first, self._pin), self._shape = watched, -1
 
     def _refresh_free(self, group: Group, counted: int) -> None:
         """Updates which partitions are free: nobody owns them, and they are not parked.
@@ -83,12 +84,16 @@ class FailureDetector:
             for name, topic in group.topics.items() if not group.paused else ():
                 for number in range(self._first, topic.count):
                     self._refresh_one(group, TopicPartition(name, number), before, counted)
+            if self._pin and not group.paused:
+                self._refresh_one(group, PIN, before, counted)
             return
         for entry in changed if not group.paused else ():
-            if not isinstance(entry, Partition) or entry.tp.topic not in group.topics:
-                continue
-            if self._first <= entry.tp.partition < group.topics[entry.tp.topic].count:
+            if isinstance(entry, Partition) and self._watches(group, entry.tp):
                 self._refresh_one(group, entry.tp, self._free, counted)
+
+    def _watches(self, group: Group, tp: TopicPartition) -> bool:
+        topic = group.topics.get(tp.topic)
+        return self._pin and tp == PIN if topic is None else self._first <= tp.partition < topic.count
 
     def _refresh_one(
         self, group: Group, tp: TopicPartition, before: dict[TopicPartition, tuple[int, int]], counted: int

@@ -14,12 +14,15 @@ from marshal_py.errors import InvalidOption
 from marshal_py.protocol.assignment import OWN_POLICIES, POLICIES, RESTRICTED
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import PARTITION_MAX, GroupConfig
+from marshal_py.protocol.records import AT_MOST_ONCE, MODE_NAMES, PARTITION_MAX, GroupConfig
 from marshal_py.protocol.records import Mapping as MemberMapping
 
 OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
 PARTITIONED: Final = frozenset({"members", "blocks"})  # an admin says which members share the partitions
-PRIORITY: Final = frozenset({"prioritized"})  # policies of priority groups
+PRIORITY: Final = frozenset({"prioritized", "pinned"})  # policies of priority groups
+TIMEOUT_MS_MIN: Final = 1_000  # of a priority timeout: shorter than the shortest heartbeat interval says nothing
+TIMEOUT_MS_MAX: Final = 86_400_000
+EXPLICIT: Final = "the policy pinned needs explicit acks, which an at-most-once group does not have"
 GROUP_NAME: Final = re.compile(r"[A-Za-z0-9_/=-]{1,16}")  # of a priority group: the design's limited-term
 
 
@@ -41,11 +44,23 @@ def check(config: GroupConfig, named: Collection[str]) -> None:
         _check_partitioned(config)
     if policy in PRIORITY:
         _check_priority_groups(config)
-    elif "priority_groups" in named:
+    if "priority_timeout_s" in named:
+        _check_timeout(config)
+    if policy not in PRIORITY and "priority_groups" in named:
         raise InvalidOption(
             "priority_groups",
             list(config.priority_groups),
             f"only the policies of priority groups have it: {', '.join(sorted(PRIORITY))}",
+        )
+
+
+def _check_timeout(config: GroupConfig) -> None:
+    seconds = config.priority_timeout_ms / 1000
+    if config.policy != "pinned":
+        raise InvalidOption("priority_timeout_s", seconds, "only the policy pinned has it")
+    if not TIMEOUT_MS_MIN <= config.priority_timeout_ms <= TIMEOUT_MS_MAX:
+        raise InvalidOption(
+            "priority_timeout_s", seconds, f"{TIMEOUT_MS_MIN // 1000} to {TIMEOUT_MS_MAX // 1000} seconds"
         )
 
 
@@ -55,6 +70,8 @@ def _check_priority_groups(config: GroupConfig) -> None:
         raise InvalidOption("priority_groups", names, f"the policy {config.policy} needs exactly one: name it")
     if not isinstance(names[0], str) or not GROUP_NAME.fullmatch(names[0]):
         raise InvalidOption("priority_groups", names[0], "1 to 16 of the characters A-Z a-z 0-9 - _ / =")
+    if config.policy == "pinned" and config.mode == AT_MOST_ONCE:
+        raise InvalidOption("delivery", MODE_NAMES[config.mode], EXPLICIT)
 
 
 def _check_partitioned(config: GroupConfig) -> None:
@@ -100,7 +117,8 @@ def check_change(before: GroupConfig, after: GroupConfig) -> None:
     """Raises InvalidOption if settings that were fixed when the group was created would change.
 
     `balanced`, `greedy` and "each consumer its own" replace each other at any time. Every other policy stays, and of a
-    partitioned group everything but its members and mappings; priority groups are neither added nor removed.
+    partitioned group everything but its members and mappings; priority groups are neither added nor removed, and of
+    a pinned group the timeout alone can change.
     """
     free = ("", *OWN_POLICIES)
     if before.policy != after.policy and not (before.policy in free and after.policy in free):
@@ -131,6 +149,7 @@ def check_consumer(group: str, config: GroupConfig, options: MemberOptions) -> N
     In a partitioned group it names a member; in one with priority groups it names one of these.
     """
     _check_priority(group, config, options)
+    _check_pinned(config, options)
     if config.policy in PARTITIONED and not options.member:
         names = config.members or tuple(each.member for each in config.mappings)
         raise InvalidOption(
@@ -157,6 +176,15 @@ def _check_priority(group: str, config: GroupConfig, options: MemberOptions) -> 
         )
     if options.priority_group and config.policy not in PRIORITY:
         raise InvalidOption("priority_group", options.priority_group, f"group {group!r} has no priority groups")
+
+
+def _check_pinned(config: GroupConfig, options: MemberOptions) -> None:
+    if config.policy != "pinned":
+        return
+    if options.mode == AT_MOST_ONCE:
+        raise InvalidOption("delivery", MODE_NAMES[options.mode], EXPLICIT)
+    if options.claims_max:
+        raise InvalidOption("max_claims", options.claims_max, "under the policy pinned one consumer has everything")
 
 
 def known_policies() -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from marshal_py.errors import InvalidName
 
@@ -20,6 +20,9 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}"
+
+
+PIN: Final = TopicPartition("", NONE)
 
 
 class Token(NamedTuple):

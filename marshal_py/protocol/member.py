@@ -497,4 +497,4 @@ class Member(MemberState):
         pause = PauseWaited(group.pause_change, self.detector.pause_waited_ms()) if group.paused else None
         ready, digest = self.rebalancer.ready(group), self.world.checkpoints.get(self.name)
         sequence = self.liveness.new_sequence(now)
-        self.out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest))
+        self.out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest, self.idle_ms(now)))

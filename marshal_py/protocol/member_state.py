@@ -16,7 +16,7 @@ from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import will_entry
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.failure_detector import FailureDetector
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.last_will import LastWill
 from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL, Liveness
 from marshal_py.protocol.poison_guard import PoisonGuard
@@ -46,6 +46,10 @@ class MemberState:
         self.fenced = True
         self.leaving = ""  # the reason of the Leave, once the user wants to stop; else ""
         self.stop_prepared = False  # the user will stop soon: successors may fetch ahead first (A6)
+        self.asked: bool | None = (
+            None  # whether the user has asked for messages since the last heartbeat; None: unknown
+        )
+        self._asked_ms = 0  # monotonic: about when the user asked last
         self.urgent = False  # the next heartbeat must not wait for its third of an interval
         self.tick_requested: bool = False  # the next tick must not wait for the deadline
         self.quiescent_until_ms: int = 0  # monotonic; before this a tick may skip most of its work (quiescence.py)
@@ -73,6 +77,13 @@ class MemberState:
         return self.world.writes_version(self.name, self.options.reads_version)
 
     @property
+    def pin(self) -> int:
+        """Returns the epoch of this member's pin, as far as it has read; NONE if it has none (A11)."""
+        group = self.group
+        known = None if group is None else group.partitions.get(PIN)
+        return known.epoch if known is not None and known.owner == self.session else NONE
+
+    @property
     def paused(self) -> bool:
         group = self.group
         return group is not None and group.paused
@@ -86,6 +97,18 @@ class MemberState:
         return LastWill(self.session, self.writes_version, self.options.interval_ms, claims)
 
     # --- methods that change the state
+
+    def idle_ms(self, now: Instant) -> int:
+        """Returns for how many ms the user has asked for no message, as a heartbeat tells a pinned group (A11).
+
+        Returns 0 in other groups, and if the driver does not say when the user asks.
+        """
+        group = self.group
+        if self.asked is None or group is None or group.config is None or group.config.policy != "pinned":
+            return 0
+        if self.asked:
+            self.asked, self._asked_ms = False, now.mono_ms
+        return max(0, now.mono_ms - self._asked_ms)
 
     def request_tick(self) -> None:
         """Asks the driver to call `tick` soon, and makes the next tick a whole one.

@@ -16,7 +16,7 @@ from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.falling_behind import FallingBehind
 from marshal_py.protocol.head_starts import HeadStarts
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.liveness import SENT_KEPT
 from marshal_py.protocol.member_state import MemberState
@@ -50,6 +50,7 @@ class Rebalancer:
         self.falling_behind: FallingBehind = FallingBehind(member, candidacy, self.back_off)
         self._more = False  # whether the last `act` left claims for the next one, which follows at once
         self._head_starts = HeadStarts(member.third_ms)
+        self._topics = frozenset((*member.options.topics, PIN.topic))
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # claims in flight -> (observed, when sent, in ms)
         self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent (T18)
         # nonce -> ranges, of the newest ClaimingMessages that were sent (T18)
@@ -238,10 +239,10 @@ class Rebalancer:
         Also claims the partitions that the target gives to this member and whose owners this tick evicts. `evicted`:
         the ids of these sessions.
         """
-        seen, topics = self.candidacy, self.member.options.topics
+        seen = self.candidacy
         self._forget_stale_claims(group)
         due = self._head_starts.due(
-            group, self.member.detector, seen.revision, lambda tp: seen.rank_for(group, tp), topics
+            group, self.member.detector, seen.revision, lambda tp: seen.rank_for(group, tp), self._topics
         )
         wanted = list(due.items())
         for tp in seen.mine if evicted else ():
@@ -270,8 +271,11 @@ class Rebalancer:
         return len(session.epochs) - session.held + sum(one.partition < 0 and one != tp for one in self._claiming)
 
     def claims_topic(self, topic: str) -> bool:
-        """Returns whether a claim of a partition of the topic, or of the whole topic, is in flight."""
-        return any(tp.topic == topic for tp in self._claiming)
+        """Returns whether a claim of a partition of the topic, or of the whole topic, is in flight.
+
+        The topic of the pin ("") stands for every topic.
+        """
+        return any(topic in (tp.topic, PIN.topic) for tp in self._claiming)
 
     def _try(self, group: Group, tp: TopicPartition, observed: int, now: Instant, out: Ready) -> None:
         """Sends one claim. If the log has no position of the partition, first asks the driver for the start (D5)."""

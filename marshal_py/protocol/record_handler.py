@@ -10,14 +10,13 @@ from typing import Final
 
 from marshal_py.errors import DuplicateClientId, GroupDeleted, GroupOpaque, InvalidRecord, ModeMismatch, SessionCloned
 from marshal_py.protocol import advisory, candidacy, parking, refusals
-from marshal_py.protocol.advisory import Advisory, GroupEvents, silence
-from marshal_py.protocol.assignment.whole_topics import cover_owner
+from marshal_py.protocol.advisory import Advisory, GroupEvents, silence, unpinned_by
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.covers import Covers
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.rebalance import Rebalancer
 from marshal_py.protocol.records import (
@@ -71,6 +70,7 @@ class RecordHandler:
         self.refusals = refusals
         self.covers = covers
         self._shape = -1  # the group's `shape` after the last record
+        self._pin = NONE  # epoch of the own pin after the last record
         self._events = GroupEvents(member.group)
         self._evicted: dict[int, None] = {}  # the newest evicted sessions, to count take-overs
 
@@ -119,6 +119,7 @@ class RecordHandler:
         if group is not None and self._shape != group.shape:
             self._shape = group.shape
             self._shape_changed(group, verdict, now)
+            self._report_pin(verdict)
 
     def _read_admin_record(self, record: Record, at: int) -> None:
         """Takes an accepted record of an admin or about a topic; queues the advisories on this client's topics."""
@@ -205,7 +206,8 @@ class RecordHandler:
             return
         member.take_overs += group.partitions[tp].last_owner in self._evicted
         if tp.partition < 0:
-            member.advise("claimed", tp, epoch=verdict.offset, at=verdict.offset)  # covers.py releases it
+            if tp != PIN:
+                member.advise("claimed", tp, epoch=verdict.offset, at=verdict.offset)  # covers.py releases it
         elif self._begin_claim(group, tp, verdict, now):
             position = group.partitions[tp].position
             member.advise("claimed", tp, epoch=verdict.offset, offset=position, at=verdict.offset)
@@ -246,9 +248,10 @@ class RecordHandler:
             tracker = AtMostOnce(partition.position)
         topic = group.topics.get(tp.topic)
         claim = Claim(tp, verdict.offset, partition.generation, tracker, "" if topic is None else topic.id)
+        claim.pin = member.pin
         member.claims[verdict.offset] = claim
         unfit = self.topics.unfit(group, tp)
-        covered = not self.candidacy.covered or cover_owner(group, tp.topic) == member.session
+        covered = self.candidacy.owns_cover(group, tp)
         if unfit or member.leaving or self.rebalancer.backs_off(tp) or not covered:
             claim.revoking_reported = True  # the user never learns of this claim
             if unfit:
@@ -298,6 +301,14 @@ class RecordHandler:
             self._session_gone(group, verdict, now)
         if group.deleted:
             member.end(GroupDeleted(member.name))
+
+    def _report_pin(self, verdict: Verdict) -> None:
+        """Tells the user that this consumer has become the pinned one, or is it no longer (A11)."""
+        was, self._pin = self._pin, self.member.pin
+        if was not in (NONE, self._pin):
+            self.member.advise("unpinned", epoch=was, text=unpinned_by(verdict.record), at=verdict.offset)
+        if self._pin not in (NONE, was):
+            self.member.advise("pinned", epoch=self._pin, at=verdict.offset)
 
     def _ended_claims(self, group: Group, verdict: Verdict) -> list[Claim]:
         """Returns the own claims that the world no longer has; nearly always none, or one that was released."""

@@ -14,6 +14,7 @@ from marshal_py.simulator.auditor_evidence import Delivery, Key, Violation
 from marshal_py.simulator.auditor_facts import ClaimSpan
 from marshal_py.simulator.auditor_history import History
 
+COVERED = ("topic", "pinned")  # policies under which one claim stands above others
 TOKEN = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")  # incarnation, epoch
 
 
@@ -42,18 +43,30 @@ def is_late(history: History, d: Delivery, claim: ClaimSpan) -> bool:
 
 def s2_one_owner(history: History) -> Iterator[Violation]:
     """Yields each breach of S2: a delivery names its client's own claim of the partition, which is live in what the
-    client has read.
+    client has read. So is the claim that covers it, if the group's policy demands one.
     """
     for d in history.deliveries:
         claim, what = claim_of(history, d), f"client {d.client} delivers {d.key} {d.offset}"
         if claim is None or (d.read_to >= 0 and not d.epoch < d.read_to <= claim.end):
             yield Violation("S2", d.gate_ms, d.epoch, f"{what}, not its own")
             continue
+        if not _covered(history, d, claim):
+            yield Violation("S2", d.gate_ms, d.epoch, f"{what}, without the claim that covers it")
         facts = history.sessions[d.group, claim.session]
         if d.instance not in (facts.instance, facts.client_id):
             yield Violation("S2", d.gate_ms, d.epoch, f"{what} under a claim of {facts.client_id}, another instance")
         if claim.sent_ms > d.gate_ms + history.slack.stamp_ms:
             yield Violation("S2", d.gate_ms, d.epoch, f"{what} before it claimed it")
+
+
+def _covered(history: History, d: Delivery, claim: ClaimSpan) -> bool:
+    """Returns whether the session of a delivery owned the claim that its group's policy demands above it (A9, A11)."""
+    config = history.oracle.groups[d.group].config
+    policy = "" if config is None else config.fields["policy"]
+    if policy not in COVERED or d.read_to < 0:
+        return True
+    covers = history.by_key.get((d.group, d.topic if policy == "topic" else "", -1), ())
+    return any(cover.session == claim.session and cover.epoch < d.read_to <= cover.end for cover in covers)
 
 
 def s3_lease(history: History) -> Iterator[Violation]:

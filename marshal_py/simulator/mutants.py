@@ -307,6 +307,9 @@ _MEMBER: Final = (
     Mutant("X24", "evicted after one interval, fenced after two", _x24, _bias("lag", "delay", "stop")),
     Mutant("X25", "a second Join has the same instance id", _x25, _bias("drop", "duplicate", "delay", "lag")),
     Mutant("X26", "a client that loses the race for the Genesis refuses", mutants_log.x26, _bias("genesis_race")),
+    Mutant(
+        "X30", "delivers without the pin", mutants_claims.x30, _bias("arrive", "step_down")._replace(policy="pinned")
+    ),
     Mutant("X27", "entries against what was last sent", _x27, _bias("drop", "crash", mode=AT_LEAST_ONCE)),
     Mutant("X31", "heartbeats of a stuck reader", _x31, _bias("stuck_reader", clients=4)),
     Mutant("X34", "waits continue through an outage", _x34, _bias("outage", "outage_writes")),
@@ -438,8 +441,6 @@ _FOLD_BIAS: Final = {
 }
 
 VAGUE: Final = ("S1", "crash")  # they do not show that a check watches the promise which a bug breaks
-# Where no simulated run can show it yet: why. X3 and X12 are honest limits, counted by the auditor, not failed.
-NOT_YET: Final = {"X3": "counted", "X12": "counted", "X30": "needs the pinned policy, which comes later"}
 
 
 def _fold_mutant(name: str) -> Mutant:

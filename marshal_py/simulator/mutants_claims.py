@@ -1,4 +1,4 @@
-"""Planted bugs in what an owner gives back (PROTOCOL.md F6.3, T16) and in what it reports above its position (D1).
+"""Planted bugs in what an owner gives back (PROTOCOL.md F6.3, T16), reports above its position (D1) and must own (A11).
 
 In names, R stands for grants that a Release gives back, and P for progress. mutants.py alone calls this file.
 """
@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from marshal_py.protocol import claim_records, progress, releases, transitions
+from marshal_py.protocol.assignment import covering
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import NONE
@@ -30,6 +31,10 @@ def _released(change: Any) -> list[Patch]:
         return change(record, partition, claim) if isinstance(claim.tracker, AtMostOnce) else record
 
     return [(releases, "release", release)]
+
+
+def x30() -> list[Patch]:
+    return [(covering, "owns", lambda group, cover, session: True)]
 
 
 def r1() -> list[Patch]:

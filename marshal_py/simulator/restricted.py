@@ -37,8 +37,8 @@ def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> Mem
             policy=DEFAULT_POLICY,
             group_config=settings,
             priority_group=PRIORITY_GROUP,
-            priority=number % 3,
-            claims_max=0 if number % 3 else 2,
+            priority=number % 3 if group.policy == "prioritized" else 0,
+            claims_max=0 if number % 3 or group.policy != "prioritized" else 2,
         )
     if group.policy not in RESTRICTED:
         return options

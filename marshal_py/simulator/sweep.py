@@ -32,7 +32,7 @@ from marshal_py.simulator.client import Client
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.faults import TRACED_KINDS
-from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, Hunt, find, in_both_folds, switched_on
+from marshal_py.simulator.mutants import MUTANTS, SEEDS_BASE, Hunt, find, in_both_folds, switched_on
 from marshal_py.simulator.oracle import OracleStop
 from marshal_py.simulator.process import Process
 from marshal_py.simulator.run import Result, simulate
@@ -156,21 +156,20 @@ class Found(NamedTuple):
     """Holds the result of the search for one planted bug."""
 
     mutant: str
-    found: bool | str  # also "counted", and "pending" where no run can show it yet
+    found: bool | str  # also "counted", which is no planted bug
     invariant: str | None  # the broken invariant; never S1, since both folds have the bug
     schedules: int  # how many were run; over several searches the median
     seed: int | None  # the seed that showed the bug
-    reason: str | None  # why it is pending
     events: int | None = None  # events of the shortest run that showed the bug
 
 
 def all_mutants() -> list[str]:
-    """Returns the name of every counter-example in its order: planted bugs and those that no run can show."""
+    """Returns the name of every counter-example in its order: planted bugs, and those that are counted."""
 
     def place(name: str) -> tuple[bool, str, int, str]:
         return name[0] != "X", name[0], int("".join(filter(str.isdigit, name))), name
 
-    return sorted({*MUTANTS, *NOT_YET}, key=place)
+    return sorted({*MUTANTS, *COUNTED}, key=place)
 
 
 def hunt_all(schedules: int, processes: int) -> Iterator[Found]:
@@ -183,15 +182,13 @@ def hunt(name: str, schedules: int, bases: tuple[int, ...] = BASES[:1]) -> Found
     """Searches for a planted bug from each base on, in up to `schedules` seeds. It is found only if every search finds
     it.
     """
-    if name in NOT_YET and name not in COUNTED:
-        return Found(name, "pending", None, 0, None, why_not(name))
     hunts = [_count(name, schedules, base) if name in COUNTED else find(name, schedules, base) for base in bases]
     ran = round(median(hunt.schedules for hunt in hunts))
     if not all(hunt.found for hunt in hunts):
-        return Found(name, False, None, ran, None, None)
+        return Found(name, False, None, ran, None)
     first = hunts[0]
     events = min(_run_biased(hunt.seed, name).events for hunt in hunts)
-    return Found(name, "counted" if name in COUNTED else True, first.invariant or None, ran, first.seed, None, events)
+    return Found(name, "counted" if name in COUNTED else True, first.invariant or None, ran, first.seed, events)
 
 
 def _count(name: str, schedules: int, base: int) -> Hunt:
@@ -208,14 +205,6 @@ def _count(name: str, schedules: int, base: int) -> Hunt:
 
 def _run_biased(seed: int, name: str) -> Result:
     return simulate(seed, COUNTED[name][0]) if name in COUNTED else run_one(seed, name)
-
-
-def why_not(name: str) -> str:
-    """Returns the reason why this counter-example is no planted bug.
-
-    It is "counted" if the auditor counts how often the counter-example occurs in a run.
-    """
-    return "no run counts it yet" if NOT_YET[name] == "counted" and name not in COUNTED else NOT_YET[name]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

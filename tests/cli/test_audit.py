@@ -63,6 +63,7 @@ CHANGES: dict[str, tuple[list[str], bool]] = {
     "members drop": (["members", "drop", "GROUP", "m2"], True),
     "members map set": (["members", "map", "set", "GROUP", "m1=0,1", "m2=2"], True),
     "members map delete": (["members", "map", "delete", "GROUP"], True),
+    "pin unpin": (["pin", "unpin", "GROUP"], True),
     "evict": (["evict", "GROUP", "ghost"], True),
 }
 # What the members of the group must be for that; other commands take a group without a list of members.
@@ -142,6 +143,16 @@ def grow(shell: Shell, writer: CoordinationLog, marshal: Marshal, group: str) ->
     write(shell, writer, marshal, group, Topology("orders", PARTITIONS + 1, last))
 
 
+def pinned(shell: Shell, writer: CoordinationLog, marshal: Marshal) -> str:
+    """A group whose pin a dead session holds."""
+    group = f"pinned-{uuid.uuid4().hex[:8]}"
+    shell.json("groups", "create", group, "--policy", "pinned", "--priority-group", "jobs", "--yes")
+    write(shell, writer, marshal, group, Join("ghost", secrets.token_bytes(16), 1, 1_000, ("orders",)))
+    session = judged(shell, group)[-1].verdict.offset
+    write(shell, writer, marshal, group, ClaimingPartition(session, "", -1, -1))
+    return group
+
+
 def judged(shell: Shell, group: str) -> list[Judged]:
     with Observer(transport(shell), "__marshal") as observer:
         return [one for one in observer.read(group) if one.verdict.group == group]
@@ -188,6 +199,9 @@ def test_a_command_that_changes_something(
     new = f"new-{uuid.uuid4().hex[:8]}"
     where = new if "NEW" in words else group
     arguments = [{"GROUP": group, "NEW": new}.get(word, word) for word in words]
+    if name == "pin unpin":
+        group = pinned(shell, writer, marshal)
+        where, arguments = group, [*words[:-1], group]
     if name == "resume":
         assert shell.run("release", group, "--yes", "--reason", WHY).exit_code == 0
     if name == "groups shrink":

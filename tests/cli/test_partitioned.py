@@ -38,7 +38,10 @@ INVALID = {
     "exactly one": ["--policy", "prioritized"],
     "exactly one: name it": ["--policy", "prioritized", "--priority-group", "a", "--priority-group", "b"],
     "1 to 16": ["--policy", "prioritized", "--priority-group", "a.b"],
-    "have it: prioritized": ["--policy", "greedy", "--priority-group", "a"],
+    "explicit acks": ["--policy", "pinned", "--priority-group", "a", "--delivery", "at_most_once"],
+    "1 to 86400": ["--policy", "pinned", "--priority-group", "a", "--priority-timeout", "0.5"],
+    "only the policy pinned": ["--policy", "topic", "--priority-timeout", "9"],
+    "have it: pinned, prioritized": ["--policy", "greedy", "--priority-group", "a"],
     "have it": ["--policy", "balanced", "--member", "a"],
     "members have it": ["--policy", "topic", "--max-members", "2"],
     "'a' has it twice": ["--policy", "members", "--max-members", "2", "--map", "a=0,0,1"],
@@ -179,6 +182,42 @@ def test_members_standbys_step_down_drop_and_mappings(shell: Shell, consumers: C
     shell.json("members", "map", "delete", "shipping", "--yes")
     wait_until(lambda: claims(shell, "shipping") == {}, "nobody is a member")
     assert len(info(shell, "shipping")["unassigned"]) == 6
+
+
+def test_a_consumer_of_a_priority_group_names_it(shell: Shell) -> None:
+    shell.json("groups", "create", "jobs", "--policy", "prioritized", "--priority-group", "eu", "--yes")
+    found = info(shell, "jobs")
+    assert (found["policy"], found["priority_groups"]) == ("prioritized", [{"name": "eu"}])
+    assert shell.run("groups", "update", "jobs", "--policy", "greedy", "--yes").exit_code == 1
+    consume = ("consume", "orders", "--group", "jobs", "--start", "earliest", "--max-messages", "1")
+    refused = shell.run(*consume)
+    assert (refused.exit_code, "names the priority group eu" in refused.stderr) == (1, True), refused.output
+    done = shell.run(*consume, "--priority-group", "eu", "--priority", "7")
+    assert (done.exit_code, done.stdout) == (0, "0\n"), done.output
+
+
+def test_a_pinned_consumer_is_killed_and_unpinned(shell: Shell, consumers: Consumers) -> None:
+    """The pinned one is killed, and the next one is unpinned while it is alone; `marshal pin` says who has what."""
+    create = ("--policy", "pinned", "--priority-group", "eu", "--priority-timeout", "600", "--yes")
+    shell.json("groups", "create", "rack", *create)
+
+    def pinned() -> dict[str, Any]:
+        found: dict[str, Any] = shell.json("pin", "info", "rack")
+        return found
+
+    for name in "ab":
+        consumers.start(name, "rack", "--priority-group", "eu", topics=("bills", "users"))
+    wait_until(lambda: pinned()["session"] is not None and len(pinned()["standbys"]) == 1, "one stands by")
+    first = pinned()
+    second = "a" if first["client_id"] == "b" else "b"
+    consumers["a" if second == "b" else "b"].kill()
+    wait_until(lambda: claims(shell, "rack") == {second: 6}, "the standby has all partitions, and the pin")
+    before = pinned()
+    assert (before["client_id"], before["pinned_id"] > (first["pinned_id"] or "")) == (second, True)
+    assert shell.run("pin", "unpin", "rack", "--yes").exit_code == 0
+    wait_until(lambda: (pinned()["pinned_id"] or "") > before["pinned_id"], "a new pin")
+    assert [one["name"] for one in info(shell, "rack")["priority_groups"]] == ["eu"]
+    assert "standbys: -" in shell.run("pin", "info", "rack").stdout
 
 
 def test_whole_topics(shell: Shell, consumers: Consumers) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import marshal_py
 from marshal_py import GroupConfig
-from marshal_py.errors import InvalidOption
+from marshal_py.errors import GroupMissing, InvalidOption
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 
@@ -17,9 +17,14 @@ CONFIG = GroupConfig(policy="members", max_members=2, members=["m1", "m2"])
 
 
 @pytest.fixture
-def marshal() -> Iterator[marshal_py.Marshal]:
+def broker() -> MemoryBroker:
     broker = MemoryBroker()
     broker.create_topic("orders", 2)
+    return broker
+
+
+@pytest.fixture
+def marshal(broker: MemoryBroker) -> Iterator[marshal_py.Marshal]:
     with marshal_py.connect(MemoryTransport(broker), coordination_partitions=1) as connected:
         yield connected
 
@@ -69,6 +74,75 @@ def test_consumers_of_a_lower_priority_number_come_first(marshal: marshal_py.Mar
         for options, reason in (({"priority_group": None}, "priority group jobs"), ({"priority": 10}, "from 0 to 9")):
             with pytest.raises(InvalidOption, match=reason):
                 marshal.consumer("billing", ["orders"], **{"priority_group": "jobs", **options})  # type: ignore[arg-type]
+
+
+def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
+    broker: MemoryBroker, marshal: marshal_py.Marshal
+) -> None:
+    """PROTOCOL.md A11: callbacks, the pin of each message, what `Group` says, and the switch after the timeout."""
+    told: list[str] = []
+    arrived = threading.Semaphore(0)
+    config = GroupConfig(policy="pinned", priority_groups=["jobs"])
+    group = marshal_py.group(marshal, "billing")
+    for partition in range(2):
+        broker.produce("orders", partition, b"")
+
+    def join(name: str) -> marshal_py.Consumer:
+        def tell(what: str) -> Callable[[], None]:
+            def call() -> None:
+                told.append(f"{name} {what}")
+                arrived.release()
+
+            return call
+
+        return marshal.consumer(
+            "billing",
+            ["orders"],
+            start="earliest",
+            heartbeat_interval_s=1,
+            hand_over_timeout_s=0,  # nothing is acked here
+            group_config=config,
+            priority_group="jobs",
+            on_pinned=tell("is pinned"),
+            on_unpinned=tell("is not"),
+        )
+
+    def messages_of(consumer: marshal_py.Consumer) -> list[marshal_py.Message]:
+        found: list[marshal_py.Message] = []
+        while len(consumer.claims()) < 2 or len(found) < 2:
+            found += consumer.fetch(2, expires_s=0.1)
+        return found
+
+    with join("one") as one, join("two") as two:
+        first = {message.pin_id for message in messages_of(one)}
+        assert arrived.acquire(timeout=60)
+        (pin,) = first
+        found = group.pin_info()
+        assert (found["pinned_id"], found["priority_group"], len(found["standbys"])) == (str(pin), "jobs", 1)
+        assert group.info()["priority_groups"] == [
+            {"name": "jobs", "pinned_id": str(pin), "pinned_ts": found["pinned_ts"]}
+        ]
+        assert found["pinned_ts"].endswith("+00:00")
+        assert group.unpin("maintenance") == found["session"]
+        second = {message.pin_id for message in messages_of(two)}
+        assert all(arrived.acquire(timeout=60) for _ in range(2))
+        assert (told[0], sorted(told[1:])) == ("one is pinned", ["one is not", "two is pinned"])
+        assert str(min(second)) > str(pin)  # type: ignore[type-var]
+        group.set_config(priority_timeout_s=1)
+        while len(one.claims()) < 2:
+            one.fetch(1, expires_s=0.1)
+        assert arrived.acquire(timeout=60)
+    reasons = [event.text for event in group.advisories() if event.kind == "unpinned"]
+    assert reasons[:2] == ["admin", "timeout"]
+    with pytest.raises(GroupMissing, match="no pinned consumer"):
+        group.unpin()
+
+
+def test_only_a_pinned_group_is_unpinned(marshal: marshal_py.Marshal) -> None:
+    with marshal.consumer("billing", ["orders"]):
+        for call in (marshal_py.group(marshal, "billing").pin_info, marshal_py.group(marshal, "billing").unpin):
+            with pytest.raises(InvalidOption, match="pins nobody"):
+                call()
 
 
 def test_a_running_group_cannot_become_partitioned(marshal: marshal_py.Marshal) -> None:

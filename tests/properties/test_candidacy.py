@@ -30,7 +30,7 @@ SEEDS = st.integers(0, 2**32)
 def candidacy(group: Group, me: int, out: set[int], policy: str) -> Candidacy:
     """As a member that has waited out these sessions sees it."""
     clock = SimpleNamespace(counted_ms=0, step_ms_max=1)
-    detector = SimpleNamespace(waited_out=lambda group: set(out), clock=clock, watch_topics=lambda watched: None)
+    detector = SimpleNamespace(waited_out=lambda group: set(out), clock=clock, watch_covers=lambda **watched: None)
     options = SimpleNamespace(policy=policy, topics=group.sessions[me].join.topics, group_config=None)
     found = Candidacy(cast(Member, SimpleNamespace(session=me, detector=detector, options=options)))
     found.refresh(group)

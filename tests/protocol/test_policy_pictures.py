@@ -18,8 +18,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
 INTERVAL_MS = 2_000  # the default
 CELL_MS = 500
 CELLS_BEFORE, CELLS_AFTER = 2, 10
-POLICIES = ("balanced", "greedy", "topic", "members")
+POLICIES = ("balanced", "greedy", "topic", "pinned", "prioritized", "members")
 PARTITIONED = ("members", "blocks")
+PRIORITIES = {"A": 0, "B": 1, "C": 0}
 MEMBERS = {"A": "m1", "B": "m1", "C": "m2"}
 
 
@@ -28,7 +29,7 @@ class Run:
 
     def __init__(self, policy: str, names: str) -> None:
         self.topics = {"bills": 2, "logs": 2, "users": 2} if policy == "topic" else {"orders": 6}
-        self.partitioned = policy in PARTITIONED
+        self.policy, self.partitioned = policy, policy in PARTITIONED
         self.cluster = VirtualCluster()
         listed = {"max_members": 6, "members": ("m1", "m2")} if self.partitioned else {}
         self.cluster.must(GroupConfig(NONE, policy=policy, **listed))  # type: ignore[arg-type]
@@ -40,8 +41,14 @@ class Run:
 
     def add(self, name: str) -> None:
         member = MEMBERS[name] if self.partitioned else ""
-        topics = tuple(self.topics)
-        self.cluster.add(name, counts=self.topics, topics=topics, member=member, interval_ms=INTERVAL_MS)
+        self.cluster.add(
+            name,
+            counts=self.topics,
+            topics=tuple(self.topics),
+            member=member,
+            priority=PRIORITIES[name] if self.policy == "prioritized" else 0,
+            interval_ms=INTERVAL_MS,
+        )
 
     def watch(self, cells: int) -> None:
         for _ in range(cells):
@@ -76,7 +83,7 @@ def picture(policy: str) -> str:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_page_shows_what_happens(policy: str) -> None:
-    """A1, A3, A7, A9: a join, a crash and a step-down under each policy."""
+    """A1, A3, A7, A9, A10, A11: a join, a crash and a step-down under each policy."""
     assert f"```\n{picture(policy)}\n```" in PAGE.read_text(encoding="utf-8")
 
 

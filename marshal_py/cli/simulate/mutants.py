@@ -10,7 +10,7 @@ from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
 from marshal_py.cli.simulate import one_run, seeds
 from marshal_py.simulator import sweep
-from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
+from marshal_py.simulator.mutants import MUTANTS, SEEDS_BASE
 
 EXAMPLE: Final = output.example("marshal simulate mutants X9")
 SCHEDULES: Final = 10_000
@@ -51,8 +51,8 @@ def mutants(
 
 
 def _check_name(name: str) -> None:
-    if name in NOT_YET:
-        raise typer.BadParameter(f"{name} is not planted: {sweep.why_not(name)}")
+    if name in sweep.COUNTED:
+        raise typer.BadParameter(f"{name} is not planted: runs count how often it occurs")
     if name not in MUTANTS:
         raise typer.BadParameter(f"{name!r} is none of {', '.join(n for n in sweep.all_mutants() if n in MUTANTS)}")
 
@@ -65,7 +65,7 @@ def _search_all(schedules: int, processes: int, as_json: bool) -> None:
             output.print_json({key: value for key, value in found._asdict().items() if value is not None})
         else:
             word = found.found if isinstance(found.found, str) else "found" if found.found else "not found"
-            how = found.reason or f"{found.invariant or 'no violation'} after {found.schedules} schedules"
+            how = f"{found.invariant or 'no violation'} after {found.schedules} schedules"
             how += f", shortest {found.events:,} events" if found.events is not None else ""
             repeat = found.found is True and found.seed is not None
             again = f": {seeds.again(found.seed or 0, found.mutant)}" if repeat else ""

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from marshal_py.protocol.assignment import balanced, greedy, partitioned, prioritized, whole_topics
+from marshal_py.protocol.assignment import balanced, greedy, partitioned, pinned, prioritized, whole_topics
 from marshal_py.protocol.assignment.candidates import candidate_order
+from marshal_py.protocol.assignment.covering import COVERS
 from marshal_py.protocol.assignment.partitioned import Line
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
@@ -28,14 +29,14 @@ RESTRICTED: Final[Mapping[str, Callable[[Group, Sequence[int]], Mapping[TopicPar
     "members": partitioned.members,
     "blocks": partitioned.blocks,
     "topic": whole_topics.lines,
+    "pinned": pinned.lines,
 }
-COVERED: Final = frozenset({"topic"})  # a partition may be owned only by the owner of its whole topic (A9)
 DEFAULT_POLICY: Final = "balanced"
 MOVING_POLICIES: Final = frozenset({"balanced", "prioritized"})  # policies that take partitions from live owners (A3)
 OWN_POLICIES: Final = ("balanced", "greedy")  # those that one consumer may choose for itself, and that may change
 
 __all__ = [
-    "COVERED",
+    "COVERS",
     "DEFAULT_POLICY",
     "MOVING_POLICIES",
     "OWN_POLICIES",

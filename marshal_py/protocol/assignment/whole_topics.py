@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from marshal_py.protocol.assignment import covering
 from marshal_py.protocol.assignment.candidates import Candidate, candidates_by_session
 from marshal_py.protocol.assignment.partitioned import Line
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -26,7 +27,7 @@ def lines(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
             continue
         rest = (sid for sid in order if sid != first and name in group.sessions[sid].join.topics)
         found[cover] = (first, *rest)
-        if cover_owner(group, name) == first:
+        if covering.owns(group, cover, first):
             for number in range(topic.count):
                 tp = TopicPartition(name, number)
                 if not group.parked(tp):
@@ -36,8 +37,7 @@ def lines(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
 
 def cover_owner(group: Group, topic: str) -> int:
     """Returns the session that owns the cover of a topic, NONE if nobody does."""
-    known = group.partitions.get(TopicPartition(topic, -1))
-    return NONE if known is None else known.owner
+    return covering.owner_of(group, TopicPartition(topic, -1))
 
 
 def _owners(group: Group, order: Sequence[int]) -> dict[str, int]:

@@ -1,0 +1,45 @@
+"""`marshal pin info / unpin`: who is pinned in a group with the policy pinned."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import typer
+
+from marshal_py.admin import impact
+from marshal_py.cli import changes, output
+from marshal_py.cli.options import CommonOptions, command
+
+INFO_EXAMPLE: Final = output.example("marshal pin info billing")
+UNPIN_EXAMPLE: Final = output.example("marshal pin unpin billing --reason 'move it to the other rack' --yes")
+
+app: Final = typer.Typer(help="Administer the pinned consumer of a group.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("info", epilog=INFO_EXAMPLE)
+@command
+def info(options: CommonOptions, group: changes.GroupName) -> None:
+    """Show which consumer is pinned, the id of its pin, and who stands by."""
+    found = options.group(group).pin_info()
+    if options.as_json:
+        output.print_json(found)
+        return
+    for key, value in found.items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        print(f"{key.replace('_', ' ')}: {shown if shown not in (None, '') else '-'}")
+
+
+@app.command("unpin", epilog=UNPIN_EXAMPLE)
+@command
+def unpin(options: changes.ChangeOptions, group: changes.GroupName) -> None:
+    """End the pin. Another consumer is pinned as soon as the handlers of this one are done.
+
+    The consumer that is unpinned stays in the group, the last in line until the group's settings change.
+    """
+    target = options.group(group)
+    if not options.confirmed(
+        group, lambda: target.impact(impact.of_unpinning), f"Unpin the consumer of group {group!r}?"
+    ):
+        return
+    session = target.unpin(options.reason)
+    options.print_result({"group": group, "session": session}, f"session {session} of group {group!r} is unpinned")
