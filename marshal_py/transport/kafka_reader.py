@@ -98,13 +98,13 @@ class KafkaReader:
                 for event in [message for message in found if message.error() is not None]:
                     self._note(event, at, ends)
                 found = [message for message in found if message.error() is None]
-            # By partition, the offset of its last message: of equal keys of a dict the last one stays.
+            # By partition, its last message: of equal keys of a dict the last one stays.
             numbers = list(map(Message.partition, found))
-            lasts = dict(zip(numbers, map(Message.offset, found), strict=True))
+            lasts = dict(zip(numbers, found, strict=True))
             beyond = {}
-            for number, offset in lasts.items():
+            for number, last in lasts.items():
                 tp = TopicPartition(topic, number or 0)
-                if tp not in ends or (offset or 0) + 1 >= ends[tp]:
+                if tp not in ends or (last.offset() or 0) + 1 >= ends[tp]:
                     beyond[number] = ends.get(tp, 0)
                     if tp in at:
                         self._done(consumer, tp, at)
