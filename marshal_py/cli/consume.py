@@ -55,6 +55,14 @@ def consume(
         int, typer.Option(min=0, max=PRIORITY_MAX, help="Policy prioritized: lower ones come first.")
     ] = 0,
     policy: Annotated[str | None, typer.Option(help="How consumers share partitions: balanced or greedy.")] = None,
+    release_behind: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Policy greedy: over windows of so many seconds, give partitions away "
+            "on which this consumer falls behind. Without it, it keeps them.",
+        ),
+    ] = None,
     on_topic_recreated: Annotated[
         Literal["fail", "earliest"],
         typer.Option(
@@ -116,6 +124,7 @@ def consume(
         "priority_group": priority_group,
         "priority": priority,
         "heartbeat_interval_s": heartbeat_interval,
+        "release_behind_s": release_behind,
         "on_topic_recreated": on_topic_recreated,
         "max_acks_pending": max_acks_pending,
         "max_deliver": max_deliver,

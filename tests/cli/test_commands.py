@@ -88,6 +88,7 @@ def test_no_cluster_named_is_wrong_usage() -> None:
         (["produce", "orders", "--partition", "4"], "has the partitions 0 to 3"),
         (["consume", "missing", "--group", "g"], "topic 'missing' does not exist"),
         (["consume", "orders", "--group", "g", "--heartbeat-interval", "0.1"], "heartbeat_interval_s=0.1"),
+        (["consume", "orders", "--group", "g", "--release-behind", "2"], "release_behind_s=2.0"),
         (["consume", "orders", "--group", "g", "--policy", "magic"], "policy='magic'"),
         (["consume", "orders", "--group", "g", "--max-deliver", "3"], "name a dead_letter_topic as well"),
         (["consume", "orders", "--group", "g", "--dead-letter-topic", "orders"], "another topic than those"),
