@@ -128,7 +128,7 @@ def of_witnesses(groups: Iterable[Group]) -> Check:
     without = sorted(session.join.client_id for session in sessions if not session.join.witness)
     if not sessions:
         return Check("witnesses", "ok", "no consumer is live")
-    found = f"{len(sessions) - len(without)} of {len(sessions)} consumers have one"
+    found = f"{len(sessions) - len(without)} of {len(sessions)} consumers had one when they joined"
     return Check("witnesses", "ok", f"{found}; none: {_some(without)}" if without else found)
 
 

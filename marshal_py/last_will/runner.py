@@ -175,8 +175,14 @@ def in_words(status: int) -> str:
 
 
 def _give_terminal_to(group: int) -> None:
-    """Makes the command's process group the one that gets the terminal's signals, if there is a terminal."""
-    if not os.isatty(0):
+    """Makes the command's process group the one that gets the terminal's signals.
+
+    Does nothing without a terminal, or if this process is in its background: the terminal is another's then.
+    """
+    try:
+        if not os.isatty(0) or os.tcgetpgrp(0) != os.getpgrp():
+            return
+    except OSError:  # a terminal that is not the controlling one
         return
     before: Callable[..., Any] | int | None = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     with contextlib.suppress(OSError):

@@ -74,6 +74,20 @@ sys.exit(Runner(["sleep", "30"]).run())
     assert subprocess.run(command, timeout=DEADLINE_S, cwd=ROOT).returncode == 128 + signal.SIGTERM
 
 
+def test_a_background_job_does_not_take_the_terminal() -> None:
+    """Otherwise the shell that started it is in the background, and ends."""
+    shell = """
+import os, pty, subprocess, sys
+pid, _ = pty.fork()
+if pid == 0:
+    status = subprocess.run(sys.argv[1:], process_group=0).returncode
+    os._exit(status or os.tcgetpgrp(0) != os.getpgrp())
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    command = [sys.executable, "-c", shell, *RUN, "true"]
+    assert subprocess.run(command, timeout=DEADLINE_S, cwd=ROOT).returncode == 0
+
+
 def test_the_command_is_in_a_process_group_of_its_own() -> None:
     """So that ctrl-C in a terminal reaches it once, and not again through `marshal run`."""
     script = "import os; print(os.getpgrp() == os.getpid())"
