@@ -27,7 +27,7 @@ from marshal_py.admin.runner import OperationRunner, Watcher
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.suggestions import suggestion
 from marshal_py.admin.targets import Target, target_of
-from marshal_py.client.group_config import Wanted, origin_of
+from marshal_py.client.group_config import Wanted, origin_of, priority_of
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
@@ -117,6 +117,7 @@ class Group:
             state, now_ms = _state(runner), SystemClock().now().wall_ms
             found = overview.info(state, runner.context.pause_history, now_ms)
             if state.config is not None and state.config.policy in PRIORITY:
+                found |= priority_of(state.config)
                 found["priority_groups"] = pins.entries(state, runner.incarnation, runner.pinned_ms)
             return {**found, "settings_from": origin_of(state)}
 

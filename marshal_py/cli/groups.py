@@ -242,6 +242,7 @@ def info(
         "delivery": found["delivery"],
         "policy": found["policy"],
         "max members": found.get("max_members"),
+        "priority timeout": f"{found['priority_timeout_s']:g} s" if "priority_timeout_s" in found else None,
         "priority group": ", ".join(one["name"] for one in found.get("priority_groups", ())) or None,
         "on topic recreated": found["on_topic_recreated"],
         **{name.replace("_", " "): found[name] for name in LIMITS if found[name]},

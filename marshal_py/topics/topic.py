@@ -123,6 +123,10 @@ class Topic:
         )
         return self.get_page(request) if request.is_batch else self.find(request)
 
+    # Without these, Python would ask `topic[0]`, `topic[1]`, ... for `in` and for iteration.
+    __iter__ = None
+    __contains__ = None
+
     def __getitem__(self, key: Key) -> StoredMessage:
         """Returns the last message of a key: ADR-31's subject-appended form, which takes no further arguments."""
         if isinstance(key, tuple | slice):
@@ -138,8 +142,11 @@ class Topic:
     def get_page(self, request: GetRequest) -> StoredBatch:
         """Returns the answer to a request for a batch, for example one that `StoredBatch.next_request` returned.
 
-        Raises what `get` raises.
+        Raises what `get` raises, and BadRequest for None, which `next_request` returns after the last page.
         """
+        if not isinstance(request, GetRequest) or not request.is_batch:
+            rule = "a page answers a GetRequest with batch or multi_last; after the last page, next_request() is None"
+            raise BadRequest(f"request={request!r}: {rule}")
         with self._lock:
             reads = self._reads()
             page = reads.page(request)
@@ -254,10 +261,11 @@ class Topic:
             there = admin.describe_topic(self.name)
             if there is None:
                 raise TopicMissing(self.name)
+            index = KeyIndex(path, self.name, there.topic_id, self._isolation, values)
             if self._index is not None:
                 self._index.close()
-            self._index = KeyIndex(path, self.name, there.topic_id, self._isolation, values)
-            return self._index
+            self._index = index
+            return index
 
     def update_index(self) -> Status:
         """Indexes everything that the topic holds now. Returns what the index holds then.

@@ -119,9 +119,9 @@ def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
         (pin,) = first
         found = group.pin_info()
         assert (found["pinned_id"], found["priority_group"], len(found["standbys"])) == (str(pin), "jobs", 1)
-        assert group.info()["priority_groups"] == [
-            {"name": "jobs", "pinned_id": str(pin), "pinned_ts": found["pinned_ts"]}
-        ]
+        info = group.info()
+        assert info["priority_groups"] == [{"name": "jobs", "pinned_id": str(pin), "pinned_ts": found["pinned_ts"]}]
+        assert info["priority_timeout_s"] > 0
         assert found["pinned_ts"].endswith("+00:00")
         assert group.unpin("maintenance") == found["session"]
         second = {message.pin_id for message in messages_of(two)}

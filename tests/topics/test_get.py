@@ -201,6 +201,25 @@ def test_pages_go_on_where_the_last_one_ended(fill: Any) -> None:
     assert [message.timestamp - T0 for page in pages for message in page] == [*range(20)], "in the order of time"
 
 
+@pytest.mark.parametrize(
+    "request_", [None, GetRequest(offset=5, partition=0)], ids=["after the last page", "one message"]
+)
+def test_a_page_needs_a_request_for_a_batch(fill: Any, request_: Any) -> None:
+    topic = fill([Entry(0, b"k", b"v", T0)], 1)
+    assert topic.get_page(GetRequest(batch=6)).next_request() is None
+    with pytest.raises(BadRequest, match=r"a page answers a GetRequest with batch or multi_last"):
+        topic.get_page(request_)
+
+
+def test_a_topic_is_no_container(fill: Any) -> None:
+    """Python would ask `topic[0]`, and name an argument that nobody gave."""
+    topic = fill([Entry(0, b"k", b"v", T0)], 1)
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(topic)
+    with pytest.raises(TypeError, match="not a container"):
+        b"k" in topic  # noqa: B015
+
+
 def test_a_batch_holds_64_mib_unless_it_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """ADR-31: When `max_bytes` is unset the server will use the `max_pending` configuration setting or the server
     default (currently 64MB).

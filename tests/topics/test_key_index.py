@@ -309,6 +309,14 @@ def test_a_crash_while_it_is_filled_leaves_it_as_it_was(broker: MemoryBroker, tm
 # --- wrong files
 
 
+def test_an_index_that_cannot_be_opened_leaves_the_one_before(broker: MemoryBroker, tmp_path: Path) -> None:
+    topic = opened(broker, tmp_path / "keys.db")
+    with pytest.raises(IndexUnusable):
+        topic.key_index(tmp_path / "missing" / "keys.db")
+    assert topic.update_index().behind == 0
+    topic.close()
+
+
 def test_the_index_of_another_topic(broker: MemoryBroker, tmp_path: Path) -> None:
     opened(broker, tmp_path / "keys.db").close()
     broker.create_topic("orders", 1)
