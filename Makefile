@@ -48,10 +48,10 @@ lint: $(TEST_STAMP)
 check: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 7 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
 
-# One process begins with the files for Spark, one with those for Kafka, three with the rest
-# (tests/support/file_scheduler.py). Five also on two cores, as above.
+# One process begins with the files for Spark, one with those for Kafka, two with the rest
+# (tests/support/file_scheduler.py).
 test: lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # `make test` runs the tests of the transport and of a consumer's life also with the oldest confluent-kafka that
 # pyproject.toml allows; this runs them with every minor version since. Each version is fetched once, into
