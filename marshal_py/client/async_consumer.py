@@ -88,7 +88,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     @property
     def stopping(self) -> bool:
-        """Tells whether the consumer has ended, is draining, or was asked to stop. A loop around `fetch` ends then."""
+        """Tells whether a loop around `fetch` ends, as `Consumer.stopping` does."""
         return self._consumer.stopping
 
     def __repr__(self) -> str:

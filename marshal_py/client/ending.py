@@ -50,6 +50,11 @@ class Ending:
         """Tells whether the consumer has ended, by an error, by the user or by a fork."""
         return bool(self.reason) or self._driver.ended or self._forked
 
+    @property
+    def error_waits(self) -> bool:
+        """Tells whether an error has ended the consumer and the user does not know it yet: the next call raises it."""
+        return self._driver.ended and self._driver.error is not None and not self.reason and not self._forked
+
     def stop(self, timeout_s: float) -> Steps[None]:
         """Stops the consumer; waits at most `timeout_s` seconds until it has left its group. `close` must follow.
 

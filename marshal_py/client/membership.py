@@ -73,8 +73,12 @@ class Membership:
 
     @property
     def stopping(self) -> bool:
-        """Tells whether the consumer has ended, is draining, or was asked to stop. A loop around `fetch` ends then."""
-        return self._ending.draining or self._ending.over or self._ending.must_stop()
+        """Tells whether the consumer has ended, is draining, or was asked to stop. A loop around `fetch` ends then.
+
+        It is False while an error that has ended the consumer waits to be raised, so that the loop's `fetch` raises it.
+        """
+        ending = self._ending
+        return ending.draining or ending.must_stop() or (ending.over and not ending.error_waits)
 
     def __repr__(self) -> str:
         """Takes no lock, because debuggers and loggers call it anywhere."""

@@ -157,6 +157,22 @@ def test_a_coordination_topic_that_was_recreated(memory: MemoryTestCluster) -> N
             joined(marshal, IN[0], [topic])
 
 
+def test_a_loop_around_fetch_gets_the_error_that_came_between_two_fetches(memory: MemoryTestCluster) -> None:
+    """`while not consumer.stopping` would end without an error, and the process with 0."""
+    topic = memory.topic()
+    with memory.connect() as marshal:
+        consumer = joined(marshal, "fetching", [topic])
+        with memory.broker.lock:
+            memory.broker.delete_topic(LOG)
+            memory.broker.create_topic(LOG, LOGS)
+            memory.broker.changed.notify_all()
+        until(lambda: consumer.closed, "the consumer has ended")
+        assert not consumer.stopping
+        with pytest.raises(TopicRecreated):
+            consumer.fetch(1, expires_s=0)
+        assert consumer.stopping
+
+
 def test_a_coordination_topic_that_is_longer_than_the_one_before(memory: MemoryTestCluster) -> None:
     """The offsets still fit: only the topic's id shows it."""
     topic = memory.topic()
