@@ -300,8 +300,11 @@ def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> Non
     """Beside it a consumer has the threads that it has without asyncio: its worker."""
     topics = [memory.topic() for _ in range(5)]
 
+    before = set(threading.enumerate())  # another test's thread may still be ending
+
     def threads() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith("marshal-")]
+        new = set(threading.enumerate()) - before
+        return [thread.name for thread in new if thread.name.startswith("marshal-")]
 
     async def main() -> None:
         async with aio.connect(memory.target) as marshal:
@@ -321,9 +324,8 @@ def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> Non
             plain = [name for name in names if not name.startswith(others)]
             assert len([name for name in plain if "worker" in name]) == len(consumers) + 1
 
-    before = threads()
     run(main())
-    until(lambda: len(threads()) <= len(before), "all of them end")
+    until(lambda: not threads(), "all of them end")
 
 
 # --- cancellation
