@@ -46,9 +46,7 @@ class MemberState:
         self.fenced = True
         self.leaving = ""  # the reason of the Leave, once the user wants to stop; else ""
         self.stop_prepared = False  # the user will stop soon: successors may fetch ahead first (A6)
-        self.asked: bool | None = (
-            None  # whether the user has asked for messages since the last heartbeat; None: unknown
-        )
+        self.asked: bool | None = None  # whether the user asked for messages since the last heartbeat; None: unknown
         self._asked_ms = 0  # monotonic: about when the user asked last
         self.urgent = False  # the next heartbeat must not wait for its third of an interval
         self.tick_requested: bool = False  # the next tick must not wait for the deadline

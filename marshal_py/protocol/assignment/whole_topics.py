@@ -35,11 +35,6 @@ def lines(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
     return found
 
 
-def cover_owner(group: Group, topic: str) -> int:
-    """Returns the session that owns the cover of a topic, NONE if nobody does."""
-    return covering.owner_of(group, TopicPartition(topic, -1))
-
-
 def _owners(group: Group, order: Sequence[int]) -> dict[str, int]:
     """Returns which session should have each topic: as even as whole topics allow, by partitions and capacity.
 
@@ -52,7 +47,7 @@ def _owners(group: Group, order: Sequence[int]) -> dict[str, int]:
     topics = sorted(group.topics, key=lambda name: (-group.topics[name].count, name))
     free = []
     for name in topics:
-        owner = candidates.get(cover_owner(group, name))
+        owner = candidates.get(covering.owner_of(group, TopicPartition(name, NONE)))
         if owner is not None and not owner.standby and _takes(owner, name):
             _give(group, has, owner, name)
         else:
