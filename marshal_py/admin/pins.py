@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from marshal_py.client.group_config import priority_of
 from marshal_py.errors import GroupMissing, InvalidOption
 from marshal_py.protocol.assignment import candidate_order, covering
 from marshal_py.protocol.group_settings import OWN_POLICY
@@ -18,7 +17,7 @@ def entries(group: Group, incarnation: bytes, pinned_ms: int | None) -> list[dic
 
     `pinned_ms`: the time of the record that claimed the pin, in ms since 1970; None if it is not known.
     """
-    names = priority_of(group.config).get("priority_groups", ()) if group.config is not None else ()
+    names = () if group.config is None else group.config.priority_groups
     known, pin = group.partitions.get(PIN), dict[str, Any]()
     if known is not None and known.owner != NONE:
         pin = {"pinned_id": str(Token(incarnation, known.epoch)), "pinned_ts": _time(pinned_ms)}

@@ -16,8 +16,6 @@ from marshal_py.transport.schema_registry import registry_deserializer
 from marshal_py.transport.serialization import Deserializer
 
 REGISTRY: Final = "registry"  # instead of MODULE:FUNCTION
-
-
 _METAVAR: Final = f"MODULE:FUNCTION|{REGISTRY}"
 KeyDeserializer = Annotated[
     str | None,
