@@ -77,7 +77,7 @@ class Consuming(Generic[K_co, V_co]):
     @property
     def error(self) -> BaseException | None:
         """Returns what ended it: what the handler raised, or the error that ended the consumer; None otherwise."""
-        return self._error
+        return self._error or (None if self._over else self._driver.error)
 
     def pending(self) -> tuple[int, int]:
         """Returns how many messages and bytes are pending, as `ConsumerInfo` says."""
@@ -92,13 +92,13 @@ class Consuming(Generic[K_co, V_co]):
             if self._over:
                 break
             if self.closed and self._handler is None and self._reading() is None:
-                return True  # the consumer has ended, and no loop is there to notice
+                break  # the consumer has ended, and no loop is there to notice
             left_s = WAIT_SLICE_S if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
                 return False
             yield Change(min(WAIT_SLICE_S, left_s), seen)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return True
 
     # --- ending

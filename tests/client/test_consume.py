@@ -529,6 +529,18 @@ def test_fetch_each_counts_messages_that_come_again(memory: MemoryTestCluster) -
         assert [message.offset for message in consumer.fetch_each(max_bytes=each, expires_s=600)] == [3]
 
 
+def test_a_consume_that_nobody_iterates_tells_why_the_consumer_has_ended(memory: MemoryTestCluster) -> None:
+    topic, group = memory.topic(), memory.group()
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        context = consumer.consume()
+        delete(memory, group)
+        until(lambda: consumer.closed, "the consumer has ended")
+        assert isinstance(context.error, GroupDeleted)
+        for wait in (context.wait, lambda: list(context)):
+            with pytest.raises(GroupDeleted):
+                wait()
+
+
 @pytest.mark.parametrize("handled", [True, False])
 def test_a_deleted_group_ends_the_consume(memory: MemoryTestCluster, handled: bool) -> None:
     """ADR-37: "409 Consumer Deleted"
