@@ -15,7 +15,7 @@ from marshal_py.admin.targets import print_table
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
 from marshal_py.cli.state import NOBODY, paused
-from marshal_py.client.group_config import LIMITS, check_settings
+from marshal_py.client.group_config import LIMITS, NAMES, check_settings
 from marshal_py.errors import InvalidOption
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")
@@ -108,7 +108,7 @@ BytesLimitOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SettingOptions:
-    """The settings of a group that a command can give."""
+    """The settings of a group that a command can give. The fields are named as the settings are."""
 
     delivery: DeliveryOption = None
     policy: PolicyOption = None
@@ -116,31 +116,17 @@ class SettingOptions:
     max_members: MaxMembersOption = None
     members: MembersOption = None
     mappings: MapOption = None
-    priority_timeout: TimeoutOption = None
+    priority_timeout_s: TimeoutOption = None
     max_request_batch: BatchLimitOption = None
-    max_request_expires: ExpiryLimitOption = None
+    max_request_expires_s: ExpiryLimitOption = None
     max_request_max_bytes: BytesLimitOption = None
 
-    def wanted(self, **more: Any) -> dict[str, Any]:
-        """Returns the settings that were given, and `more` of them, by name; None stands for one that was not given.
-
-        A value that its setting cannot have ends in exit code 2.
-        """
-        given = {
-            "delivery": self.delivery,
-            "policy": self.policy,
-            "on_topic_recreated": self.on_topic_recreated,
-            "max_members": self.max_members,
-            "members": self.members or None,
-            "mappings": changes.mappings(self.mappings) if self.mappings else None,
-            "priority_timeout_s": self.priority_timeout,
-            "max_request_batch": self.max_request_batch,
-            "max_request_expires_s": self.max_request_expires,
-            "max_request_max_bytes": self.max_request_max_bytes,
-            **more,
-        }
+    def wanted(self) -> dict[str, Any]:
+        """Returns the settings that were given, by name. A value that its setting cannot have ends in exit code 2."""
+        given = {name: getattr(self, name, None) for name in NAMES}
+        given["mappings"] = changes.mappings(self.mappings or [])
         try:
-            return check_settings({name: value for name, value in given.items() if value is not None})
+            return check_settings({name: value for name, value in given.items() if value not in (None, [], {})})
         except InvalidOption as error:
             raise typer.BadParameter(str(error)) from error
 
@@ -277,7 +263,7 @@ def create(options: CreateOptions, group: changes.GroupName) -> None:
     creates it.
     """
     target = options.group(group)
-    wanted = options.wanted(priority_groups=options.priority_groups or None)
+    wanted = options.wanted()
     if not options.confirmed(
         group,
         lambda: target.impact(lambda context: impact.of_settings(context, wanted, True)),
