@@ -6,7 +6,7 @@ In a pattern `*` stands for any one token, and `>` at the end for one or more to
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from marshal_py.errors import BadRequest
@@ -61,15 +61,24 @@ def matcher(pattern: Key) -> Callable[[bytes], bool]:
         raise BadRequest(
             f"multi_last has {pattern!r}: `>` stands for the rest, so only the last token may be it; no token is empty"
         )
+    matches_tokens = token_matcher(pattern)
+
+    def matches(key: bytes) -> bool:
+        try:
+            return matches_tokens(key.decode().split(SEPARATOR))
+        except UnicodeDecodeError:
+            return False
+
+    return matches
+
+
+def token_matcher(pattern: str) -> Callable[[Sequence[str]], bool]:
+    """Returns a function that says whether the tokens of a key match the pattern, for which `is_pattern` holds."""
     tokens = pattern.split(SEPARATOR)
     rest = tokens[-1] == REST
     fixed = tokens[:-1] if rest else tokens
 
-    def matches(key: bytes) -> bool:
-        try:
-            found = key.decode().split(SEPARATOR)
-        except UnicodeDecodeError:
-            return False
+    def matches(found: Sequence[str]) -> bool:
         if len(found) < len(fixed) + 1 if rest else len(found) != len(fixed):
             return False
         return all(want in (ONE, got) for want, got in zip(fixed, found, strict=False))

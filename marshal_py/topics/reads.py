@@ -276,7 +276,7 @@ class Reads:
             ("partition", request.partition or 0),
             ("up_to_offset's partition", max(up_to, default=0)),
         ):
-            if number is not None and number >= count:
+            if number >= count:
                 raise BadRequest(f"{name}={number}: topic {self.topic!r} has partitions 0 to {count - 1}")
         if request.partition is not None:
             return [TopicPartition(self.topic, request.partition)]

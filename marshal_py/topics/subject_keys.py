@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marshal_py.errors import InvalidName, InvalidOption
-from marshal_py.topics.keys import ONE, REST, SEPARATOR, is_pattern
+from marshal_py.topics.keys import ONE, SEPARATOR, is_pattern, token_matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +32,16 @@ class SubjectKey:
         """
         if not isinstance(subject, str | bytes | bytearray):
             raise InvalidName("subject", subject, "a text, or bytes")
-        tokens = (subject.encode() if isinstance(subject, str) else bytes(subject)).split(SEPARATOR.encode())
-        if b"" in tokens or not self._matches(tokens):
+        # Bytes that are no UTF-8 come back as they are from `encode`.
+        text = subject if isinstance(subject, str) else bytes(subject).decode(errors="surrogateescape")
+        tokens = text.split(SEPARATOR)
+        if "" in tokens or not self._matches(tokens):
             wanted = f"at least {max(self.tokens)} tokens" if self.pattern is None else f"{self.pattern!r}"
             raise InvalidName("subject", subject, f"it must match {wanted}, and no token may be empty")
-        return SEPARATOR.encode().join([tokens[place] for place in self.places])
+        return SEPARATOR.join([tokens[place] for place in self.places]).encode(errors="surrogateescape")
 
-    def _matches(self, tokens: Sequence[bytes]) -> bool:
-        if self.pattern is None:
-            return len(tokens) > max(self.places)
-        wanted = self.pattern.encode().split(SEPARATOR.encode())
-        if wanted[-1] == REST.encode():
-            wanted.pop()
-            if len(tokens) <= len(wanted):
-                return False
-            tokens = tokens[: len(wanted)]
-        return len(tokens) == len(wanted) and all(
-            want in (ONE.encode(), token) for want, token in zip(wanted, tokens, strict=True)
-        )
+    def _matches(self, tokens: Sequence[str]) -> bool:
+        return len(tokens) > max(self.places) if self.pattern is None else token_matcher(self.pattern)(tokens)
 
 
 def subject_key(pattern: str | None = None, *, tokens: Sequence[int]) -> SubjectKey:

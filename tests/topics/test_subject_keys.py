@@ -18,6 +18,7 @@ from marshal_py import InvalidName, InvalidOption, subject_key
         ("orders.*.*", [1, 2], b"orders.eu.42", b"eu.42"),
         ("foo.*.*.>", (1, 2), "foo.a.b.c.d", b"a.b"),
         ("*", (1,), bytearray(b"one"), b"one"),
+        ("orders.*.*", (2, 1), b"orders.\xff.\xe4", b"\xe4.\xff"),
         ("*.fixed.*", (1, 2), "ä.fixed.*", "ä.*".encode()),
         (None, (3, 1), "orders.eu.42.paid", b"42.orders"),
     ],
