@@ -64,7 +64,7 @@ class Answers:
         first: int,
         messages: Sequence[RawMessage],
         delay_s: float | None,
-        again: int = 0,
+        again: int,
     ) -> bool:
         """Makes messages wait until they are delivered again. Returns False if all of them are finished.
 

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
-from marshal_py.client.consuming import Consuming, Handler, Reader, logger
+from marshal_py.client.consuming import Consuming, Handler, Reader, iterator_of, logger
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.demand import ConsumeDemand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
@@ -101,7 +101,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
     def __aiter__(self) -> AsyncIterator[Message[K_co, V_co]]:
         """Delivers messages one by one, for `async for`. Raises the same as `AsyncConsumer.fetch`."""
         self._check_loop()
-        return self._loop(self._receive)
+        return iterator_of(self._receive)
 
     async def _receive(self, reader: Reader) -> AsyncGenerator[Message[K_co, V_co], None]:
         if self._begin(reader):
@@ -116,7 +116,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
         handle, demand = self._handler, self._demand
         assert handle is not None
         try:
-            async with aclosing(self._loop(self._receive)) as received:
+            async with aclosing(iterator_of(self._receive)) as received:
                 async for message in received:
                     try:
                         if inspect.isawaitable(result := handle(message)):

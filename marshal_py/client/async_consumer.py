@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self
 
@@ -20,7 +20,7 @@ from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, check_timeout
 from marshal_py.client.async_consume import AsyncConsumeContext
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.consuming import Handler, Reader
+from marshal_py.client.consuming import Handler, Reader, iterator_of
 from marshal_py.client.demand import Demand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.event_loop import EventLoop, Feed
@@ -192,7 +192,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
         While messages are buffered, `async for` does not wait; other tasks then have their turn every 5 ms.
         """
-        return self._iterate(Demand(self._consumer._intake))
+        return iterator_of(partial(self._messages, Demand(self._consumer._intake)))
 
     @parameters_of(Consumer.fetch_each)
     def fetch_each(self, *arguments: Any, **named: Any) -> AsyncIterator[Message[K_co, V_co]]:
@@ -202,7 +202,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         return messages
 
     def _each(self, request: Request) -> AsyncIterator[Message[K_co, V_co]]:
-        return self._iterate(self._consumer._limited(request))
+        return iterator_of(partial(self._messages, self._consumer._limited(request)))
 
     @parameters_of(Consumer[Any, Any].consume)
     def consume(self, *arguments: Any, **named: Any) -> AsyncConsumeContext[K_co, V_co]:
@@ -230,12 +230,6 @@ class AsyncConsumer(Generic[K_co, V_co]):
         )
         context.start()
         return context
-
-    def _iterate(self, demand: Demand) -> AsyncIterator[Message[K_co, V_co]]:
-        reader = Reader()
-        iterator = self._messages(demand, reader)
-        reader.iterator = weakref.ref(iterator)
-        return iterator
 
     async def _messages(self, demand: Demand, reader: Reader) -> AsyncGenerator[Message[K_co, V_co], None]:
         async with aclosing(self._runs(demand, reader)) as runs:

@@ -11,7 +11,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Self
 
-from marshal_py.client.consuming import Consuming, Handler, Reader, logger
+from marshal_py.client.consuming import Consuming, Handler, Reader, iterator_of, logger
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.demand import ConsumeDemand, Demand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
@@ -108,7 +108,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
     def __iter__(self) -> Iterator[Message[K_co, V_co]]:
         """Delivers messages one by one, checking the lease before each. Raises the same as `Consumer.fetch`."""
         self._check_loop()
-        return chain.from_iterable(self._loop(self._receive))
+        return chain.from_iterable(iterator_of(self._receive))
 
     def _receive(self, reader: Reader) -> Iterator[Iterator[Message[K_co, V_co]]]:
         if self._begin(reader):
@@ -120,7 +120,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
         handle, demand = self._handler, self._demand
         assert handle is not None
         try:
-            for message in chain.from_iterable(self._loop(self._receive)):
+            for message in chain.from_iterable(iterator_of(self._receive)):
                 try:
                     handle(message)
                 except BaseException as error:  # sys.exit() too: it would end this thread and nobody would know

@@ -42,6 +42,14 @@ class Reader:
         self.iterator: Callable[[], object] = str  # returns None once the program has dropped the loop's iterator
 
 
+def iterator_of(receive: Callable[[Reader], T]) -> T:
+    """Returns the iterator of a loop, which `receive(reader)` makes for the Reader that stands for the loop."""
+    reader = Reader()
+    iterator = receive(reader)
+    reader.iterator = weakref.ref(iterator)
+    return iterator
+
+
 class Consuming(Generic[K_co, V_co]):
     """Holds one `consume` of a consumer, until it is stopped or drained, or the consumer ends."""
 
@@ -148,13 +156,6 @@ class Consuming(Generic[K_co, V_co]):
         """Raises InvalidOption if the messages go to a handler, so that there is nothing to iterate over."""
         if self._handler is not None:
             raise InvalidOption("handler", self._handler, "with a handler the messages go to it: do not iterate")
-
-    def _loop(self, receive: Callable[[Reader], T]) -> T:
-        """Makes the iterator of a loop. `receive(reader)` makes one that begins with `_begin(reader)`."""
-        reader = Reader()
-        iterator = receive(reader)
-        reader.iterator = weakref.ref(iterator)
-        return iterator
 
     def _begin(self, reader: Reader) -> bool:
         """Makes `reader` the loop that receives. Returns False if it has ended. Raises ConcurrentUse."""
