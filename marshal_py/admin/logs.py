@@ -197,7 +197,6 @@ class Logs:
                 topic, "an admin creates nothing", "start a consumer, which creates it, or name the right topic"
             )
         self.count = count
-        self._transport = transport
         self._root: Genesis | None = None
         self._log = transport.log(topic, f"logs-{transport.name}")
 

@@ -113,9 +113,6 @@ class FailureDetector:
         """
         return self._free
 
-    def free_waited_ms(self, tp: TopicPartition) -> int:
-        return self.clock.waited_ms(self._free[tp][1])
-
     def session_waited_ms(self, session: int) -> int:
         """Returns for how many ms this client has waited since it read the session's last extension."""
         known = self._sessions.get(session)

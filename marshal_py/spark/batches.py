@@ -141,8 +141,7 @@ class Batches:
 
         `jvm_options` are the caller's options for Spark's own Kafka source; with None the Python reader reads.
         """
-        self._spark, self._consumer = spark, consumer
-        self._max_rows, self._wait_s = max_rows, wait_s
+        self._spark, self._max_rows, self._wait_s = spark, max_rows, wait_s
         self._once = consumer.cached_info().delivery == "at_most_once"
         if not consumer.connection:
             raise InvalidOption("bootstrap.servers", "", "executors can only reach a cluster over the network")

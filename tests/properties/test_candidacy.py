@@ -165,5 +165,9 @@ def test_a_partition_is_tried_when_its_wait_is_over(seed: int) -> None:
         detector.refresh(book.group, at(ms), chance.random() < 0.98)
         if chance.random() < 0.9:  # a member that may not act does not look
             due = starts.due(book.group, detector, revision, rank, (TOPIC,))
-            over = {tp for tp in detector.free() if detector.free_waited_ms(tp) >= ranks[tp.partition] * THIRD_MS}
+            over = {
+                tp
+                for tp, (_, began) in detector.free().items()
+                if detector.clock.waited_ms(began) >= ranks[tp.partition] * THIRD_MS
+            }
             assert due == {tp: detector.free()[tp][0] for tp in over}

@@ -68,7 +68,6 @@ class LiveView:
     """Shows the demo as a live table, for terminals."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
         self._colours: dict[str, str] = {}
         self._live = Live(console=console, refresh_per_second=4, transient=False)

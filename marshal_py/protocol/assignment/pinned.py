@@ -11,7 +11,7 @@ from typing import Final
 
 from marshal_py.protocol.assignment import covering
 from marshal_py.protocol.assignment.partitioned import Line
-from marshal_py.protocol.identity import NONE, PIN, TopicPartition
+from marshal_py.protocol.identity import PIN, TopicPartition
 from marshal_py.protocol.world import Group
 
 TIMEOUT_MS: Final = 120_000  # without a request of the pinned consumer, where the group does not say: the design's
@@ -52,9 +52,3 @@ def idle(group: Group, session: int) -> bool:
     """Returns whether the user of a session has asked for no message for the group's priority timeout."""
     timeout_ms = group.config.priority_timeout_ms if group.config is not None else 0
     return group.sessions[session].idle_ms >= (timeout_ms or TIMEOUT_MS)
-
-
-def pin_of(group: Group) -> int:
-    """Returns the epoch of the pin; NONE if nobody is pinned."""
-    known = group.partitions.get(PIN)
-    return NONE if known is None else known.epoch
