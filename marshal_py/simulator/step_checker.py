@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from typing import Any, NamedTuple
 
+from marshal_py.simulator.auditor_claims import COVERED
 from marshal_py.simulator.oracle import Oracle, Record, Verdict
 
 Key = tuple[str, int]  # topic, partition
@@ -56,6 +57,7 @@ class Facts:
         "broken",
         "by",
         "claims",
+        "covers",
         "digest",
         "extensions",
         "frozen",
@@ -85,6 +87,7 @@ class Facts:
         self.digest: int = 0
         self.mode: int = 0
         self.paused = self.opaque = False
+        self.covers: str = ""  # the group's policy, if it demands a claim above each partition (A9, A11)
         self.sent_ms: tuple[int, ...] = ()  # by offset
         self.claims: dict[int, AcceptedClaim] = {}  # by epoch
         self.newest: dict[Key, int] = {}  # epoch of the newest claim
@@ -110,6 +113,8 @@ class Facts:
         after.mode = state.mode if state is not None else 0
         after.paused = state is not None and state.paused
         after.opaque = state is not None and state.opaque_at >= 0
+        policy = state.config.fields["policy"] if state is not None and state.config is not None else ""
+        after.covers = policy if policy in COVERED else ""
         parts = state.partitions if state is not None else {}
         live = {part.epoch for part in parts.values() if part.owner >= 0}
         after.claims = {
@@ -221,6 +226,10 @@ def judge_delivery(delivery: Delivery, read: Facts, log: Facts, journal: frozens
         return f"S2: {what}, which is no live claim in what was read"
     if claim.instance != delivery.instance:
         return f"S2: {what}, the claim of another instance"
+    if read.covers:
+        cover = read.claims.get(read.newest.get((claim.key[0] if read.covers == "topic" else "", -1), -1))
+        if cover is None or not cover.live or cover.session != claim.session:
+            return f"S2: {what}, without the claim that covers it"
     if read.opaque:
         return f"S14: {what}, in a group that cannot be read any more"
     if read.paused:

@@ -115,6 +115,7 @@ FOUND = [
     ("X7", "set-position", "S1"),
     ("X28", "two-admins", "S1"),
     ("X29", "set-position", "S1"),
+    ("X30", "pinned", "S2"),
     ("T19A", "last-will", "T18"),
     ("T19B", "last-will", "T18"),
     ("T19C", "last-will", "S7"),
@@ -210,14 +211,14 @@ def run(*arguments: str) -> Any:
 
 
 def test_the_command_prints_bounds_and_counts() -> None:
-    plain = run("--exhaustive", "fast-reclaim-of-the-living")
+    plain = run("--exhaustive", "prioritized-standby")
     assert plain.exit_code == 0, plain.output
     assert "quanta" in plain.stdout
     assert "violations   0" in plain.stdout
-    found = json.loads(run("--exhaustive", "fast-reclaim-of-the-living", "--json").stdout)
+    found = json.loads(run("--exhaustive", "prioritized-standby", "--json").stdout)
     assert (found["complete"], found["violations"]) == (True, [])
     assert found["states"] > 1_000
-    with_two = json.loads(run("--exhaustive", "fast-reclaim-of-the-living", "--processes", "2", "--json").stdout)
+    with_two = json.loads(run("--exhaustive", "prioritized-standby", "--processes", "2", "--json").stdout)
     assert with_two["states"] == found["states"]
     names = run("--exhaustive", "list").stdout
     assert all(name in names for name in MODELS)
