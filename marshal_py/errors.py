@@ -406,10 +406,10 @@ class BadRequest(CallerError):
         super().__init__(f"bad request (408): {rule}")
 
 
-class MessageNotFound(CallerError):
+class MessageNotFound(CallerError, KeyError):
     """The request is valid, and the topic holds no message that it describes. `status`: ADR-31's 404.
 
-    `tombstone`: the key's last message deletes it.
+    `tombstone`: the key's last message deletes it. It is a KeyError as well, because `topic[key]` raises it.
     """
 
     topic: str
@@ -421,6 +421,8 @@ class MessageNotFound(CallerError):
         self.topic, self.request, self.tombstone = topic, request, tombstone
         deleted = ": a tombstone deletes it (tombstones=True finds the tombstone)" if tombstone else ""
         super().__init__(f"topic {topic!r} has no message for {request} (404){deleted}")
+
+    __str__ = Exception.__str__  # KeyError's own shows the repr of the text
 
 
 class TooManyKeys(CallerError):

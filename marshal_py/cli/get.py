@@ -15,9 +15,9 @@ from rich.text import Text
 
 from marshal_py.cli import lines, output
 from marshal_py.cli.decoding import DecodingOptions
-from marshal_py.cli.options import command
+from marshal_py.cli.index import require_index
+from marshal_py.cli.options import check_time, command
 from marshal_py.cli.scan_bar import ScanBar
-from marshal_py.errors import BadRequest
 from marshal_py.topics.keys import ALL, PARTITIONERS
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredMessage
@@ -35,11 +35,14 @@ def get(
     key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Print the last message of this key.")] = None,
     offset: Annotated[int | None, typer.Option(min=0, help="This message, or those from here on.")] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Of this partition.")] = None,
-    time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From this time on, as 2026-01-31T12:00:00Z.")
+    start_time: Annotated[
+        str | None,
+        typer.Option("--time", metavar="TIME", callback=check_time, help="From this time on, as 2026-01-31T12:00:00Z."),
     ] = None,
-    last: Annotated[str | None, typer.Option("--last", metavar="KEY", help="The last message of a key.")] = None,
-    following: Annotated[str | None, typer.Option("--next", metavar="KEY", help="The first message of a key.")] = None,
+    last_by_key: Annotated[str | None, typer.Option("--last", metavar="KEY", help="The last message of a key.")] = None,
+    next_by_key: Annotated[
+        str | None, typer.Option("--next", metavar="KEY", help="The first message of a key.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="At most so many messages.")] = None,
     max_bytes: Annotated[int | None, typer.Option(min=1, help="At most so many bytes of a batch.")] = None,
     multi_last: Annotated[
@@ -50,7 +53,9 @@ def get(
         list[str] | None,
         typer.Option(metavar="PARTITION:OFFSET", help="Of --multi-last, as of this offset; repeatable."),
     ] = None,
-    up_to_time: Annotated[str | None, typer.Option(metavar="TIME", help="Of --multi-last, as of this time.")] = None,
+    up_to_time: Annotated[
+        str | None, typer.Option(metavar="TIME", callback=check_time, help="Of --multi-last, as of this time.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every page, and not the first alone.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what is written later and matches, until Ctrl-C.")
@@ -77,9 +82,9 @@ def get(
     """
     asked: dict[str, Any] = {
         "offset": offset,
-        "start_time": time,
-        "last_by_key": last,
-        "next_by_key": following,
+        "start_time": start_time,
+        "last_by_key": last_by_key,
+        "next_by_key": next_by_key,
         "batch": batch,
         "max_bytes": max_bytes,
         "multi_last": multi_last or None,
@@ -94,10 +99,7 @@ def get(
         raise typer.BadParameter("--follow: name where to begin, for example --batch 1000, --time or --last")
     if every and "batch" not in asked:
         asked["batch"] = PAGE
-    try:
-        request = GetRequest(**asked, partition=partition, up_to_offset=_offsets(up_to_offset), tombstones=tombstones)
-    except BadRequest as error:
-        raise typer.BadParameter(error.rule) from error
+    request = GetRequest(**asked, partition=partition, up_to_offset=_offsets(up_to_offset), tombstones=tombstones)
     if follow and (request.up_to_offset is not None or request.up_to_time is not None):
         raise typer.BadParameter("--up-to-offset and --up-to-time end the answer, so --follow has nothing to wait for")
     isolation = "read_uncommitted" if read_uncommitted else "read_committed"
@@ -108,6 +110,7 @@ def get(
     )
     try:
         if index is not None:
+            require_index(index, topic)
             source.key_index(index)
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
@@ -202,11 +205,13 @@ def _readable(content: bytes) -> str:
 
 def _offsets(given: list[str] | None) -> Mapping[int, int] | None:
     """Returns the offset of each partition, from texts like `3:120`. Any other text ends in exit code 2."""
-    found = {}
+    found: dict[int, int] = {}
     for text in given or ():
         number, colon, at = text.partition(":")
         if not colon or not number.isdigit() or not at.isdigit():
             raise typer.BadParameter(f"--up-to-offset {text!r}: expected PARTITION:OFFSET")
+        if int(number) in found:
+            raise typer.BadParameter(f"--up-to-offset {text!r}: partition {int(number)} is named twice")
         found[int(number)] = int(at)
     return found or None
 

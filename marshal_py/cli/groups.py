@@ -16,7 +16,6 @@ from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
 from marshal_py.cli.state import NOBODY, paused
 from marshal_py.client.group_config import LIMITS, NAMES, check_settings
-from marshal_py.errors import InvalidOption
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")
 INFO_EXAMPLE: Final = output.example("marshal groups info billing")
@@ -43,7 +42,6 @@ MaxMembersOption = Annotated[
     int | None,
     typer.Option(
         "--max-members",
-        min=0,
         metavar="N",
         help="Policies members and blocks: the most members that share the partitions; for blocks and mappings also "
         "the number of partitions.",
@@ -69,7 +67,6 @@ TimeoutOption = Annotated[
     float | None,
     typer.Option(
         "--priority-timeout",
-        min=0,
         metavar="SECONDS",
         help="Policy pinned: after how long without a request of the pinned consumer another one is pinned.",
     ),
@@ -89,19 +86,19 @@ RecreatedOption = Annotated[
 BatchLimitOption = Annotated[
     int | None,
     typer.Option(
-        "--max-request-batch", min=0, metavar="N", help="The most messages that one fetch may ask for; 0: any number."
+        "--max-request-batch", metavar="N", help="The most messages that one fetch may ask for; 0: any number."
     ),
 ]
 ExpiryLimitOption = Annotated[
     float | None,
     typer.Option(
-        "--max-request-expires", min=0, metavar="SECONDS", help="How long one fetch may wait; 0: as long as it says."
+        "--max-request-expires", metavar="SECONDS", help="How long one fetch may wait; 0: as long as it says."
     ),
 ]
 BytesLimitOption = Annotated[
     int | None,
     typer.Option(
-        "--max-request-max-bytes", min=0, metavar="N", help="The most bytes that one fetch may ask for; 0: any number."
+        "--max-request-max-bytes", metavar="N", help="The most bytes that one fetch may ask for; 0: any number."
     ),
 ]
 
@@ -122,13 +119,10 @@ class SettingOptions:
     max_request_max_bytes: BytesLimitOption = None
 
     def wanted(self) -> dict[str, Any]:
-        """Returns the settings that were given, by name. A value that its setting cannot have ends in exit code 2."""
+        """Returns the settings that were given, by name. Raises InvalidOption for a value that cannot be."""
         given = {name: getattr(self, name, None) for name in NAMES}
         given["mappings"] = changes.mappings(self.mappings or [])
-        try:
-            return check_settings({name: value for name, value in given.items() if value not in (None, [], {})})
-        except InvalidOption as error:
-            raise typer.BadParameter(str(error)) from error
+        return check_settings({name: value for name, value in given.items() if value not in (None, [], {})})
 
 
 @dataclass(frozen=True, kw_only=True)

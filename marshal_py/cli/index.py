@@ -47,8 +47,7 @@ def build(options: CommonOptions, topic: TopicName, file: File, values: Values =
 @command
 def status(options: CommonOptions, topic: TopicName, file: File) -> None:
     """Show how many keys and messages an index has, and how far it is behind the topic. Changes nothing."""
-    if not file.exists():
-        raise output.CommandFailed(f"{file} does not exist: marshal index build {topic} {file}")
+    require_index(file, topic)
     with _opened(options, topic, file) as source:
         _print(options, source.index_status())
 
@@ -57,6 +56,7 @@ def status(options: CommonOptions, topic: TopicName, file: File) -> None:
 @command
 def follow(options: CommonOptions, topic: TopicName, file: File, values: Values = False) -> None:
     """Keep an index up to date until Ctrl-C. Other processes can use the index meanwhile."""
+    require_index(file, topic)
     with _opened(options, topic, file, values) as source, contextlib.suppress(KeyboardInterrupt):
         known: Status | None = None
         while True:
@@ -65,6 +65,12 @@ def follow(options: CommonOptions, topic: TopicName, file: File, values: Values 
                 _print(options, found)
             known = found
             time.sleep(FOLLOW_S)
+
+
+def require_index(file: Path, topic: str) -> None:
+    """Raises CommandFailed if there is no such file: only `marshal index build` creates one."""
+    if not file.exists():
+        raise output.CommandFailed(f"{file} does not exist: marshal index build {topic} {file}")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from marshal_py.admin.group import Group
 from marshal_py.admin.suggestions import suggestion
@@ -21,19 +22,22 @@ from marshal_py.cli import output
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import Observer
 from marshal_py.client.options import COORDINATION_TOPIC, check_topics
-from marshal_py.errors import InvalidName
 from marshal_py.protocol.identity import NONE
+from marshal_py.topics.request import epoch_ms
 from marshal_py.transport.dump import memory_transport
 from marshal_py.transport.kafka import KafkaTransport
 
 _PARAMETER: Final = "options"
 
 
-def _topic_name(name: str) -> str:
+def check_time(text: str | None) -> str | None:
+    """Returns the text of a TIME option unchanged. Any text that is no time ends in exit code 2."""
     try:
-        return check_topics([name])[0]
-    except InvalidName as error:
-        raise typer.BadParameter(str(error)) from error
+        if text is not None:
+            epoch_ms(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no time like 2026-01-31T12:00:00Z") from error
+    return text
 
 
 Servers = Annotated[
@@ -54,13 +58,7 @@ CommandConfig = Annotated[
     ),
 ]
 CoordinationTopic = Annotated[
-    str,
-    typer.Option(
-        "--coordination-topic",
-        metavar="TOPIC",
-        callback=_topic_name,
-        help="The topic through which consumers coordinate.",
-    ),
+    str, typer.Option("--coordination-topic", metavar="TOPIC", help="The topic through which consumers coordinate.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 DumpFile = Annotated[
@@ -77,6 +75,10 @@ class CommonOptions:
     command_config: CommandConfig = None
     coordination_topic: CoordinationTopic = COORDINATION_TOPIC
     as_json: Json = False
+
+    def __post_init__(self) -> None:
+        """Raises InvalidName."""
+        check_topics([self.coordination_topic])
 
     def settings(self) -> dict[str, Any]:
         """Returns librdkafka's settings, from --bootstrap-servers and the file of --command-config.
@@ -123,7 +125,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """Makes a function a command: expands its parameter `options` into single options, and reports its errors.
 
     In the help text the function's own parameters come first, then the fields of the options' class, then those of its
-    base class.
+    base class. A parameter that a method of the library gets has that method's name for it, so that errors can name the
+    option instead.
     """
     parameters = []
     hints = get_type_hints(function, include_extras=True)
@@ -140,16 +143,28 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             for name in names
         ]
 
+    flags = {parameter.name: flag for parameter in parameters if (flag := _flag(parameter)) is not None}
+
     @functools.wraps(function)
     def run(**given: Any) -> None:
-        if shared is not None:
-            given[_PARAMETER] = shared(**{name: given.pop(name) for name in names})
-        with output.error_reporting():
+        with output.error_reporting(flags):
+            if shared is not None:
+                given[_PARAMETER] = shared(**{name: given.pop(name) for name in names})
             function(**given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads the options from it
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _flag(parameter: inspect.Parameter) -> str | None:
+    """Returns how a command line gives this parameter, as `--max-bytes`; None for an argument without a name."""
+    for about in getattr(parameter.annotation, "__metadata__", ()):
+        if isinstance(about, OptionInfo):
+            given = (about.default, *(about.param_decls or ()))  # in Annotated the first name stands for the default
+            flags = (flag for flag in given if isinstance(flag, str) and flag.startswith("--"))
+            return next(flags, "--" + parameter.name.replace("_", "-"))
+    return None
 
 
 def _names(shared: type[Any]) -> list[str]:

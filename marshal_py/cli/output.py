@@ -6,8 +6,9 @@ import errno
 import json
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -18,6 +19,10 @@ from marshal_py.errors import MarshalError
 FAILED: Final = 1
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as for a C program whose reader has gone
 DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_QUOTED_OR_NAME: Final = re.compile(
+    r"""(?<!\w)b?(?P<quote>['"])(?:\\.|(?!(?P=quote)).)*(?P=quote)"""
+    r"""|(?<![\w'-])(?P<name>[a-z]\w*)(?:=True\b|=(?=[\s,:;)]|$)|(?P<equals>=))?"""
+)
 SIZES_S: Final = (("days", 86_400), ("h", 3_600), ("min", 60))
 
 
@@ -31,13 +36,16 @@ def example(line: str) -> str:
 
 
 @contextmanager
-def error_reporting() -> Iterator[None]:
-    """Turns an error of this library, or of a full disk, into one line on stderr and exit code 1."""
+def error_reporting(options: Mapping[str, str]) -> Iterator[None]:
+    """Turns an error of this library, or of a full disk, into one line on stderr and exit code 1.
+
+    `options`: by the name that an argument has in Python, the command's option for it. The line names the options.
+    """
     try:
         yield
         sys.stdout.flush()
     except MarshalError as error:
-        say(f"marshal: {' '.join(str(error).split())}")
+        say(f"marshal: {' '.join(_with_options(str(error), options).split())}")
         raise typer.Exit(FAILED) from error
     except BrokenPipeError as error:
         # The reader has gone (`| head`). Python would complain again when it flushes at exit.
@@ -52,6 +60,21 @@ def error_reporting() -> Iterator[None]:
             f"before you run it again"
         )
         raise typer.Exit(FAILED) from error
+
+
+def _with_options(text: str, options: Mapping[str, str]) -> str:
+    """Returns an error's text, in which options stand for arguments: `max_bytes=0` is `--max-bytes 0`.
+
+    What is in quotes stays as it is, because it is the user's.
+    """
+
+    def named(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in options or ("_" not in name and found[0] == name):
+            return found[0]  # something in quotes, or a word of the sentence
+        return options[name] + (" " if found["equals"] else "")
+
+    return _QUOTED_OR_NAME.sub(named, text)
 
 
 def ago(seconds: float) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
-from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.options import CommonOptions, check_time, command
 from marshal_py.client.options import check_topics
 from marshal_py.topics import changes
 from marshal_py.topics.purging import info_of
@@ -153,7 +153,9 @@ def purge(
     options: CommonOptions,
     topic: Name,
     before_offset: Annotated[int | None, typer.Option(min=0, help="Messages below it; with --partition.")] = None,
-    before_time: Annotated[str | None, typer.Option(metavar="TIME", help="Messages that are older.")] = None,
+    before_time: Annotated[
+        str | None, typer.Option(metavar="TIME", callback=check_time, help="Messages that are older.")
+    ] = None,
     keep: Annotated[int | None, typer.Option(min=0, help="All but the last so many of each partition.")] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="This partition alone.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,

@@ -5,6 +5,7 @@ In a pattern `*` stands for any one token, and `>` at the end for one or more to
 
 from __future__ import annotations
 
+import reprlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -17,6 +18,15 @@ REST: Final = ">"  # one or more tokens, at the end
 
 Key = str | bytes
 
+KEY_SHOWN: Final = 100  # characters of a key in the text of an error
+_shortened: Final = reprlib.Repr()
+_shortened.maxstring = _shortened.maxother = KEY_SHOWN
+
+
+def shown(key: object) -> str:
+    """Returns a key for the text of an error: its repr, without the middle of a long one."""
+    return _shortened.repr(key)
+
 
 def exact(name: str, key: object) -> bytes:
     """Returns the bytes of one key. A text is encoded as UTF-8 and may hold no wildcard; bytes stay as they are.
@@ -26,9 +36,11 @@ def exact(name: str, key: object) -> bytes:
     if isinstance(key, bytes):
         return key
     if not isinstance(key, str) or not key:
-        raise BadRequest(f"{name}={key!r} is no key: give a text that is not empty, or bytes")
+        raise BadRequest(f"{name}={shown(key)} is no key: give a text that is not empty, or bytes")
     if has_wildcard(key):
-        raise BadRequest(f"{name}={key!r} has a wildcard: multi_last takes wildcards; give a literal * or > as bytes")
+        raise BadRequest(
+            f"{name}={shown(key)} has a wildcard: multi_last takes wildcards; give a literal * or > as bytes"
+        )
     return key.encode()
 
 
@@ -53,13 +65,14 @@ def matcher(pattern: Key) -> Callable[[bytes], bool]:
     if isinstance(pattern, bytes):
         return lambda key: key == pattern
     if not isinstance(pattern, str) or not pattern:
-        raise BadRequest(f"multi_last has {pattern!r}: a key is a text that is not empty, or bytes")
+        raise BadRequest(f"multi_last has {shown(pattern)}: a key is a text that is not empty, or bytes")
     if not has_wildcard(pattern):
         wanted = pattern.encode()
         return lambda key: key == wanted
     if not is_pattern(pattern):
         raise BadRequest(
-            f"multi_last has {pattern!r}: `>` stands for the rest, so only the last token may be it; no token is empty"
+            f"multi_last has {shown(pattern)}: `>` stands for the rest, so only the last token may be it; no token is "
+            "empty"
         )
     matches_tokens = token_matcher(pattern)
 

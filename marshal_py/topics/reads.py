@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TooManyKeys, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.topics.keys import PARTITIONERS, has_wildcard, matcher
+from marshal_py.topics.keys import PARTITIONERS, has_wildcard, matcher, shown
 from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, time_ms
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
@@ -273,11 +273,11 @@ class Reads:
         self.topic_id, count = found.topic_id, found.partitions
         up_to = request.up_to_offset if isinstance(request.up_to_offset, Mapping) else {}
         for name, number in (
-            ("partition", request.partition or 0),
-            ("up_to_offset's partition", max(up_to, default=0)),
+            ("partition=", request.partition or 0),
+            ("up_to_offset names partition ", max(up_to, default=0)),
         ):
             if number >= count:
-                raise BadRequest(f"{name}={number}: topic {self.topic!r} has partitions 0 to {count - 1}")
+                raise BadRequest(f"{name}{number}: topic {self.topic!r} has partitions 0 to {count - 1}")
         if request.partition is not None:
             return [TopicPartition(self.topic, request.partition)]
         key = request.key
@@ -297,8 +297,8 @@ class Reads:
         tps = self._partitions(request)
         if len(tps) > 1:
             raise BadRequest(
-                f"offset={request.offset} needs a partition: topic {self.topic!r} has {len(tps)}, and each has offsets "
-                "of its own"
+                f"offset={request.offset} needs partition= too: topic {self.topic!r} has {len(tps)} partitions, and "
+                "each has offsets of its own"
             )
         return tps[0]
 
@@ -381,10 +381,9 @@ def size_of(message: RawMessage) -> int:
 
 def described(request: GetRequest) -> str:
     """Returns the question in words, for an error."""
-    shown = {
-        name: getattr(request, name) for name in ("partition", "offset", "start_time", "last_by_key", "next_by_key")
-    }
-    return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
+    names = ("partition", "offset", "start_time", "last_by_key", "next_by_key")
+    given = {name: getattr(request, name) for name in names}
+    return ", ".join(f"{name}={shown(value)}" for name, value in given.items() if value is not None)
 
 
 def newer(one: RawMessage, other: RawMessage) -> bool:

@@ -45,7 +45,7 @@ class GetRequest:
     def __post_init__(self) -> None:
         if self.asks_nothing:
             raise BadRequest(
-                "the request is empty: name offset, start_time, last_by_key, next_by_key, batch or multi_last"
+                "the request is empty: name offset=, start_time=, last_by_key=, next_by_key=, batch= or multi_last="
             )
         for name, least in (("offset", 0), ("partition", 0), ("batch", 1), ("max_bytes", 1)):
             if getattr(self, name) is not None:
@@ -120,7 +120,7 @@ class GetRequest:
         if self.offset is not None:
             self._refuse("offset", "start_time")
         if not self.is_batch and self.max_bytes is not None:
-            raise BadRequest("max_bytes bounds a batch: give batch or multi_last as well")
+            raise BadRequest("max_bytes bounds a batch: give batch= or multi_last= as well")
         if self.up_to_offset is not None and self.up_to_time is not None:
             raise BadRequest("up_to_offset and up_to_time contradict each other: give one")
         if (
@@ -133,7 +133,7 @@ class GetRequest:
     def _refuse(self, name: str, *others: str) -> None:
         given = [other for other in others if getattr(self, other) is not None]
         if given:
-            raise BadRequest(f"{name} and {', '.join(given)} contradict each other: give one")
+            raise BadRequest(f"{name}= and {'=, '.join(given)}= contradict each other: give one")
 
     def _check_keys(self) -> None:
         _ = self.key
@@ -154,7 +154,7 @@ class GetRequest:
         elif self.up_to_offset is not None:
             check_number("up_to_offset", self.up_to_offset, 0)
             if self.partition is None:
-                raise BadRequest("up_to_offset is a number: name its partition too, or give a map of partition: offset")
+                raise BadRequest("up_to_offset is a number: name partition= too, or give a map of partition: offset")
 
 
 def check_number(name: str, value: object, least: int) -> None:

@@ -15,7 +15,7 @@ from marshal_py.errors import BadRequest, DeserializationFailed, InvalidOption, 
 from marshal_py.topics.changes import check_name
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
-from marshal_py.topics.keys import ALL, PARTITIONERS, Key, exact
+from marshal_py.topics.keys import ALL, PARTITIONERS, Key, exact, shown
 from marshal_py.topics.progress import Progress, ReportingReader
 from marshal_py.topics.purging import Purged, PurgeTarget, TopicInfo, info_of, purge
 from marshal_py.topics.reads import Reads
@@ -128,7 +128,10 @@ class Topic:
     __contains__ = None
 
     def __getitem__(self, key: Key) -> StoredMessage:
-        """Returns the last message of a key: ADR-31's subject-appended form, which takes no further arguments."""
+        """Returns the last message of a key: ADR-31's subject-appended form, which takes no further arguments.
+
+        Raises what `get` raises; MessageNotFound is a KeyError.
+        """
         if isinstance(key, tuple | slice):
             raise BadRequest(f"topic[{key!r}]: one key and nothing else; use get() for more")
         return self.find(GetRequest(last_by_key=key))
@@ -238,7 +241,7 @@ class Topic:
             check_compacted(self._connection()[0], self.name)
             numbers = reads.partitions_with(wanted) if number is None else [number]
             if not numbers:
-                raise MessageNotFound(self.name, f"key={key!r}")
+                raise MessageNotFound(self.name, f"key={shown(key)}")
             return write_tombstones(self._transport, self.name, wanted, numbers, self._timeout_s)
 
     def key_index(self, path: str | Path, *, values: bool = False) -> KeyIndex:

@@ -46,6 +46,10 @@ INVALID = {
     "members have it": ["--policy", "topic", "--max-members", "2"],
     "'a' has it twice": ["--policy", "members", "--max-members", "2", "--map", "a=0,0,1"],
     "each member has one mapping": ["--policy", "members", "--max-members", "2", "--map", "a=0", "--map", "a=1"],
+    "--policy 'magic' is not allowed: one of": ["--policy", "magic"],
+    "--max-members -1": ["--policy", "members", "--max-members", "-1", "--member", "a"],
+    "--priority-timeout -1.0": ["--policy", "pinned", "--priority-group", "a", "--priority-timeout", "-1"],
+    "--max-request-expires -1.0": ["--max-request-expires", "-1"],
     "1 to 255 bytes": ["--policy", "members", "--max-members", "2", "--member", ""],
 }
 

@@ -5,6 +5,7 @@ Each test that stands for a sentence of the seed quotes it.
 
 from __future__ import annotations
 
+import pickle
 import random
 import zlib
 from collections.abc import Callable, Iterator
@@ -137,6 +138,12 @@ def test_the_subject_appended_form(fill: Any) -> None:
     """
     topic = fill(users(), 1)
     assert topic["1234.name"].value == b"Bob"
+    for key in ("missing", b"\xff" * 9_000):
+        with pytest.raises(KeyError) as missing:  # as of any mapping, and with the library's sentence
+            topic[key]
+        assert str(missing.value).startswith("topic '")
+        assert len(str(missing.value)) < 300
+        assert isinstance(pickle.loads(pickle.dumps(missing.value)), MessageNotFound)
     with pytest.raises(BadRequest) as caught:
         topic["1234.name", 1]
     assert caught.value.status == 408
@@ -441,11 +448,11 @@ def test_a_partitioner_reads_one_partition(partitioner: str) -> None:
 def test_an_offset_of_several_partitions_names_one(fill: Any) -> None:
     topic = fill([Entry(1, b"k", b"v", T0)], 2)
     assert topic.get(offset=0, partition=1).value == b"v"
-    with pytest.raises(BadRequest, match="needs a partition"):
+    with pytest.raises(BadRequest, match="needs partition="):
         topic.get(offset=0)
     with pytest.raises(BadRequest, match=r"partition=2: .* 0 to 1"):
         topic.get(batch=1, partition=2)
-    with pytest.raises(BadRequest, match=r"up_to_offset's partition=2: .* 0 to 1"):
+    with pytest.raises(BadRequest, match=r"up_to_offset names partition 2: .* 0 to 1"):
         topic.get(multi_last=["k"], up_to_offset={0: 1, 2: 1})
 
 
