@@ -1,20 +1,21 @@
 """The two ways in which a witness runs: alone beside one consumer process, or as `marshal run` around a command.
 
-`marshal run` is what an init process of a container has to be, and no more: it starts the command in a process group of
-its own, passes signals on, reaps whatever ends, and ends as the command did.
+`marshal run` is what an init process of a container has to be, and no more: it starts the command, passes signals on,
+reaps whatever ends, and ends as the command did. The command has a process group of its own. Where there is a terminal,
+it shares the group of `marshal run`, as it would without it: what the terminal sends to that group reaches both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any, Final
+import threading
+from typing import Final
 
 from marshal_py.last_will.messages import DESCRIPTORS_MAX
 from marshal_py.last_will.rendezvous import VARIABLE, describe
@@ -25,7 +26,14 @@ NOT_FOUND: Final = 127  # exit codes of shells for a command that cannot be star
 NOT_EXECUTABLE: Final = 126
 SIGNALLED: Final = 128
 STATUSES_MAX: Final = 1_000  # of reaped processes, kept until their pidfd has been looked at
-FORWARDED: Final = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT", "SIGALRM")
+FORWARDED: Final = frozenset(
+    {
+        *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
+        *(signal.SIGWINCH, signal.SIGCONT, signal.SIGALRM),
+    }
+)
+STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})  # with which a terminal stops its processes
+FROM_TERMINAL: Final = STOPS | {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
 # A witness of one process ends with that process. A signal to its control group must not end it sooner.
 IGNORED: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
@@ -53,37 +61,40 @@ class Runner:
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
+        self._terminal = _has_terminal()
         self._child = 0
         self._status: int | None = None  # of the command, once it has ended, as os.waitpid returns it
         self._statuses: dict[int, int] = {}
+        self._shared: set[int] = set()  # signals that the command got without this process
         self._witness = Witness(f"marshal run {os.getpid()}", bare_producer.create, self._how)
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._theirs = theirs.detach()
         self._woken, self._waker = os.pipe()
 
     def run(self) -> int:
-        for fd in (self._woken, self._waker):
-            os.set_blocking(fd, False)
+        os.set_blocking(self._woken, False)
         self._ours.setblocking(False)
-        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        forwarded = [getattr(signal, name) for name in FORWARDED if hasattr(signal, name)]
-        # Blocked until the command's process is known here, and until that process handles signals as a command does.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
-        for number in forwarded:
-            signal.signal(number, self._forward)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # it only has to wake the loop
-        self._child = self._start(forwarded, mask)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # one who ignores it never learns a status
+        # A thread takes them, in the order of their numbers: Python's handlers would not know who has sent a signal.
+        handled = FORWARDED | {signal.SIGCHLD} | (STOPS if self._terminal else frozenset())
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+        self._child = self._start(mask)
         os.close(self._theirs)
-        _give_terminal_to(self._child)
+        listener = threading.Thread(target=self._listen, args=(handled,), name="marshal-signals", daemon=True)
+        listener.start()
         selector = self._witness.selector
         selector.register(self._woken, selectors.EVENT_READ, self._wake)
         selector.register(self._ours, selectors.EVENT_READ, self._accept)
         while self._status is None:
             self._witness.step()
             self._reap()
+        os.kill(os.getpid(), signal.SIGCHLD)  # what came before it has been taken when the thread ends
+        listener.join()
+        self._wake()
         self._settle()
         code = os.waitstatus_to_exitcode(self._status)
+        if -code in self._shared:
+            _die_of(-code)  # a script around this process ends only if it learns of ctrl-C
         return code if code >= 0 else SIGNALLED - code
 
     def _settle(self) -> None:
@@ -97,18 +108,21 @@ class Runner:
         while self._witness.unacknowledged:
             self._witness.step()
 
-    def _start(self, handled: list[signal.Signals], mask: set[signal.Signals | int]) -> int:
-        """Starts the command with the default handlers and this signal mask. Returns its process."""
+    def _start(self, mask: set[signal.Signals | int]) -> int:
+        """Starts the command with this signal mask. Returns its process."""
         child = os.fork()
         if child:
-            with contextlib.suppress(OSError):  # it may have done so itself, or be gone
-                os.setpgid(child, child)
+            if not self._terminal:
+                with contextlib.suppress(OSError):  # it may have done so itself, or be gone
+                    os.setpgid(child, child)
             return child
         try:
-            os.setpgid(0, 0)
-            signal.set_wakeup_fd(-1)
-            for number in (*handled, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            if not self._terminal:
+                os.setpgid(0, 0)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python has ignored
                 signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.set_inheritable(self._theirs, True)
             os.environ[VARIABLE] = describe(self._theirs)
@@ -118,17 +132,47 @@ class Runner:
             sys.stderr.flush()
             os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
 
-    # --- events
+    # --- signals
 
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self._child and self._status is None:
-                os.kill(self._child, number)
+    def _listen(self, handled: frozenset[signal.Signals]) -> None:
+        """Takes signals until the command has ended. Each goes to the loop as two bytes: its number, and whether the
+        command got it without this process.
+        """
+        while True:
+            if hasattr(signal, "sigwaitinfo"):
+                found = signal.sigwaitinfo(handled)
+                number = found.si_signo
+                by_kernel = found.si_code > 0 and found.si_pid == 0
+                shared = found.si_pid == self._child or (by_kernel and number in FROM_TERMINAL)
+            else:  # macOS does not say who sent it
+                number = signal.sigwait(handled)
+                shared = number in FROM_TERMINAL
+            os.write(self._waker, bytes((number, shared and self._terminal)))
+            if number == signal.SIGCHLD and self._status is not None:
+                return
 
     def _wake(self) -> None:
+        """Passes on the signals that have come. SIGCHLD only has to wake the loop."""
         with contextlib.suppress(BlockingIOError):
-            while os.read(self._woken, 4_096):
-                pass
+            while found := os.read(self._woken, 4_096):
+                for number, shared in zip(found[::2], found[1::2], strict=True):
+                    if shared:
+                        self._shared.add(number)
+                    elif number != signal.SIGCHLD and self._status is None:
+                        with contextlib.suppress(PermissionError):  # a command that runs as another user, such as sudo
+                            os.kill(self._child, number)
+
+    def _stop(self, number: int) -> None:
+        """Stops as the command did, if its terminal stopped it, until SIGCONT: the shell waits for this process.
+
+        Somebody who stops the command alone (SIGSTOP) continues it alone, too: the witness stays awake.
+        """
+        if number in STOPS:
+            signal.raise_signal(number)  # pending: SIGCONT takes it back together with the terminal's own
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+            signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+    # --- events
 
     def _accept(self) -> None:
         """Takes the sockets that processes below have sent."""
@@ -145,11 +189,15 @@ class Runner:
         """Collects every process that has ended: the command, its children, and orphans where this is process 1."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | (os.WUNTRACED if self._terminal else 0))
             except ChildProcessError:
                 return
             if not pid:
                 return
+            if os.WIFSTOPPED(status):
+                if pid == self._child:
+                    self._stop(os.WSTOPSIG(status))
+                continue
             if pid == self._child:
                 self._status = status
             self._statuses[pid] = status
@@ -174,17 +222,18 @@ def in_words(status: int) -> str:
         return f"signal {-code}"
 
 
-def _give_terminal_to(group: int) -> None:
-    """Makes the command's process group the one that gets the terminal's signals.
-
-    Does nothing without a terminal, or if this process is in its background: the terminal is another's then.
-    """
+def _has_terminal() -> bool:
     try:
-        if not os.isatty(0) or os.tcgetpgrp(0) != os.getpgrp():
-            return
-    except OSError:  # a terminal that is not the controlling one
-        return
-    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.tcsetpgrp(0, group)
-    signal.signal(signal.SIGTTOU, before)
+        os.close(os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _die_of(number: int) -> None:
+    """Ends this process by a signal. Returns if it is process 1, which no signal ends."""
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # no second core file, and 1 tells a crash reporter so
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

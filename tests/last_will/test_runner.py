@@ -23,7 +23,9 @@ RUN = connecting.command("run", "--")
 
 
 def run(*command: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*before, *RUN, *command], capture_output=True, text=True, timeout=DEADLINE_S)
+    """Runs a command without a terminal, whatever the tests have."""
+    words = [*before, *RUN, *command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, start_new_session=True)
 
 
 @pytest.mark.parametrize(
@@ -74,22 +76,8 @@ sys.exit(Runner(["sleep", "30"]).run())
     assert subprocess.run(command, timeout=DEADLINE_S, cwd=ROOT).returncode == 128 + signal.SIGTERM
 
 
-def test_a_background_job_does_not_take_the_terminal() -> None:
-    """Otherwise the shell that started it is in the background, and ends."""
-    shell = """
-import os, pty, subprocess, sys
-pid, _ = pty.fork()
-if pid == 0:
-    status = subprocess.run(sys.argv[1:], process_group=0).returncode
-    os._exit(status or os.tcgetpgrp(0) != os.getpgrp())
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-    command = [sys.executable, "-c", shell, *RUN, "true"]
-    assert subprocess.run(command, timeout=DEADLINE_S, cwd=ROOT).returncode == 0
-
-
 def test_the_command_is_in_a_process_group_of_its_own() -> None:
-    """So that ctrl-C in a terminal reaches it once, and not again through `marshal run`."""
+    """Where there is no terminal (test_terminal.py): what somebody sends to the group of `marshal run` comes once."""
     script = "import os; print(os.getpgrp() == os.getpid())"
     assert run(sys.executable, "-c", script).stdout == "True\n"
 
@@ -97,6 +85,13 @@ def test_the_command_is_in_a_process_group_of_its_own() -> None:
 def test_the_command_has_the_usual_signal_handling() -> None:
     script = "import signal; print(signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1))"
     assert run(sys.executable, "-c", script).stdout == "0 0\n", "SIG_DFL"
+
+
+def test_what_the_caller_ignores_stays_ignored() -> None:
+    """`nohup marshal run -- COMMAND` means the command."""
+    script = "import signal; print(signal.getsignal(signal.SIGHUP).name, signal.getsignal(signal.SIGINT).name)"
+    before = ("sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh")
+    assert run(sys.executable, "-c", script, before=before).stdout == "SIG_IGN SIG_IGN\n"
 
 
 def test_as_process_1_it_reaps_orphans() -> None:

@@ -1,0 +1,118 @@
+"""`marshal run` in a terminal: keys and jobs do what they do without it. A real bash on a pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from marshal_py.last_will import connecting
+
+DEADLINE_S = 60.0
+RUN = shlex.join(connecting.command("run", "--"))
+# No echo of what is typed, and no signal that the process around the tests ignores.
+SHELL = "stty -echo; exec env --default-signal PS1= bash --norc --noprofile --noediting -i"
+CTRL_C, CTRL_Z = "\x03", "\x1a"
+
+
+class Terminal:
+    """A terminal with an interactive shell, which has job control."""
+
+    def __init__(self) -> None:
+        self._fd, theirs = os.openpty()
+        self.shell = subprocess.Popen(
+            ["setsid", "--ctty", "sh", "-c", SHELL], stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        self._shown = ""
+        self.type("echo shell-$((40+2))\n")
+        self.wait("shell-42")
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def wait(self, text: str) -> str:
+        """Waits until the terminal has shown `text`. Returns what it has shown before that."""
+        deadline, poller = time.monotonic() + DEADLINE_S, select.poll()
+        poller.register(self._fd, select.POLLIN)
+        while text not in self._shown:
+            assert poller.poll(max(0.0, deadline - time.monotonic()) * 1000), f"no {text!r}: {self._shown!r}"
+            self._shown += os.read(self._fd, 4_096).decode()
+        before, _, self._shown = self._shown.partition(text)
+        return before
+
+    def close(self) -> None:
+        os.close(self._fd)  # the kernel hangs up on all that is left in the session
+        self.shell.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+def test_ctrl_z_stops_it_and_fg_continues_it(terminal: Terminal) -> None:
+    """The shell comes back as soon as both have stopped; twice, because a signal may be left over from the first."""
+    terminal.type(f"{RUN} sh -c 'while echo ready; read line; do echo got-$line; done'\n")
+    for word in ("one", "two"):
+        terminal.wait("ready")
+        terminal.type(CTRL_Z)
+        terminal.wait("Stopped")
+        terminal.type("echo $(pgrep -c -g $(jobs -p) -r T)-stopped\n")
+        terminal.wait("2-stopped")
+        terminal.type("fg\n")
+        terminal.wait("while echo ready")  # bash names the job that it continues
+        terminal.type(f"{word}\n")
+        terminal.wait(f"got-{word}")
+
+
+def test_ctrl_c_ends_the_script_around_it(terminal: Terminal) -> None:
+    """A shell goes on after a command that exits with 130, and not after one that SIGINT has ended."""
+    script = f"""{RUN} sh -c "echo ready; exec sleep 1000"; echo survived"""
+    terminal.type(f"bash -c {shlex.quote(script)}\n")
+    terminal.wait("ready")
+    terminal.type(CTRL_C)
+    terminal.type("echo status=$?\n")
+    assert "survived" not in terminal.wait("status=130")
+
+
+def test_a_command_that_handles_ctrl_c_gets_it_once(terminal: Terminal) -> None:
+    """And ends as it likes."""
+    terminal.type(f"""{RUN} bash -c 'trap "echo int" INT; echo ready; read x; read y; exit 7'; echo status=$?\n""")
+    terminal.wait("ready")
+    terminal.type(CTRL_C)
+    terminal.wait("int")
+    terminal.type("one\ntwo\n")
+    assert "int" not in terminal.wait("status=7")
+
+
+def test_the_next_program_of_a_pipeline_can_read_the_terminal(terminal: Terminal) -> None:
+    """As `less` does. Ctrl-C ends all of it."""
+    terminal.type(
+        f"{RUN} sh -c 'echo first; exec sleep 1000' | sh -c 'read x; echo $x; read y </dev/tty; echo $x-$y; cat'\n"
+    )
+    terminal.wait("first")
+    terminal.type("typed\n")
+    terminal.wait("first-typed")
+    terminal.type(CTRL_C)
+    terminal.type("echo ${PIPESTATUS[@]}\n")
+    terminal.wait("130 130")
+
+
+def test_a_job_in_the_background(terminal: Terminal) -> None:
+    """The shell keeps the terminal; a signal reaches the command; one that reads the terminal is stopped until `fg`."""
+    terminal.type(f"{RUN} sh -c 'echo ready; exec sleep 1000' & \n")
+    terminal.wait("ready")
+    terminal.type("kill -HUP $!; wait $!; echo status=$?\n")
+    terminal.wait("status=129")
+    terminal.type(f"{RUN} sh -c 'read line; echo got-$line' & wait $!; echo waited; fg\n")
+    terminal.wait("waited")
+    terminal.type("typed\n")
+    terminal.wait("got-typed")
