@@ -49,7 +49,8 @@ def consume(
         typer.Option(help="In a group with the policy members or blocks: for which member this consumer works."),
     ] = None,
     priority_group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="In a group with the policy prioritized or pinned: its group.")
+        str | None,
+        typer.Option(metavar="NAME", help="The priority group, in a group with the policy prioritized or pinned."),
     ] = None,
     priority: Annotated[
         int, typer.Option(min=0, max=PRIORITY_MAX, help="Policy prioritized: lower ones come first.")

@@ -5,7 +5,7 @@ A setting that is not named stays. Whether settings belong together is decided b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -49,11 +49,17 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
             raise InvalidOption(name, value, "one of " + ", ".join(WORDS[name]))
         if name == "max_members" and (isinstance(value, bool) or not isinstance(value, int)):
             raise InvalidOption(name, value, "a whole number")
-        if name in LISTS and isinstance(value, str):
-            raise InvalidOption(name, value, "a list of names, not one string")
+        if name in LISTS and (isinstance(value, str) or not _has_names(value)):
+            raise InvalidOption(name, value, "a list of names")
+        if name == "mappings" and not (isinstance(value, Mapping) and _has_names(value)):
+            raise InvalidOption(name, value, "a dict that has the partitions of each member by its name")
         if name in LIMITS or name == "priority_timeout_s":
             _check_limit(name, value)
     return dict(wanted)
+
+
+def _has_names(value: object) -> bool:
+    return isinstance(value, Collection) and all(isinstance(one, str) for one in value)
 
 
 def _check_limit(name: str, value: object) -> None:
@@ -61,7 +67,8 @@ def _check_limit(name: str, value: object) -> None:
     kinds = int | float if seconds else int
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value <= LIMIT_MAX:
         kind = "a number of seconds" if seconds else "a whole number"
-        raise InvalidOption(name, value, f"{kind} from 0 (no limit) to {LIMIT_MAX}")
+        rule = f"{kind} from 0 (no limit) to {LIMIT_MAX}" if name in LIMITS else kind
+        raise InvalidOption(name, value, rule)
 
 
 def limits_of(config: ConfigRecord | None) -> dict[str, Any]:

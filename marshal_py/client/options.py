@@ -319,8 +319,8 @@ def _advice(name: str) -> str:
 
 def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
     """Returns the topics of a consumer, each once, in the order given. Raises InvalidOption, InvalidName."""
-    if isinstance(topics, str):
-        raise InvalidOption("topics", topics, "a sequence of topic names, not one string")
+    if isinstance(topics, str) or not isinstance(topics, Iterable):
+        raise InvalidOption("topics", topics, "a list of topic names")
     names = tuple(dict.fromkeys(check_id("topic", topic) for topic in topics))
     if not names:
         raise InvalidOption("topics", topics, "name at least one topic")

@@ -69,6 +69,25 @@ def test_a_value_of_a_wrong_type_is_refused_by_name(option: str) -> None:
         assert named in (option, "topic"), f"{option}={value!r}"
 
 
+@pytest.mark.parametrize("wrong", [3, "m1", [3], ["m1", None], True, b"m1"])
+@pytest.mark.parametrize("setting", ["members", "priority_groups", "mappings"])
+def test_a_group_setting_of_a_wrong_type_is_refused_by_name(setting: str, wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match=f"^{setting}="):
+        GroupConfig(**{setting: wrong})
+
+
+@pytest.mark.parametrize("wrong", [{3: [0]}, {None: [0]}, ["m1"]])
+def test_mappings_are_by_name(wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"^mappings=.*of each member by its name"):
+        GroupConfig(mappings=wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "orders", [3], []])
+def test_topics_of_a_wrong_type_are_refused_by_name(memory: MemoryTestCluster, wrong: Any) -> None:
+    with memory.connect() as marshal, pytest.raises((InvalidOption, InvalidName), match=r"^topic"):
+        marshal.consumer(memory.group(), wrong)
+
+
 def test_the_consumer_refuses_it_before_it_joins(memory: MemoryTestCluster) -> None:
     with memory.connect() as marshal:
         for wrong in ({"on_claim": 3}, {"mirror_offsets": "no"}, {"group_config": {"a": 1}}):
