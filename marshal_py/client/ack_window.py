@@ -8,7 +8,7 @@ with a bound of one nothing of the partition is delivered before that message is
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from marshal_py.client.buffers import Buffer
@@ -45,11 +45,11 @@ class AckWindow:
         return count if self.most is None else min(count, self.room(claim))
 
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
-        """Returns how long to wait for acks before looking again; None if no buffered message may wait for one.
+        """Returns how long to wait for acks before looking again; None if no buffered message waits for one.
 
         `delivered`: how many messages the consumer has delivered; the waits grow until this number changes.
         """
-        if self.most is None or not any(buffer.fetched and buffer.claim is not None for buffer in buffers):
+        if not any(self._full(buffers)):
             return None
         if delivered != self._delivered:
             self._delivered, self._wait_s = delivered, WAIT_S_MIN
@@ -58,8 +58,15 @@ class AckWindow:
 
     def waits_for_handlers(self, buffers: Iterable[Buffer]) -> bool:
         """Tells whether a buffered message waits for an answer to one that a handler has now."""
-        return self.most is not None and any(
-            isinstance(claim.tracker, AtLeastOnce) and not self.room(claim) and claim.tracker.held > 0
-            for buffer in buffers
-            if buffer.fetched and (claim := buffer.claim) is not None and claim.phase is ClaimPhase.OPEN
+        return any(
+            isinstance(claim.tracker, AtLeastOnce) and claim.tracker.held > 0
+            for claim in self._full(buffers)
+            if claim.phase is ClaimPhase.OPEN
         )
+
+    def _full(self, buffers: Iterable[Buffer]) -> Iterator[Claim]:
+        """Yields the claims of which messages are buffered and none may be delivered before another is finished."""
+        for buffer in buffers if self.most is not None else ():
+            claim = buffer.claim
+            if claim is not None and buffer.fetched and not buffer.paused_by_user and not self.room(claim):
+                yield claim

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from marshal_py import ConsumerOptions, InvalidOption, Message, aio
+from marshal_py.client import waits
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, joined, positions, until
 
 NEVER_S = 3_600.0  # longer than any test
@@ -140,6 +141,23 @@ def test_a_task_that_acks_makes_room(memory: MemoryTestCluster) -> None:
         return seen
 
     assert asyncio.run(run()) == list(range(count))
+
+
+def test_a_call_looks_for_acks_only_while_a_buffered_message_waits_for_one(memory: MemoryTestCluster) -> None:
+    """Else it would wake a hundred times a second, as long as too few messages are there."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 4)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], max_acks_pending=2) as consumer:
+        queue = consumer._queue
+        held = [consumer.next(expires_s=DEADLINE_S)]
+        while queue.buffered() < 3:
+            waits.complete(consumer._intake.look(), consumer._carry_out)
+        assert queue.window.wait_s(queue.buffers.values(), queue.delivered) is None, "there is room for one"
+        held.append(consumer.next(expires_s=DEADLINE_S))
+        assert queue.window.wait_s(queue.buffers.values(), queue.delivered) is not None
+        consumer.pause([(topic, 0)])
+        assert queue.window.wait_s(queue.buffers.values(), queue.delivered) is None, "an ack would change nothing"
+        assert all(message is not None and message.ack() for message in held)
 
 
 def test_a_drain_delivers_what_is_buffered_as_acks_come(memory: MemoryTestCluster) -> None:
