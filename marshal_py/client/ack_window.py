@@ -40,10 +40,6 @@ class AckWindow:
             return sys.maxsize
         return max(0, self.most - claim.tracker.in_flight)
 
-    def limit(self, claim: Claim, count: int) -> int:
-        """Returns how many of the next `count` messages of the claim may be delivered."""
-        return count if self.most is None else min(count, self.room(claim))
-
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
         """Returns how long to wait for acks before looking again; None if no buffered message waits for one.
 

@@ -364,7 +364,7 @@ class DeliveryQueue:
                 return None
             head = buffer.fetched[0]
         count = self.redelivering.limit(claim, buffer, min(limit, len(head.messages) - head.at))
-        count = self.window.limit(claim, count)
+        count = min(count, self.window.room(claim))  # now: what went to the dead-letter topic takes room, too
         head = buffer.fetched[0] if buffer.fetched else head
         if limit_bytes is not None:
             count = fit(head.messages, head.at, count, limit_bytes, not have_some)
@@ -448,7 +448,7 @@ class DeliveryQueue:
             if isinstance(claim.tracker, AtMostOnce):
                 count = buffer.skip_to_grant(claim.tracker)
             count = self.redelivering.limit(claim, buffer, min(count, self._left(), allowance.messages))
-            count = self.window.limit(claim, count)
+            count = min(count, self.window.room(claim))  # now, as in _take_part
             if allowance.size_bytes is not None and count > 0:
                 head = buffer.fetched[0]
                 count = fit(head.messages, head.at, count, allowance.size_bytes, allowance.one_fits)

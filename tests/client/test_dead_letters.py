@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py import Consumer, InvalidOption, TopicMissing
+from marshal_py import Consumer, InvalidOption, Message, TopicMissing
 from marshal_py.client import dead_letters
 from marshal_py.errors import AccessDenied, MessageTooLarge
 from marshal_py.protocol.records import Note
@@ -188,6 +188,30 @@ def test_it_is_unfinished_until_the_letter_is_acknowledged(
         gate.open.set()
         until(lambda: positions(consumer) == {0: 2}, "it counts now")
         assert claim.tracker.held == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("front", ["fetch", "fetch_each"])
+def test_with_one_pending_nothing_is_delivered_before_the_letter_is_acknowledged(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, front: str
+) -> None:
+    """Also if the message was delivered by an earlier owner alone, and the letter makes the next one the first."""
+    topic, letters, group = memory.topic(), memory.topic(), memory.group()
+    memory.fill(topic, 0, 2)
+    gate = Gate(monkeypatch)
+    with memory.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            assert places(collect(consumer, 1, ack=False)) == [(0, 0)]
+        with with_letters(marshal, group, topic, letters, max_deliver=1, max_acks_pending=1) as consumer:
+            found: list[Message] = []
+
+            def look() -> None:
+                found.extend(getattr(consumer, front)(1, expires_s=0.0))
+
+            until(lambda: (look(), gate.reached.is_set())[1], "the letter is on its way")
+            look()
+            assert found == []
+            gate.open.set()
+            assert places(collect(consumer, 1)) == [(0, 1)]
 
 
 def test_a_crash_before_the_acknowledgement_repeats_the_letter_and_loses_nothing(
