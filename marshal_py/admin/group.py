@@ -171,13 +171,13 @@ class Group:
 
         The settings, all optional: `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer
         decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members", "blocks",
-        "prioritized" or "pinned". `max_members`, and `members` (names) or `mappings` (name -> partitions), go with
-        "members" and "blocks"; `priority_groups`, a list of one name, goes with "prioritized" and "pinned", and
-        `priority_timeout_s` with "pinned". With `on_topic_recreated` "fail" nobody consumes the partitions of a topic
-        that was deleted and created again until somebody moves their positions; with "earliest" they are consumed from
-        their beginnings; if it is None, each consumer does what its own option says. `max_request_batch`,
-        `max_request_expires_s`, `max_request_max_bytes`: the most messages, seconds and bytes that one request of a
-        consumer may ask for.
+        "prioritized", "pinned" or "overflow". `max_members`, and `members` (names) or `mappings` (name -> partitions),
+        go with "members" and "blocks"; `priority_groups`, a list of one name, goes with "prioritized", "pinned" and
+        "overflow", `priority_timeout_s` with "pinned", and `failover_s` with "overflow". With `on_topic_recreated`
+        "fail" nobody consumes the partitions of a topic that was deleted and created again until somebody moves their
+        positions; with "earliest" they are consumed from their beginnings; if it is None, each consumer does what its
+        own option says. `max_request_batch`, `max_request_expires_s`, `max_request_max_bytes`: the most messages,
+        seconds and bytes that one request of a consumer may ask for.
         Raises GroupExists, InvalidOption.
         """
         return self._settle(_named(settings), True, reason, watcher=watcher)

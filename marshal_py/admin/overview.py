@@ -202,6 +202,8 @@ def _member(group: Group, session: Session) -> dict[str, Any]:
         "member": session.join.member or None,
         "priority_group": session.join.priority_group or None,
         "priority": session.join.priority,
+        "min_pending": session.join.min_pending or None,
+        "min_ack_pending": session.join.min_ack_pending or None,
         "library": session.join.library,
         "interval_s": session.join.interval_ms / 1000,
         "claims": sorted(str(group.claims[epoch].tp) for epoch in session.epochs),

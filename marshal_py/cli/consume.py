@@ -49,12 +49,17 @@ def consume(
         typer.Option(help="In a group with the policy members or blocks: for which member this consumer works."),
     ] = None,
     priority_group: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The priority group, in a group with the policy prioritized or pinned."),
+        str | None, typer.Option(metavar="NAME", help="Policies prioritized, pinned and overflow: the priority group.")
     ] = None,
     priority: Annotated[
         int, typer.Option(min=0, max=PRIORITY_MAX, help="Policy prioritized: lower ones come first.")
     ] = 0,
+    min_pending: Annotated[
+        int | None, typer.Option(min=1, help="Policy overflow: take part while so many messages are not delivered yet.")
+    ] = None,
+    min_ack_pending: Annotated[
+        int | None, typer.Option(min=1, help="Policy overflow: or while so many are delivered and not acknowledged.")
+    ] = None,
     policy: Annotated[str | None, typer.Option(help="How consumers share partitions: balanced or greedy.")] = None,
     release_behind: Annotated[
         float | None,
@@ -124,6 +129,8 @@ def consume(
         "member": member,
         "priority_group": priority_group,
         "priority": priority,
+        "min_pending": min_pending,
+        "min_ack_pending": min_ack_pending,
         "heartbeat_interval_s": heartbeat_interval,
         "release_behind_s": release_behind,
         "on_topic_recreated": on_topic_recreated,

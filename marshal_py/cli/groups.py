@@ -35,7 +35,7 @@ PolicyOption = Annotated[
         "--policy",
         metavar="POLICY",
         help="balanced, greedy, or own, so that each consumer follows its own; topic, members, blocks, "
-        "prioritized or pinned, which are for the group's whole life.",
+        "prioritized, pinned or overflow, which are for the group's whole life.",
     ),
 ]
 MaxMembersOption = Annotated[
@@ -60,7 +60,9 @@ MapOption = Annotated[
 PriorityGroupsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--priority-group", metavar="NAME", help="Policies prioritized and pinned: the name of the priority group."
+        "--priority-group",
+        metavar="NAME",
+        help="Policies prioritized, pinned and overflow: the name of the priority group.",
     ),
 ]
 TimeoutOption = Annotated[
@@ -72,6 +74,15 @@ TimeoutOption = Annotated[
     ),
 ]
 
+FailoverOption = Annotated[
+    float | None,
+    typer.Option(
+        "--failover",
+        metavar="SECONDS",
+        help="Policy overflow: after how long without a request of a consumer without conditions the others take part; "
+        "0: never.",
+    ),
+]
 RecreatedOption = Annotated[
     str | None,
     typer.Option(
@@ -114,6 +125,7 @@ class SettingOptions:
     members: MembersOption = None
     mappings: MapOption = None
     priority_timeout_s: TimeoutOption = None
+    failover_s: FailoverOption = None
     max_request_batch: BatchLimitOption = None
     max_request_expires_s: ExpiryLimitOption = None
     max_request_max_bytes: BytesLimitOption = None
@@ -223,6 +235,7 @@ def info(
         "policy": found["policy"],
         "max members": found.get("max_members"),
         "priority timeout": f"{found['priority_timeout_s']:g} s" if "priority_timeout_s" in found else None,
+        "failover": f"{found['failover_s']:g} s" if found.get("failover_s") else None,
         "priority group": ", ".join(one["name"] for one in found.get("priority_groups", ())) or None,
         "on topic recreated": found["on_topic_recreated"],
         **{name.replace("_", " "): found[name] for name in LIMITS if found[name]},
@@ -240,6 +253,8 @@ def info(
         print(f"no member has: {', '.join(found['unassigned'])}")
     for member in found["members"]:
         ranked = f", priority {member['priority']}" if found["policy"] == "prioritized" else ""
+        for name in ("min_pending", "min_ack_pending"):
+            ranked += f", {name.replace('_', ' ')} {member[name]}" if member[name] else ""
         claims = ", ".join(member["claims"]) or "-"
         print(f"consumer: {member['client_id']}, session {member['session']}{ranked}: {claims}")
     for at in found["positions"]:

@@ -301,7 +301,7 @@ class ConsumerDriver:
             wanted, self._to_resolve = self._to_resolve, []
         if not wanted:
             return
-        wanted = [Wanted(tp, earliest or tp.topic in self.new_topics) for tp, earliest in wanted]
+        wanted = [one._replace(earliest=one.earliest or one.tp.topic in self.new_topics) for one in wanted]
         try:
             found = start_positions.resolve(
                 self.options.start, self.options.start_fallback, wanted, self.member.name, self.context.admin
@@ -318,8 +318,8 @@ class ConsumerDriver:
             return
         with self.context.outbox, self.context.lock:
             now = self.context.clock.now()
-            for tp, start in found.items():
-                self.member.start_resolved(tp, start, now)
+            for tp, (start, end) in found.items():
+                self.member.start_resolved(tp, start, end, now)
             self.step(now)
 
     def _mirror(self) -> None:

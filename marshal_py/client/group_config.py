@@ -32,14 +32,15 @@ LIMIT_MAX: Final = 10**9  # far above what a request can use
 # Limits of what one `fetch`, or one request of a `consume`, may ask for; 0 is no limit (client/group_limits.py).
 LIMITS: Final = ("max_request_batch", "max_request_expires_s", "max_request_max_bytes")
 LISTS: Final = ("members", "priority_groups")  # of names
-NAMES: Final = (*WORDS, "max_members", "mappings", *LISTS, "priority_timeout_s", *LIMITS)
+TIMES: Final = ("priority_timeout_s", "failover_s")
+NAMES: Final = (*WORDS, "max_members", "mappings", *LISTS, *TIMES, *LIMITS)
 
 
 def check_settings(wanted: Wanted) -> dict[str, Any]:
     """Returns a copy of `wanted`.
 
     It may name `delivery`, `policy`, `on_topic_recreated`, `max_members` (int), `members` and `priority_groups` (lists
-    of names), `mappings` (name -> list of partitions), `priority_timeout_s` and LIMITS. Raises InvalidOption for any
+    of names), `mappings` (name -> list of partitions), TIMES and LIMITS. Raises InvalidOption for any
     other name, and for a value that its setting cannot have.
     """
     for name, value in wanted.items():
@@ -53,7 +54,7 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
             raise InvalidOption(name, value, "a list of names")
         if name == "mappings" and not (isinstance(value, Mapping) and _has_names(value)):
             raise InvalidOption(name, value, "a dict that has the partitions of each member by its name")
-        if name in LIMITS or name == "priority_timeout_s":
+        if name in LIMITS or name in TIMES:
             _check_limit(name, value)
     return dict(wanted)
 
@@ -115,6 +116,7 @@ def settle(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: st
         mappings=mappings,
         priority_groups=tuple(wanted.get("priority_groups", base.priority_groups)),
         priority_timeout_ms=round(1000 * wanted.get("priority_timeout_s", base.priority_timeout_ms / 1000)),
+        failover_ms=round(1000 * wanted.get("failover_s", base.failover_ms / 1000)),
         max_batch=wanted.get("max_request_batch", base.max_batch),
         max_expires_ms=round(1000 * wanted.get("max_request_expires_s", base.max_expires_ms / 1000)),
         max_bytes=wanted.get("max_request_max_bytes", base.max_bytes),
@@ -167,8 +169,12 @@ def priority_of(config: ConfigRecord) -> dict[str, Any]:
     """Returns the settings that only a group with priority groups has, by name; nothing for another group."""
     if config.policy not in PRIORITY:
         return {}
-    timeout = {"priority_timeout_s": (config.priority_timeout_ms or TIMEOUT_MS) / 1000}
-    return {"priority_groups": list(config.priority_groups), **(timeout if config.policy == "pinned" else {})}
+    times: dict[str, Any] = {}
+    if config.policy == "pinned":
+        times = {"priority_timeout_s": (config.priority_timeout_ms or TIMEOUT_MS) / 1000}
+    elif config.policy == "overflow":
+        times = {"failover_s": config.failover_ms / 1000 or None}
+    return {"priority_groups": list(config.priority_groups), **times}
 
 
 def partitioned_of(config: ConfigRecord) -> dict[str, Any]:
@@ -194,10 +200,11 @@ class GroupConfig:
     `delivery`: "at_least_once" or "at_most_once"; if nobody sets it, the first consumer decides. `policy`: "balanced",
     "greedy", or "own", so that each consumer follows its own; "topic", so that each topic has one consumer; or
     "members" or "blocks", which go with `max_members` and either `members` (names) or `mappings` (name -> partitions);
-    or "prioritized" or "pinned", which go with `priority_groups` (a list of one name). All but the first three are for
-    the group's whole life.
+    or "prioritized", "pinned" or "overflow", which go with `priority_groups` (a list of one name). All but the first
+    three are for the group's whole life.
     `priority_timeout_s`: after how many seconds without a request of the pinned consumer another one is pinned; 120 if
-    it is not set.
+    it is not set. `failover_s`: after how many seconds without a request of a consumer without conditions those with
+    conditions get partitions under the policy overflow; 0, the default, is never.
     `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
     nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
     `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes`: the most messages, seconds and bytes that
@@ -212,6 +219,7 @@ class GroupConfig:
     mappings: Mapping[str, Sequence[int]] | None = None
     priority_groups: Sequence[str] | None = None
     priority_timeout_s: float | None = None
+    failover_s: float | None = None
     max_request_batch: int | None = None
     max_request_expires_s: float | None = None
     max_request_max_bytes: int | None = None

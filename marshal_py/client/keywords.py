@@ -45,6 +45,8 @@ class ConsumerKeywords(TypedDict, total=False):
     capacity: int
     priority_group: str | None
     priority: int
+    min_pending: int | None
+    min_ack_pending: int | None
     fast_reclaim: bool
     start: str
     start_fallback: Literal["earliest", "latest"]

@@ -43,6 +43,7 @@ PREFETCH_BYTES: Final = 32 * 1024 * 1024
 PREFETCH_BYTES_MIN: Final = 1024  # librdkafka counts its own bound in KiB
 PREFETCH_BYTES_MAX: Final = 2_097_151 * 1024  # the most that librdkafka takes
 GRANT_MESSAGES: Final = 4_000  # at most this many of a partition are granted at once in at-most-once mode, however fast
+PENDING_MAX: Final = 2**53  # of a condition: the bound of the Join
 MAX_DELIVER_MAX: Final = 1_000_000  # far above what anybody wants to wait for
 TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2)
 COORDINATION_TOPIC: Final = "__marshal"
@@ -92,9 +93,11 @@ class ConsumerOptions:
     `group_config`: the settings with which this consumer creates the group if it has none. Of settings that it has, the
     policy, `max_members` and `priority_groups` must be the same; the others stay as they are.
 
-    `priority_group` is for groups with the policy `prioritized` or `pinned`, `priority` (0 to 9, the lowest first) for
-    the former. `on_pinned` and `on_unpinned` are called when a pinned group pins this consumer, and when it does no
-    longer.
+    `priority_group` is for groups with the policy `prioritized`, `pinned` or `overflow`, `priority` (0 to 9, the lowest
+    first) for the first of them. `min_pending` and `min_ack_pending` are conditions, for the last: this consumer gets
+    partitions while so many messages of its topics are not delivered yet, or so many are delivered and not acked; one
+    of the two suffices. `on_pinned` and `on_unpinned` are called when a pinned group pins this consumer, and when it
+    does no longer.
 
     `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
     handler's speed: about a second's work, shared by the partitions, at least one message each. A crash loses up to two
@@ -133,6 +136,8 @@ class ConsumerOptions:
     capacity: int = 1
     priority_group: str | None = None
     priority: int = 0
+    min_pending: int | None = None
+    min_ack_pending: int | None = None
     fast_reclaim: bool = False
     start: str = start_positions.COMMITTED
     start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
@@ -211,6 +216,9 @@ class ConsumerOptions:
         if self.priority_group is not None:
             check_id("priority_group", self.priority_group)
         _whole("priority", self.priority, PRIORITY_MAX, "lower ones come first", 0)
+        for name in ("min_pending", "min_ack_pending"):
+            if (given := getattr(self, name)) is not None:
+                _whole(name, given, PENDING_MAX, "so many messages make this consumer take part")
         _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
         _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
         self._check_acks_pending()
@@ -288,6 +296,8 @@ class ConsumerOptions:
             claims_max=self.max_claims or 0,
             priority=self.priority,
             priority_group=self.priority_group or "",
+            min_pending=self.min_pending or 0,
+            min_ack_pending=self.min_ack_pending or 0,
             policy=self.policy or DEFAULT_POLICY,
             group_config=self.group_config.record() if self.group_config is not None else None,
             handler_timeout_ms=round(self.handler_timeout_s * 1000),

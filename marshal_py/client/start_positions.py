@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from marshal_py.errors import InvalidOption, PositionOutOfRange
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.ready import Wanted
 from marshal_py.protocol.records import OFFSET_MAX
 from marshal_py.protocol.world import Group
@@ -110,8 +110,9 @@ def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
 
 def resolve(
     start: str, fallback: str, wanted: Sequence[Wanted], group: str, admin: ClusterAdmin
-) -> dict[TopicPartition, int]:
-    """Returns the offset at which each partition of `wanted` begins (D5).
+) -> dict[TopicPartition, Bounds]:
+    """Returns where reading begins in each partition of `wanted` (D5), and where it ends. `first` is NONE if only the
+    end is wanted.
 
     `start`: the text. `fallback`: "earliest" or "latest", where a partition without a committed offset begins if the
     text says `committed`.
@@ -121,13 +122,13 @@ def resolve(
     UnsupportedPlatform for a time where the cluster cannot look it up; ClusterUnreachable, AccessDenied.
     """
     chosen = parse(start)
-    tps = [want.tp for want in wanted]
-    points = {want.tp: _of(want, chosen, start) for want in wanted}
-    bounds = admin.bounds(tps)
+    points = {want.tp: _of(want, chosen, start) for want in wanted if not want.end_only}
+    bounds = admin.bounds(list(dict.fromkeys(want.tp for want in wanted)))
     asked = [tp for tp, point in points.items() if point.kind == COMMITTED]
     committed = admin.committed(group, asked) if asked else {}
     at_time = _at_times(points, admin)
-    return {tp: _offset(tp, point, bounds[tp], committed, at_time, fallback) for tp, point in points.items()}
+    found = {tp: _offset(tp, point, bounds[tp], committed, at_time, fallback) for tp, point in points.items()}
+    return {tp: Bounds(found.get(tp, NONE), bound.end) for tp, bound in bounds.items()}
 
 
 def parse_fixed(text: object, option: str) -> Start:

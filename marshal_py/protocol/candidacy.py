@@ -23,10 +23,14 @@ from marshal_py.protocol.assignment import (
     Target,
     candidate_order,
     covering,
+    has_room,
     pinned,
 )
-from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member_state import MemberState
+from marshal_py.protocol.overflow import POLICY as OVERFLOW
+from marshal_py.protocol.overflow import Overflow
+from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.world import Group, Session
 
 STOPPING: Final = "stopping"  # reason of the StepDown of a member that is about to leave (A6)
@@ -38,6 +42,7 @@ class Candidacy:
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
+        self.overflow: Overflow = Overflow(member)
         self.revision: int = 0  # grows with each refresh that computed something
         self.waited_out: frozenset[int] = frozenset()  # as of the last refresh
         self.order: list[int] = []
@@ -51,13 +56,32 @@ class Candidacy:
         self.giving: bool = False  # whether the target gives a partition of this member to another one
         self.stopping: set[int] = set()  # live sessions that are about to leave (A6)
         self.outdated: bool = False  # whether the world has changed since order and target were computed
-        # what the last refresh saw: shape, sessions waited out, the own session, idle ones (A11)
+        # what the last refresh saw: shape, sessions waited out, the own session, those idle (A11) or served (A12)
         self._refreshed: tuple[int, frozenset[int], int, frozenset[int] | None] = (-1, frozenset(), NONE, None)
         self._refreshed_ms = 0  # when order and target were computed, on the wait clock
         self._before: list[int] = []  # sessions before this one in the order, sorted by id
         self._all: list[int] = []  # all candidates, sorted by id
         self._ahead: dict[str, int] = {}  # topic -> how many candidates before this one can take a partition of it
         self._successors: tuple[tuple[int, ...], Target] = ((), {})
+
+    def _special(self, group: Group) -> frozenset[int] | None:
+        """Returns which sessions the policy treats in a special way now, for a reason that changes no shape."""
+        if self.policy == "pinned":
+            return frozenset(sid for sid in group.sessions if pinned.idle(group, sid))
+        if self.policy == OVERFLOW:
+            order = [sid for sid in group.sessions if sid not in self.waited_out]
+            return frozenset(self.overflow.served(group, order))
+        return None
+
+    @property
+    def looks(self) -> bool:
+        """Returns whether conditions must be judged with every tick (A12)."""
+        return self.policy == OVERFLOW
+
+    def look(self, group: Group, now: Instant, out: Ready) -> None:
+        """Has the driver look up what this member needs to judge its own conditions (A12)."""
+        if self.looks:
+            self.overflow.act(group, now, out)
 
     @property
     def moves(self) -> bool:
@@ -73,8 +97,7 @@ class Candidacy:
         waited_out = detector.waited_out(group)
         waited_out.discard(me)
         self.waited_out = frozenset(waited_out)
-        idle = frozenset(sid for sid in group.sessions if pinned.idle(group, sid)) if self.policy == "pinned" else None
-        now = (group.shape, self.waited_out, me, idle)
+        now = (group.shape, self.waited_out, me, self._special(group))
         self.outdated = now != self._refreshed
         if not self.outdated:
             return  # nearly always; a change of settings changes the shape too
@@ -129,6 +152,8 @@ class Candidacy:
 
     def _lines(self, group: Group, order: list[int]) -> Mapping[TopicPartition, Line] | None:
         restricted = RESTRICTED.get(self.policy)
+        if self.policy == OVERFLOW:
+            order = self.overflow.served(group, order)
         return None if restricted is None else restricted(group, order)
 
     def _target(self, group: Group, order: list[int], lines: Mapping[TopicPartition, Line] | None) -> Target:
@@ -159,7 +184,7 @@ class Candidacy:
         """
         if self.lines is not None:
             line = self.lines.get(tp, ())
-            return line.index(self.member.session) if self.member.session in line else None
+            return line.index(self.member.session) + self.overflow.behind if self.member.session in line else None
         me, known = self.member.session, group.partitions.get(tp)
         first, former = self.target.get(tp, NONE), NONE
         if known is not None:
@@ -179,7 +204,7 @@ class Candidacy:
 
     def _takes(self, group: Group, sid: int, topic: str) -> bool:
         session = group.sessions.get(sid) if sid in self.place and sid not in self.stopping else None
-        return session is not None and topic in session.join.topics and _has_room(session)
+        return session is not None and topic in session.join.topics and has_room(session)
 
     def others(self, group: Group, topic: str) -> list[int]:
         """Returns the other candidates that can take a partition of `topic`, in order."""
@@ -189,7 +214,7 @@ class Candidacy:
         if not self._ahead:
             staying = (sid for sid in self._before if sid not in self.stopping)
             before = [session for sid in staying if (session := group.sessions.get(sid)) is not None]
-            alike = Counter(session.join.topics for session in before if _has_room(session))
+            alike = Counter(session.join.topics for session in before if has_room(session))
             self._ahead = dict.fromkeys(self.member.options.topics, 0)
             for topics, count in alike.items():
                 for each in self._ahead.keys() & set(topics):
@@ -232,7 +257,3 @@ class Candidacy:
             return any(sid != me and sid in stays and group.sessions[sid].mark == NONE for sid in self.order)
         successors = (self.target.get(claim.tp, me) for claim in self.member.claims.values())
         return any(sid != me and sid in stays for sid in successors)
-
-
-def _has_room(session: Session) -> bool:
-    return not session.join.claims_max or session.held < session.join.claims_max

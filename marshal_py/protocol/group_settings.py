@@ -19,10 +19,13 @@ from marshal_py.protocol.records import Mapping as MemberMapping
 
 OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
 PARTITIONED: Final = frozenset({"members", "blocks"})  # an admin says which members share the partitions
-PRIORITY: Final = frozenset({"prioritized", "pinned"})  # policies of priority groups
+PRIORITY: Final = frozenset({"prioritized", "pinned", "overflow"})  # policies of priority groups
 TIMEOUT_MS_MIN: Final = 1_000  # of a priority timeout: shorter than the shortest heartbeat interval says nothing
 TIMEOUT_MS_MAX: Final = 86_400_000
-EXPLICIT: Final = "the policy pinned needs explicit acks, which an at-most-once group does not have"
+EXPLICIT: Final = frozenset({"pinned", "overflow"})  # policies that need explicit acks
+EXPLICIT_RULE: Final = "the policy {} needs explicit acks, which an at-most-once group does not have"
+FAILOVER_MS_MIN: Final = 5_000  # the bounds of the design
+FAILOVER_MS_MAX: Final = 3_600_000
 GROUP_NAME: Final = re.compile(r"[A-Za-z0-9_/=-]{1,16}")  # of a priority group: the design's limited-term
 
 
@@ -46,6 +49,8 @@ def check(config: GroupConfig, named: Collection[str]) -> None:
         _check_priority_groups(config)
     if "priority_timeout_s" in named:
         _check_timeout(config)
+    if "failover_s" in named:
+        _check_failover(config)
     if policy not in PRIORITY and "priority_groups" in named:
         raise InvalidOption(
             "priority_groups",
@@ -64,14 +69,28 @@ def _check_timeout(config: GroupConfig) -> None:
         )
 
 
+def _check_failover(config: GroupConfig) -> None:
+    seconds = config.failover_ms / 1000
+    if config.policy != "overflow":
+        raise InvalidOption("failover_s", seconds, "only the policy overflow has it")
+    if seconds and not FAILOVER_MS_MIN <= config.failover_ms <= FAILOVER_MS_MAX:
+        raise InvalidOption(
+            "failover_s", seconds, f"{FAILOVER_MS_MIN // 1000} to {FAILOVER_MS_MAX // 1000} seconds, or 0 for never"
+        )
+
+
 def _check_priority_groups(config: GroupConfig) -> None:
     names = list(config.priority_groups)
     if len(names) != 1:
         raise InvalidOption("priority_groups", names, f"the policy {config.policy} needs exactly one: name it")
     if not isinstance(names[0], str) or not GROUP_NAME.fullmatch(names[0]):
         raise InvalidOption("priority_groups", names[0], "1 to 16 of the characters A-Z a-z 0-9 - _ / =")
-    if config.policy == "pinned" and config.mode == AT_MOST_ONCE:
-        raise InvalidOption("delivery", MODE_NAMES[config.mode], EXPLICIT)
+    _check_acks(config.policy, config.mode)
+
+
+def _check_acks(policy: str, mode: int) -> None:
+    if policy in EXPLICIT and mode == AT_MOST_ONCE:
+        raise InvalidOption("delivery", MODE_NAMES[mode], EXPLICIT_RULE.format(policy))
 
 
 def _check_partitioned(config: GroupConfig) -> None:
@@ -118,7 +137,7 @@ def check_change(before: GroupConfig, after: GroupConfig) -> None:
 
     `balanced`, `greedy` and "each consumer its own" replace each other at any time. Every other policy stays, and of a
     partitioned group everything but its members and mappings; priority groups are neither added nor removed, and of
-    a pinned group the timeout alone can change.
+    a pinned group the timeout alone can change, of an overflow group the failover time.
     """
     free = ("", *OWN_POLICIES)
     if before.policy != after.policy and not (before.policy in free and after.policy in free):
@@ -149,7 +168,9 @@ def check_consumer(group: str, config: GroupConfig, options: MemberOptions) -> N
     In a partitioned group it names a member; in one with priority groups it names one of these.
     """
     _check_priority(group, config, options)
-    _check_pinned(config, options)
+    _check_acks(config.policy, options.mode)
+    if config.policy == "pinned" and options.claims_max:
+        raise InvalidOption("max_claims", options.claims_max, "under the policy pinned one consumer has everything")
     if config.policy in PARTITIONED and not options.member:
         names = config.members or tuple(each.member for each in config.mappings)
         raise InvalidOption(
@@ -161,12 +182,13 @@ def check_consumer(group: str, config: GroupConfig, options: MemberOptions) -> N
 
 
 def _check_priority(group: str, config: GroupConfig, options: MemberOptions) -> None:
-    if options.priority and config.policy != "prioritized":
-        raise InvalidOption(
-            "priority",
-            options.priority,
-            f"group {group!r} has the policy {config.policy or OWN_POLICY}: only prioritized obeys it",
-        )
+    for name, policy in (("priority", "prioritized"), ("min_pending", "overflow"), ("min_ack_pending", "overflow")):
+        if getattr(options, name) and config.policy != policy:
+            raise InvalidOption(
+                name,
+                getattr(options, name),
+                f"group {group!r} has the policy {config.policy or OWN_POLICY}: only {policy} obeys it",
+            )
     if config.policy in PRIORITY and options.priority_group not in config.priority_groups:
         raise InvalidOption(
             "priority_group",
@@ -176,15 +198,6 @@ def _check_priority(group: str, config: GroupConfig, options: MemberOptions) -> 
         )
     if options.priority_group and config.policy not in PRIORITY:
         raise InvalidOption("priority_group", options.priority_group, f"group {group!r} has no priority groups")
-
-
-def _check_pinned(config: GroupConfig, options: MemberOptions) -> None:
-    if config.policy != "pinned":
-        return
-    if options.mode == AT_MOST_ONCE:
-        raise InvalidOption("delivery", MODE_NAMES[options.mode], EXPLICIT)
-    if options.claims_max:
-        raise InvalidOption("max_claims", options.claims_max, "under the policy pinned one consumer has everything")
 
 
 def known_policies() -> tuple[str, ...]:

@@ -142,12 +142,12 @@ class Member(MemberState):
         """
         return self.topics.learn(topic, count, topic_id)
 
-    def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
-        """Is called by the driver when it has looked up a start for which `Ready.resolve` asked (D5).
+    def start_resolved(self, tp: TopicPartition, offset: int, end: int, now: Instant) -> None:
+        """Is called by the driver when it has looked up what `Ready.resolve` asked for (D5, A12).
 
-        `tp` has no position in the log; reading begins at `offset`.
+        Reading begins at `offset`, NONE if the log has a position of `tp`; the partition ends at `end`.
         """
-        self.rebalancer.start_resolved(tp, offset, now)
+        self.rebalancer.start_resolved(tp, offset, end, now)
 
     def prefetched(self, tp: TopicPartition) -> None:
         """Is called by the driver when the first data of `tp`, which it fetches ahead, has come, or there is none (A3).
@@ -386,8 +386,8 @@ class Member(MemberState):
                 options.rank,
                 options.priority,
                 options.priority_group,
-                0,
-                0,
+                options.min_pending,
+                options.min_ack_pending,
                 options.reads_version,
                 options.library,
                 options.witness,

@@ -97,12 +97,13 @@ class MemberState:
     # --- methods that change the state
 
     def idle_ms(self, now: Instant) -> int:
-        """Returns for how many ms the user has asked for no message, as a heartbeat tells a pinned group (A11).
+        """Returns for how many ms the user has asked for no message, as a heartbeat tells the group (A11, A12).
 
-        Returns 0 in other groups, and if the driver does not say when the user asks.
+        Returns 0 in a group that does not need it, and if the driver does not say when the user asks.
         """
         group = self.group
-        if self.asked is None or group is None or group.config is None or group.config.policy != "pinned":
+        config = None if group is None else group.config
+        if self.asked is None or config is None or not (config.policy == "pinned" or config.failover_ms):
             return 0
         if self.asked:
             self.asked, self._asked_ms = False, now.mono_ms

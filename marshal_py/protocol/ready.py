@@ -34,6 +34,8 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     rank: int = 0
     priority: int = 0
     priority_group: str = ""
+    min_pending: int = 0  # under the policy overflow; 0: no such condition (A12)
+    min_ack_pending: int = 0
     policy: str = DEFAULT_POLICY
     group_config: GroupConfig | None = None  # written if the group has no settings (A8)
     handler_timeout_ms: int = 300_000
@@ -48,13 +50,15 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
 
 
 class Wanted(NamedTuple):
-    """Names a partition for which the driver must look up where reading starts (D5).
+    """Names a partition for which the driver must look up its end, and where reading starts (D5).
 
-    `earliest`: the partition was added to its topic later, so reading starts at its beginning.
+    `earliest`: the partition was added to its topic later, so reading starts at its beginning. `end_only`: the log
+    has its position, so only the end is looked up (A12).
     """
 
     tp: TopicPartition
     earliest: bool
+    end_only: bool = False
 
 
 class Ready(Struct):

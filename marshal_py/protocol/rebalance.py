@@ -66,10 +66,13 @@ class Rebalancer:
 
     # --- what the member and its driver report
 
-    def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
-        """Takes the start that the driver has looked up for a partition without a position in the log (D5)."""
+    def start_resolved(self, tp: TopicPartition, offset: int, end: int, now: Instant) -> None:
+        """Takes what the driver has looked up: where reading starts (D5), or NONE if only the end was asked for."""
         self._resolving.pop(tp, None)
-        self._starts[tp] = (offset, now.mono_ms)
+        if offset != NONE:
+            self._starts[tp] = (offset, now.mono_ms)
+        if self.member.group is not None:
+            self.candidacy.overflow.looked_up(self.member.group, tp, offset, end)
 
     def forget_starts(self, topic: str) -> None:
         """Forgets the looked-up starts of a topic, because it may have been deleted and created again (D10)."""
@@ -151,6 +154,7 @@ class Rebalancer:
         """
         self._now_ms, self._more = now.mono_ms, False
         self.candidacy.refresh(group)
+        self.candidacy.look(group, now, out)
         self.topics.write(group, self.candidacy, now, out)
         self.creation.write(group, self.candidacy, now, out)
         evicted = self._evict(group, now, out)
@@ -173,6 +177,7 @@ class Rebalancer:
         seen = self.candidacy
         return not (
             self.falling_behind.watches
+            or seen.looks
             or self._claiming
             or self._prefetching
             or seen.outdated

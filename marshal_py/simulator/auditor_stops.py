@@ -2,10 +2,12 @@
 
 Like auditor.py it knows only the oracle and the run's own account of its course. A group is at rest if no session
 joins, ends or claims in the interval before the stop, and no session but the leaver's ends until the next departure.
+A group with conditions (A12) is never at rest: what is pending moves partitions, too.
 """
 
 from __future__ import annotations
 
+from marshal_py.simulator.auditor_conditions import has_policy
 from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.auditor_history import History
 from marshal_py.simulator.auditor_liveness import Demands, Departure
@@ -16,7 +18,10 @@ def judge_stops(demands: Demands, history: History) -> list[Violation]:
     found: list[Violation] = []
     for at, gone in enumerate(demands.departures, 1):
         end_ms = demands.departures[at].ms if at < len(demands.departures) else demands.end_ms
-        if gone.how == "left" and gone.group in demands.topics and _at_rest(history, gone, end_ms):
+        group = history.oracle.groups.get(gone.group)
+        if gone.how != "left" or gone.group not in demands.topics or group is None or has_policy(group):
+            continue
+        if _at_rest(history, gone, end_ms):
             found += _moved_twice(history, gone, end_ms)
     return found
 

@@ -274,8 +274,8 @@ class Client(Process):
 
     def _resolved(self, wanted: Wanted) -> None:
         if self.member is not None:
-            start = self.environment.start_of(wanted.tp, wanted.earliest)
-            self.member.start_resolved(wanted.tp, start, self.now())
+            start = NONE if wanted.end_only else self.environment.start_of(wanted.tp, wanted.earliest)
+            self.member.start_resolved(wanted.tp, start, self.environment.broker.ends[wanted.tp], self.now())
             self.act(None)
 
     def _fold_again(self, at: int) -> None:

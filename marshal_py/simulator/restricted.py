@@ -3,7 +3,8 @@
 Every consumer brings the group's settings, and the first one creates the group (PROTOCOL.md A8). An admin changes the
 list of members during the faults. When all is healed, each member has more consumers than will still depart, so that
 every partition must be owned (V1 to V3). Under `prioritized` consumers of the first priority take two partitions each,
-and there are as many of the others as of a member.
+and there are as many of the others as of a member. So it is under `overflow`, where every third one has conditions; in
+half of the groups these count no longer when the others are gone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from marshal_py.simulator.scenario import GroupPlan
 MEMBERS: Final = ("m1", "m2")
 PRIORITY_GROUP: Final = "jobs"
 INSTANCES: Final = 6  # of each member when all is healed: at most five clients depart afterwards
+FAILOVER_INTERVALS: Final = 3
+MIN_PENDING: Final = 6  # messages, which a stuck handler or a dead owner soon leaves
+MIN_ACK_PENDING: Final = 2
 CHANGES: Final = 4  # of the list of members, during the faults
 
 
@@ -31,7 +35,13 @@ def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> Mem
     """Returns the options of a new consumer as its group's policy needs them."""
     if group.policy in PRIORITY:
         number = int(options.client_id[1:])
-        settings = GroupConfig(NONE, policy=group.policy, priority_groups=(PRIORITY_GROUP,))
+        overflows = group.policy == "overflow"
+        settings = GroupConfig(
+            NONE,
+            policy=group.policy,
+            priority_groups=(PRIORITY_GROUP,),
+            failover_ms=FAILOVER_INTERVALS * options.interval_ms if overflows and partitions % 2 else 0,
+        )
         return replace(
             options,
             policy=DEFAULT_POLICY,
@@ -39,6 +49,8 @@ def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> Mem
             priority_group=PRIORITY_GROUP,
             priority=number % 3 if group.policy == "prioritized" else 0,
             claims_max=0 if number % 3 or group.policy != "prioritized" else 2,
+            min_pending=MIN_PENDING if overflows and number % 3 == 0 else 0,
+            min_ack_pending=MIN_ACK_PENDING if overflows and number % 6 == 0 else 0,
         )
     if group.policy not in RESTRICTED:
         return options
@@ -53,7 +65,8 @@ def enough(group: GroupPlan, staying: Iterable[Client]) -> bool:
     """Returns whether a group has the consumers that it needs when all is healed."""
     here = [client.options for client in staying if client.group == group.name]
     if group.policy in PRIORITY:
-        return sum(not options.claims_max for options in here) >= INSTANCES
+        free = [one for one in here if not (one.claims_max or one.min_pending or one.min_ack_pending)]
+        return len(free) >= INSTANCES
     members = [options.member for options in here]
     if group.policy not in PARTITIONED:
         return bool(members)

@@ -13,6 +13,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from marshal_py.simulator.auditor import Judgement, judge
+from marshal_py.simulator.auditor_conditions import IDLE_INTERVALS, POLICY, judge_conditions
 from marshal_py.simulator.auditor_evidence import Evidence, Violation
 from marshal_py.simulator.auditor_history import History
 from marshal_py.simulator.auditor_liveness import Demands, Departure, judge_liveness
@@ -118,6 +119,7 @@ def simulate(
         if at >= len(cluster.closed) and demands is not None and not scenario.calm:
             asked = _asked_of(judgement, demands, cluster)
             found += judge_liveness(asked, judgement.history) + judge_stops(asked, judgement.history)
+            found += judge_conditions(asked, judgement.history)
     counted: dict[str, int] = {}
     for name in judgements[0].counted if judgements else ():
         counted[name] = sum(judgement.counted[name] for judgement in judgements)
@@ -188,6 +190,8 @@ def _run(cluster: Cluster, injector: FaultInjector) -> Demands | None:
             if how in ("busy_join", "drain", "divergence"):
                 enough = _never  # ownership does not show what is waited for
             _go_on(cluster, intervals * interval_ms + 2_000, enough)
+    if any(group.policy == POLICY for group in scenario.groups):
+        cluster.run_until(cluster.now_ms + IDLE_INTERVALS * interval_ms)
     for process in cluster.processes:
         process.world.check()
     topics = {group.name: group.topics for group in scenario.groups}

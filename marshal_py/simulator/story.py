@@ -44,6 +44,7 @@ PROMISES: Final = {
     "V9": "a partition whose position is beyond its end is parked",
     "V10": "no member asks to be woken again and again",
     "V11": "a clean stop moves each partition once",
+    "V12": "consumers with conditions give their partitions back when nothing is pending",
     "crash": "the protocol code raises no error that it does not name",
 }
 

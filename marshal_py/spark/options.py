@@ -26,7 +26,7 @@ READ_TIMEOUT_S: Final = 60.0  # without progress; a broker that restarts is back
 
 _TEXTS: Final = ("delivery", "policy", "member", "priority_group", "start", "start_fallback", "new_topics")
 _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
-_WHOLE_NUMBERS: Final = ("max_claims", "capacity", "priority")
+_WHOLE_NUMBERS: Final = ("max_claims", "capacity", "priority", "min_pending", "min_ack_pending")
 _FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
 _OWN: Final = (
     "group",

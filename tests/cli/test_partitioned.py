@@ -41,7 +41,13 @@ INVALID = {
     "explicit acks": ["--policy", "pinned", "--priority-group", "a", "--delivery", "at_most_once"],
     "1 to 86400": ["--policy", "pinned", "--priority-group", "a", "--priority-timeout", "0.5"],
     "only the policy pinned": ["--policy", "topic", "--priority-timeout", "9"],
-    "have it: pinned, prioritized": ["--policy", "greedy", "--priority-group", "a"],
+    "5 to 3600": ["--policy", "overflow", "--priority-group", "a", "--failover", "4"],
+    "the policy overflow needs explicit acks": [
+        *("--policy", "overflow", "--priority-group", "a"),
+        *("--delivery", "at_most_once"),
+    ],
+    "only the policy overflow": ["--policy", "pinned", "--priority-group", "a", "--failover", "9"],
+    "have it: overflow, pinned, prioritized": ["--policy", "greedy", "--priority-group", "a"],
     "have it": ["--policy", "balanced", "--member", "a"],
     "members have it": ["--policy", "topic", "--max-members", "2"],
     "'a' has it twice": ["--policy", "members", "--max-members", "2", "--map", "a=0,0,1"],
@@ -197,6 +203,19 @@ def test_a_consumer_of_a_priority_group_names_it(shell: Shell) -> None:
     refused = shell.run(*consume)
     assert (refused.exit_code, "names the priority group eu" in refused.stderr) == (1, True), refused.output
     done = shell.run(*consume, "--priority-group", "eu", "--priority", "7")
+    assert (done.exit_code, done.stdout) == (0, "0\n"), done.output
+
+
+def test_consumers_with_conditions(shell: Shell) -> None:
+    create = ("--policy", "overflow", "--priority-group", "eu", "--failover", "60", "--yes")
+    shell.json("groups", "create", "over", *create)
+    assert info(shell, "over")["failover_s"] == 60
+    shell.json("groups", "update", "over", "--failover", "0", "--yes")
+    assert info(shell, "over")["failover_s"] is None
+    consume = ("consume", "orders", "--group", "over", "--start", "earliest", "--max-messages", "1")
+    refused = shell.run(*consume, "--priority-group", "eu", "--min-pending", "1", "--priority", "1")
+    assert (refused.exit_code, "only prioritized obeys it" in refused.stderr) == (1, True), refused.output
+    done = shell.run(*consume, "--priority-group", "eu", "--min-pending", "1", "--min-ack-pending", "1000")
     assert (done.exit_code, done.stdout) == (0, "0\n"), done.output
 
 

@@ -12,6 +12,7 @@ from marshal_py import GroupConfig
 from marshal_py.errors import GroupMissing, InvalidOption
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
+from tests.support.client_fixtures import until
 
 CONFIG = GroupConfig(policy="members", max_members=2, members=["m1", "m2"])
 
@@ -74,6 +75,46 @@ def test_consumers_of_a_lower_priority_number_come_first(marshal: marshal_py.Mar
         for options, reason in (({"priority_group": None}, "priority group jobs"), ({"priority": 10}, "from 0 to 9")):
             with pytest.raises(InvalidOption, match=reason):
                 marshal.consumer("billing", ["orders"], **{"priority_group": "jobs", **options})  # type: ignore[arg-type]
+
+
+def test_a_consumer_with_conditions_takes_part_while_much_is_pending(
+    broker: MemoryBroker, marshal: marshal_py.Marshal
+) -> None:
+    """PROTOCOL.md A12, with what `Group.info` says."""
+    config = GroupConfig(policy="overflow", priority_groups=["jobs"], failover_s=5)
+
+    def join(min_pending: int | None = None) -> marshal_py.Consumer:
+        return marshal.consumer(
+            "billing",
+            ["orders"],
+            start="earliest",
+            heartbeat_interval_s=1,
+            group_config=config,
+            priority_group="jobs",
+            min_pending=min_pending,
+        )
+
+    def wait_for(*owned: int) -> None:
+        until(lambda: [len(one.claims()) for one in running] == list(owned) or None, f"they own {owned}")
+
+    with join(20) as remote:
+        with join() as local:
+            running = [local, remote]
+            wait_for(2, 0)
+            for number in range(20):
+                broker.produce("orders", number % 2, b"")
+            wait_for(1, 1)
+            info = marshal_py.group(marshal, "billing").info()
+            assert (info["policy"], info["failover_s"]) == ("overflow", 5)
+            assert sorted((one["min_pending"] or 0, one["min_ack_pending"]) for one in info["members"]) == [
+                (0, None),
+                (20, None),
+            ]
+        running = [remote]
+        wait_for(2)
+    for options, reason in (({"priority": 3}, "only prioritized obeys it"), ({"min_pending": 0}, "from 1 to")):
+        with pytest.raises(InvalidOption, match=reason):
+            marshal.consumer("billing", ["orders"], priority_group="jobs", **options)  # type: ignore[call-overload]
 
 
 def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(

@@ -49,6 +49,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "hand_over_timeout_s": OPTIONAL_NUMBERS,
     "release_behind_s": OPTIONAL_NUMBERS,
     "max_claims": OPTIONAL_NUMBERS,
+    **dict.fromkeys(("min_pending", "min_ack_pending"), OPTIONAL_NUMBERS),
     "max_deliver": OPTIONAL_NUMBERS,
     "max_acks_pending": OPTIONAL_NUMBERS,
     "settings": (None, 3, "a=b", [("a", "b")], {1: "b"}),

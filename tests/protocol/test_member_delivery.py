@@ -352,7 +352,7 @@ def test_an_old_answer_is_asked_again() -> None:
     a = cluster.add("a")
     a.resolves = False
     cluster.run_until(lambda: a.resolved)
-    a.member.start_resolved(tp(0), 5, a.now)
+    a.member.start_resolved(tp(0), 5, 5, a.now)
     a.reads_held = True
     a.due_ms = cluster.now_ms + 2 * I  # its process is busy with something else
     cluster.run(2 * I - 1)

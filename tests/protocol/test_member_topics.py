@@ -246,7 +246,7 @@ def test_a_start_that_was_looked_up_in_the_old_topic_is_not_used() -> None:
     cluster, (a,) = team("a", on_topic_recreated="earliest")
     a.resolves = False
     for number in range(4):
-        a.member.start_resolved(TopicPartition(TOPIC, number), 500, a.now)
+        a.member.start_resolved(TopicPartition(TOPIC, number), 500, 500, a.now)
     learn(a, "two")
     a.resolves, a.starts = True, {}
     cluster.run(I)

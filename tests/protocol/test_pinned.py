@@ -192,7 +192,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"policy": "pinned", "priority_groups": ("a",), "mode": AT_MOST_ONCE}, "explicit acks"),
     ({"policy": "pinned", "priority_groups": ("a",), "priority_timeout_ms": 999}, "1 to 86400"),
     ({"policy": "prioritized", "priority_groups": ("a",), "priority_timeout_ms": 9_000}, "only the policy pinned"),
-    ({"policy": "overflow", "priority_groups": ("a",)}, "one of balanced"),
 ]
 
 

@@ -18,9 +18,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
 INTERVAL_MS = 2_000  # the default
 CELL_MS = 500
 CELLS_BEFORE, CELLS_AFTER = 2, 10
-POLICIES = ("balanced", "greedy", "topic", "pinned", "prioritized", "members")
+CELLS_LOOKS = 28  # after little is left: five looks, two seconds apart
+POLICIES = ("balanced", "greedy", "topic", "pinned", "prioritized", "overflow", "members")
 PARTITIONED = ("members", "blocks")
 PRIORITIES = {"A": 0, "B": 1, "C": 0}
+MIN_PENDING = {"A": 0, "B": 600}  # under overflow
+PENDING = 100  # in each partition
 MEMBERS = {"A": "m1", "B": "m1", "C": "m2"}
 
 
@@ -47,8 +50,12 @@ class Run:
             topics=tuple(self.topics),
             member=member,
             priority=PRIORITIES[name] if self.policy == "prioritized" else 0,
+            min_pending=MIN_PENDING[name] if self.policy == "overflow" else 0,
             interval_ms=INTERVAL_MS,
         )
+
+    def pend(self, messages: int) -> None:
+        self.cluster.ends = {tp: p.position + messages for tp, p in self.cluster.group.partitions.items()}
 
     def watch(self, cells: int) -> None:
         for _ in range(cells):
@@ -66,16 +73,27 @@ EVENTS: dict[str, Callable[[Run], object]] = {
 }
 
 
+OVERFLOW_EVENTS: dict[str, Callable[[Run], object]] = {
+    "much is pending": lambda run: run.pend(PENDING),
+    "A is killed": EVENTS["A is killed"],
+    "little is left": lambda run: run.pend(0),
+}
+
+
 def picture(policy: str) -> str:
     """The events beside each other. A column of a row is half a second; `|` is the moment of the event."""
     lines: list[str] = []
-    for title, event in EVENTS.items():
+    for title, event in (OVERFLOW_EVENTS if policy == "overflow" else EVENTS).items():
         run = Run(policy, "ABC" if policy in PARTITIONED and title != "C joins" else "AB")
+        if policy == "overflow" and title != "much is pending":
+            run.pend(PENDING)
+            run.cluster.run(3 * INTERVAL_MS)
         run.watch(CELLS_BEFORE)
         event(run)
-        run.watch(CELLS_AFTER)
+        after = CELLS_LOOKS if title == "little is left" else CELLS_AFTER
+        run.watch(after)
         lines = lines or [" " * 9, *(f"{row:<9}" for row in run.rows)]
-        lines[0] += f"  {title:<{CELLS_BEFORE + CELLS_AFTER + 1}}"
+        lines[0] += f"  {title:<{CELLS_BEFORE + after + 1}}"
         for number, marks in enumerate(run.rows.values(), 1):
             lines[number] += f"  {marks[:CELLS_BEFORE]}|{marks[CELLS_BEFORE:]}"
     return "\n".join(line.rstrip() for line in lines)
@@ -83,7 +101,7 @@ def picture(policy: str) -> str:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_page_shows_what_happens(policy: str) -> None:
-    """A1, A3, A7, A9, A10, A11: a join, a crash and a step-down under each policy."""
+    """A1, A3, A7, A9, A10, A11, A12: a join, a crash and a step-down, or much and little to do, under each policy."""
     assert f"```\n{picture(policy)}\n```" in PAGE.read_text(encoding="utf-8")
 
 

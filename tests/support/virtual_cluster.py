@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from marshal_py.protocol import codec
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
-from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.rationalizer import apply
@@ -148,7 +148,9 @@ class Client:
         for wanted in out.resolve:
             self.resolved.append(wanted)
             if self.resolves:
-                self.member.start_resolved(wanted.tp, self.starts.get(wanted.tp, 0), self.now)
+                end = self.cluster.ends.get(wanted.tp, 0)
+                start = NONE if wanted.end_only else self.starts.get(wanted.tp, 0)
+                self.member.start_resolved(wanted.tp, start, end, self.now)
         if out.mirror:
             self.mirrored.append((at, out.mirror))
         self.advisories += [(at, advisory) for advisory in out.advisories]
@@ -254,6 +256,7 @@ class VirtualCluster:
         self._in_flight: list[tuple[int, int, Client | None, bytes]] = []
         self._numbers = count()
         self._digests: dict[int, int] = {}
+        self.ends: dict[TopicPartition, int] = {}  # where partitions end
         self.broken: set[str] = set()  # clients whose fold a test has broken
         self.world = World()  # of a reader without delay
         self.verdicts: list[Verdict] = []

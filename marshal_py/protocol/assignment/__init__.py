@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from marshal_py.protocol.assignment import balanced, greedy, partitioned, pinned, prioritized, whole_topics
-from marshal_py.protocol.assignment.candidates import candidate_order
+from marshal_py.protocol.assignment import balanced, greedy, overflow, partitioned, pinned, prioritized, whole_topics
+from marshal_py.protocol.assignment.candidates import candidate_order, has_room
 from marshal_py.protocol.assignment.covering import COVERS
 from marshal_py.protocol.assignment.partitioned import Line
 from marshal_py.protocol.identity import TopicPartition
@@ -30,6 +30,7 @@ RESTRICTED: Final[Mapping[str, Callable[[Group, Sequence[int]], Mapping[TopicPar
     "blocks": partitioned.blocks,
     "topic": whole_topics.lines,
     "pinned": pinned.lines,
+    "overflow": overflow.lines,
 }
 DEFAULT_POLICY: Final = "balanced"
 MOVING_POLICIES: Final = frozenset({"balanced", "prioritized"})  # policies that take partitions from live owners (A3)
@@ -45,4 +46,5 @@ __all__ = [
     "Line",
     "Target",
     "candidate_order",
+    "has_room",
 ]

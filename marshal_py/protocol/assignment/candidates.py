@@ -11,7 +11,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.world import Group, Session
 
 UNLIMITED = 2**31  # claims_max 0 means no limit
 
@@ -27,10 +27,15 @@ def candidate_order(group: Group, waited_out: Container[int]) -> list[int]:
     return [s.id for s in rest]
 
 
+def has_room(session: Session) -> bool:
+    """Returns whether a session owns fewer partitions than its claims_max."""
+    return not session.join.claims_max or session.held < session.join.claims_max
+
+
 class Candidate:
     """Holds what one candidate may take, and how much it has in all pools, while a target is being computed."""
 
-    __slots__ = ("claims_max", "count", "id", "order", "standby", "topics", "weight")
+    __slots__ = ("claims_max", "conditioned", "count", "id", "order", "standby", "topics", "weight")
 
     def __init__(
         self, candidate_id: int, order: int, topics: frozenset[str], weight: int = 1, claims_max: int = UNLIMITED
@@ -38,6 +43,7 @@ class Candidate:
         self.id: int = candidate_id
         self.order: int = order
         self.standby: bool = False  # stepped down: gets only what no other candidate can take (F9.9)
+        self.conditioned: bool = False  # comes after the others for a place of the same height (A12)
         self.topics: frozenset[str] = topics
         self.weight: int = weight
         self.claims_max: int = claims_max

@@ -17,27 +17,28 @@ def fill(pool: Pool, *, moves: bool) -> bool:
 
     If `moves` is true, all slots are filled from the lowest on, so an owner may get fewer than it has. If it is false,
     each candidate keeps as many as it has, and only free partitions are added. Among slots of the same height, those
-    that are filled already come first, so that nothing moves without need.
+    of conditioned candidates come last (A12), and those that are filled already come before others, so that nothing
+    moves without need.
     """
     candidates, before = pool.candidates, pool.counts
     others = [candidate.count - count for candidate, count in zip(candidates, before, strict=True)]
     counts = [0] * len(before) if moves else before.copy()
     left = len(pool.tps) - sum(counts)
-    # (height of the next slot, whether it is not filled yet, index): each candidate once.
+    # (height of the next slot, whether conditioned, whether it is not filled yet, index): each candidate once.
     heap = [
-        ((others[at] + counts[at] + 1) / candidate.weight, counts[at] >= before[at], at)
+        ((others[at] + counts[at] + 1) / candidate.weight, candidate.conditioned, counts[at] >= before[at], at)
         for at, candidate in enumerate(candidates)
         if others[at] + counts[at] < candidate.claims_max
     ]
     heapify(heap)
     while left > 0 and heap:
-        at = heap[0][2]
+        at = heap[0][3]
         candidate = candidates[at]
         counts[at] += 1
         left -= 1
         count = others[at] + counts[at]
         if count < candidate.claims_max:
-            heapreplace(heap, ((count + 1) / candidate.weight, counts[at] >= before[at], at))
+            heapreplace(heap, ((count + 1) / candidate.weight, candidate.conditioned, counts[at] >= before[at], at))
         else:
             heappop(heap)
     if counts == before:

@@ -228,7 +228,7 @@ class Consumer(Actor):
         for tp, _ in ready.start_prefetch:
             member.prefetched(tp)
         for wanted in ready.resolve:
-            member.start_resolved(wanted.tp, 0, now)
+            member.start_resolved(wanted.tp, NONE if wanted.end_only else 0, self.messages, now)
         return bool(ready.claimed or ready.start_prefetch or ready.resolve) or member.deadline_ms <= now_ms + 1
 
     def _check_heartbeat(self, record: Heartbeat, effects: Effects) -> None:
