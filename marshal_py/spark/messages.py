@@ -7,8 +7,10 @@ messages run in C, by `map` over a method of their class.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from marshal_py.errors import InvalidOption
@@ -25,15 +27,15 @@ class Run(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Describes a column: its type as Spark's simple string and for Arrow, and the function that makes it from
-    messages.
+    """Describes a column: its type as Spark's simple string and for Arrow, and the function that makes it.
 
-    `take` is None if the column has one value for a whole Run.
+    `take` makes it from the messages of several Runs together. If it is None, `of_run` makes it for each Run.
     """
 
     spark: str
     arrow: pa.DataType
     take: Callable[[Sequence[RawMessage]], pa.Array] | None = None
+    of_run: Callable[[Run], pa.Array] | None = None
 
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -46,8 +48,9 @@ def _each(method: str, messages: Sequence[RawMessage]) -> Iterator[Any]:
 
 
 def _headers(messages: Sequence[RawMessage]) -> pa.Array:
-    found = list(_each("headers", messages))
-    return pa.array([_header_list(one) for one in found], _HEADERS) if any(found) else pa.nulls(len(found), _HEADERS)
+    if not any(_each("headers", messages)):
+        return pa.nulls(len(messages), _HEADERS)
+    return pa.array([_header_list(one) for one in _each("headers", messages)], _HEADERS)
 
 
 def _header_list(headers: Any) -> list[dict[str, Any]] | None:
@@ -55,19 +58,32 @@ def _header_list(headers: Any) -> list[dict[str, Any]] | None:
 
 
 def _timestamps(messages: Sequence[RawMessage]) -> pa.Array:
-    times = [at_ms if kind else None for kind, at_ms in _each("timestamp", messages)]
-    return pa.array(times, pa.timestamp("ms", "UTC")).cast(_TIME)
+    pairs = np.fromiter(chain.from_iterable(_each("timestamp", messages)), np.int64, 2 * len(messages))
+    kinds, times_ms = pairs[::2], pairs[1::2]
+    return pa.array(times_ms * 1000, _TIME, mask=kinds == 0)
+
+
+def _offsets(run: Run) -> pa.Array:
+    first, last = run.messages[0].offset() or 0, run.messages[-1].offset() or 0
+    if last - first == len(run.messages) - 1:  # they are in order, so none is missing in between
+        return pa.array(np.arange(first, last + 1))
+    return pa.array(list(_each("offset", run.messages)), pa.int64())
+
+
+def _constant(name: str, kind: pa.DataType) -> Callable[[Run], pa.Array]:
+    """Returns a function that makes a column which has one value, a field of the Run, for the whole Run."""
+    return lambda run: pa.repeat(pa.scalar(getattr(run, name), kind), len(run.messages))
 
 
 _COLUMNS: Final[Mapping[str, Column]] = {
     "key": Column("binary", pa.binary(), lambda found: pa.array(list(_each("key", found)), pa.binary())),
     "value": Column("binary", pa.binary(), lambda found: pa.array(list(_each("value", found)), pa.binary())),
     "headers": Column("array<struct<key:string,value:binary>>", _HEADERS, _headers),
-    "topic": Column("string", pa.string()),
-    "partition": Column("int", pa.int32()),
-    "offset": Column("bigint", pa.int64(), lambda found: pa.array(list(_each("offset", found)), pa.int64())),
+    "topic": Column("string", pa.string(), of_run=_constant("topic", pa.string())),
+    "partition": Column("int", pa.int32(), of_run=_constant("partition", pa.int32())),
+    "offset": Column("bigint", pa.int64(), of_run=_offsets),
     "timestamp": Column("timestamp", _TIME, _timestamps),
-    "token": Column("string", pa.string()),
+    "token": Column("string", pa.string(), of_run=_constant("token", pa.string())),
 }
 COLUMNS: Final = tuple(_COLUMNS)
 
@@ -111,11 +127,10 @@ def as_arrow(runs: Sequence[Run], columns: Sequence[str]) -> pa.RecordBatch:
     """Returns a batch with one row per message."""
     messages = runs[0].messages if len(runs) == 1 else [message for run in runs for message in run.messages]
 
-    def array(name: str, column: Column) -> pa.Array:
+    def array(column: Column) -> pa.Array:
         if column.take is not None:
             return column.take(messages)
-        return pa.concat_arrays(
-            [pa.repeat(pa.scalar(getattr(run, name), column.arrow), len(run.messages)) for run in runs]
-        )
+        assert column.of_run is not None
+        return pa.concat_arrays([column.of_run(run) for run in runs])
 
-    return pa.RecordBatch.from_arrays([array(name, _COLUMNS[name]) for name in columns], schema=arrow_schema(columns))
+    return pa.RecordBatch.from_arrays([array(_COLUMNS[name]) for name in columns], schema=arrow_schema(columns))

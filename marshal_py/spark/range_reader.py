@@ -198,10 +198,9 @@ class _RangeReader:
     def _take(self, found: list[Message]) -> list[Run]:
         """Returns the messages of `found` that belong to the ranges, and handles the events among them."""
         events: list[Message] = []
-        errors = list(map(Message.error, found))
-        if any(errors):
-            events = [message for message, error in zip(found, errors, strict=True) if error is not None]
-            found = [message for message, error in zip(found, errors, strict=True) if error is None]
+        if any(map(Message.error, found)):
+            events = [message for message in found if message.error() is not None]
+            found = [message for message in found if message.error() is None]
         runs = [run for key, messages in self._by_partition(found) if (run := self._run(key, messages)).messages]
         for event in events:  # last: the end of a partition follows its messages
             self._handle_event(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute
@@ -14,12 +14,13 @@ from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import ClusterUnreachable, InvalidOption, RangeLost, RangeReadTwice
 from marshal_py.protocol.identity import Token
 from marshal_py.spark import messages, range_reader
-from marshal_py.spark.messages import arrow_schema, columns_of
+from marshal_py.spark.messages import Run, arrow_schema, as_arrow, columns_of
 from marshal_py.spark.options import as_options, kafka_options
 from marshal_py.spark.range_reader import RangePartition
 from marshal_py.spark.ranges import RangesReader, ranges_json
 from marshal_py.spark.tasks import Piece, pieces_of
 from marshal_py.transport import settings
+from marshal_py.transport.ports import RawMessage
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
@@ -85,6 +86,33 @@ def test_columns_that_are_not_selected_are_not_read_from_the_message(
         "offset": [0, 1, 2],
         "value": [b"0-0", b"0-1", b"0-2"],
     }
+
+
+class Stamped:
+    """A message of Kafka without a value, and without a time if that is None."""
+
+    def __init__(self, offset: int, at_ms: int | None) -> None:
+        self._offset, self._at_ms = offset, at_ms
+
+    def offset(self) -> int:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return (0, -1) if self._at_ms is None else (1, self._at_ms)
+
+
+def test_offsets_and_times_are_those_of_each_message() -> None:
+    """Offsets that miss some are not counted up from the first, neither in one partition nor over two."""
+    runs = [
+        Run("t", partition, "", cast("list[RawMessage]", [Stamped(at, at or None) for at in offsets]))
+        for partition, offsets in enumerate([(0, 1, 2), (3, 5), (7, 9, 8_640_000_000_123)])
+    ]
+    found = as_arrow(runs, ["offset", "timestamp", "partition"])
+    assert found["offset"].to_pylist() == [0, 1, 2, 3, 5, 7, 9, 8_640_000_000_123]
+    assert found["timestamp"].cast(pa.int64()).to_pylist() == [None] + [
+        at * 1000 for at in (1, 2, 3, 5, 7, 9, 8_640_000_000_123)
+    ]
+    assert found["partition"].to_pylist() == [0, 0, 0, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("columns", ["", "value,", "value,value", "values", "value offset"])
