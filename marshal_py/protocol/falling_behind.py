@@ -16,6 +16,7 @@ from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.world import Group
 
+KEPT = 1  # claims that a member does not release: nothing else takes its owner's time
 FASTER = 2  # a taker has less than half of the own lag, so that two members do not pass a partition to and fro
 
 
@@ -55,7 +56,7 @@ class FallingBehind:
         for gone in self._looks.keys() - {claim.tp for claim in claims}:
             del self._looks[gone]
         self._ends = {claim.tp: claim.end_offset for claim in claims}
-        if not behind or len(claims) == 1 or any(claim.phase is not ClaimPhase.OPEN for claim in claims):
+        if not behind or len(claims) <= KEPT or any(claim.phase is not ClaimPhase.OPEN for claim in claims):
             return
         worst = max(behind, key=lambda claim: (_lag(claim), -claim.epoch))
         taker = self._taker(group, worst.tp.topic, sum(map(_lag, claims)))

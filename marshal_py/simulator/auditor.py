@@ -3,7 +3,7 @@
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (auditor_history.py); then each invariant is one function over
 what the pass found, named by its number. The same functions judge runs in virtual time and runs of real processes; only
-the evidence and the slack for clocks and scheduling differ. auditor_liveness.py judges liveness (V1 to V9).
+the evidence and the slack for clocks and scheduling differ. auditor_liveness.py judges liveness (V1 to V9, V13).
 """
 
 from __future__ import annotations

@@ -269,6 +269,7 @@ class Evidence:
     letters: list[DeadLetter] = field(default_factory=list)
     deliveries_max: int | None = None  # with a dead-letter topic: no message gets a delivery of a higher number
     queries: set[Client] = field(default_factory=set)  # streaming queries: they may ack what an earlier claim did
+    behind_intervals: int = 0  # over so many of its intervals an owner falls behind before it releases (D16)
 
     def __post_init__(self) -> None:
         self.read_ms = self.read_ms or self.appended_ms

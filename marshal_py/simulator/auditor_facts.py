@@ -16,6 +16,7 @@ class ClaimSpan:
 
     __slots__ = (
         "attempts",
+        "behind",
         "client_id",
         "died",
         "end",
@@ -73,6 +74,7 @@ class ClaimSpan:
         self.handed_over: bool = (
             False  # by a Release for the sake of another live member, after its handlers had finished
         )
+        self.behind: bool = False  # by a Release of an owner that fell behind (D16)
         self.died: bool = False  # by a Release that its witness sent
         self.given_back: int | None = None  # at-most-once: its Release lowered the position to this
 

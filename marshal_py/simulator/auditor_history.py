@@ -31,6 +31,7 @@ from marshal_py.simulator.oracle_wire import SNAPSHOT_TYPE, Record, decode_recor
 
 LOST = "offset_lost"  # kind of a Note
 HAND_OVER = "hand-over"  # reason of a Release by A3
+BEHIND = "falls behind"  # reason of a Release by D16
 DIED = "died"  # reason of a Release by T19
 ENDINGS = ("Join", "Leave", "Evict", "ReleasingPartition", "SeekingPartition", "GroupConfig")  # may end a claim
 MAY_COUNT = ("replay", "newer", "forged")  # foreign records that the rules may accept, or that end a group
@@ -300,7 +301,8 @@ class History:
                     self._advance(named, offset, sent_ms)
         elif kind == "ReleasingPartition" and claim is not None:
             self._advance(claim, offset, sent_ms)
-            claim.handed_over = fields["reason"] == HAND_OVER
+            claim.behind = fields["reason"] == BEHIND
+            claim.handed_over = claim.behind or fields["reason"] == HAND_OVER
             claim.died = fields["reason"] == DIED
         elif kind == "ClaimingMessages":
             for wanted in fields["ranges"]:

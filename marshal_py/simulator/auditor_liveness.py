@@ -1,8 +1,9 @@
-"""The judge of liveness: V1 to V9, one function each, over the facts of one log.
+"""The judge of liveness: V1 to V9 and V13, one function each, over the facts of one log.
 
 V7: when an admin pauses a group, every member that is reading releases its partitions within one interval (T12). V8: an
 owner that hands over waits for its handlers no longer than its limit (A3). V9: a partition whose position lies beyond
-its end is parked, so nobody may claim it (D6).
+its end is parked, so nobody may claim it (D6). V13: who falls behind gives up one partition at a time, and keeps one
+(D16).
 
 What a run must achieve depends on its course, which the run describes in `Demands`. The simulator gives exact times
 after its heal, when all faults are over. A run of real processes gives the time at which all was owned and done, and
@@ -332,6 +333,34 @@ def v9_parked(demands: Demands, history: History) -> Iterator[Violation]:
             yield Violation("V9", due_ms, held.epoch, f"{key} stands at {position}, its end is lower")
 
 
+def v12_one_per_window(demands: Demands, history: History) -> Iterator[Violation]:
+    """Yields each breach of V13: an owner that releases a partition on which it falls behind owns another one, releases
+    no second one within its window, and does not claim the first one again within it.
+    """
+    evidence, begun = history.evidence, dict[tuple[str, int], float]()
+    for begun_ms, group, epoch in () if evidence.forks else evidence.handovers:  # a clone has windows of its own
+        held = history.claims.get((group, epoch))
+        if held is None or not held.behind:
+            continue
+        facts = history.sessions[group, held.session]
+        exact_ms = evidence.behind_intervals * facts.interval_ms
+        window_ms = exact_ms - exact_ms * history.slack.drift_ppm // 1_000_000 - history.slack.wait_ms
+        mine = [claim for claim in history.claims.values() if (claim.key[0], claim.session) == (group, held.session)]
+        last_ms = begun.get((group, held.session))
+        begun[group, held.session] = begun_ms
+        again = [claim for claim in mine if claim.key == held.key and claim.epoch > epoch]
+        if last_ms is not None and begun_ms - last_ms < window_ms:
+            yield Violation(
+                "V13", begun_ms, epoch, f"{held.key} is the second that {held.client_id} gives up in a window"
+            )
+        if again and again[0].sent_ms - begun_ms < window_ms:
+            yield Violation("V13", again[0].ms, again[0].epoch, f"{held.key} is claimed again by {held.client_id}")
+        if not any(
+            claim.ms <= begun_ms <= min(claim.released.values(), default=begun_ms) for claim in mine if claim != held
+        ):
+            yield Violation("V13", begun_ms, epoch, f"{held.key} is the last partition of {held.client_id}")
+
+
 Check = Callable[[Demands, History], Iterator[Violation]]
 CHECKS: Final[tuple[Check, ...]] = (
     v1_dead_owner,
@@ -343,4 +372,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     v7_drained,
     v8_handed_over,
     v9_parked,
+    v12_one_per_window,
 )

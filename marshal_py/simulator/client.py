@@ -173,6 +173,9 @@ class Client(Process):
         if self.maintenance is not None:
             self.maintenance.tick(self.member, now)
         self._drop_lost(ready)
+        for claim in ready.revoking:
+            if claim.reason in ("hand-over", "falls behind"):
+                self.environment.handing_over(self, claim.epoch)
         if ready.send or ready.ended:
             if not self.stall(self._execute, (ready, 0)):
                 self._execute((ready, 0))
@@ -199,9 +202,6 @@ class Client(Process):
         assert member is not None
         for advisory in ready.advisories:
             environment.advised(advisory.kind)
-        for claim in ready.revoking:
-            if claim.reason == "hand-over":
-                environment.handing_over(self, claim.epoch)
         if ready.ended:
             self.dead = True
             environment.client_ended(self, member.error)

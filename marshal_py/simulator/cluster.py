@@ -279,7 +279,7 @@ class Cluster:
             handler_timeout_ms=HANDLER_TIMEOUT_INTERVALS * interval_ms,
             hand_over_timeout_ms=HAND_OVER_INTERVALS * interval_ms,
         )
-        return restricted.options_of(options, group, scenario.partitions)
+        return restricted.options_of(options, group, scenario)
 
     def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:
         """Starts a new consumer process, which begins to read the log at once."""
@@ -491,6 +491,7 @@ class Cluster:
             [one for one in journal.handovers if one[1] in groups],
             HAND_OVER_INTERVALS,
             journal.restarts,
+            behind_intervals=restricted.BEHIND_INTERVALS,
             queries=journal.queries,
             kept=journal.kept,
             letters=[letter for letter in journal.letters if letter.client in here and not branched],

@@ -65,9 +65,10 @@ RUN_KINDS: Final = (
 # Kinds that happen only where they are asked for, because old seeds must stay what they are. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
 # witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
-# them, and there is a dead-letter topic (D14, D15).
+# them, and there is a dead-letter topic (D14, D15). `behind`, one too: consumers release partitions on which they fall
+# behind (D16).
 ASKED_KINDS: Final = ("witness",)
-ASKED_RUN_KINDS: Final = ("answers",)
+ASKED_RUN_KINDS: Final = ("answers", "behind")
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer", "unclean")
 TRACED_KINDS: Final = STRIKE_KINDS + DAMAGE_KINDS + ASKED_KINDS  # by the number that a trace has

@@ -288,10 +288,8 @@ def _d8() -> list[Patch]:
     return [(Member, "open_ms", open_ms)]
 
 
-def _bias(*kinds: str, mode: int | None = None, clients: int = 3, rate: int | None = None, queries: int = 0) -> Options:
-    return Options(
-        clients=clients, partitions=3, interval_ms=2_000, mode=mode, kinds=frozenset(kinds), rate=rate, queries=queries
-    )
+def _bias(*kinds: str, clients: int = 3, **more: Any) -> Options:
+    return Options(clients=clients, partitions=3, interval_ms=2_000, kinds=frozenset(kinds))._replace(**more)
 
 
 _MEMBER: Final = (
@@ -307,9 +305,6 @@ _MEMBER: Final = (
     Mutant("X24", "evicted after one interval, fenced after two", _x24, _bias("lag", "delay", "stop")),
     Mutant("X25", "a second Join has the same instance id", _x25, _bias("drop", "duplicate", "delay", "lag")),
     Mutant("X26", "a client that loses the race for the Genesis refuses", mutants_log.x26, _bias("genesis_race")),
-    Mutant(
-        "X30", "delivers without the pin", mutants_claims.x30, _bias("arrive", "step_down")._replace(policy="pinned")
-    ),
     Mutant("X27", "entries against what was last sent", _x27, _bias("drop", "crash", mode=AT_LEAST_ONCE)),
     Mutant("X31", "heartbeats of a stuck reader", _x31, _bias("stuck_reader", clients=4)),
     Mutant("X34", "waits continue through an outage", _x34, _bias("outage", "outage_writes")),
@@ -356,37 +351,6 @@ _MEMBER: Final = (
     ),
     Mutant("D8", "the gate does not look at the lease", _d8, _bias("stop", "lag", "suspend")),
     Mutant("D12", "one failed fetch ends the fetching, and the claim is kept", mutants_data.d12, _bias("fetch_error")),
-    Mutant(
-        "R1",
-        "gives back from the lowest message that was not handed over",
-        mutants_claims.r1,
-        _bias("lag", "delay", "arrive", "leave", mode=AT_MOST_ONCE),
-    ),
-    Mutant(
-        "R2",
-        "gives back what its handler has",
-        mutants_claims.r2,
-        _bias("leave", "arrive", "slow_handler", mode=AT_MOST_ONCE),
-    ),
-    Mutant(
-        "R3",
-        "delivers again after a Release was rejected, and gives back as before",
-        mutants_claims.r3,
-        _bias("admin", "arrive", "delay", "reorder", mode=AT_MOST_ONCE),
-    ),
-    Mutant(
-        "P1",
-        "the position leaps over what is unfinished",
-        mutants_claims.p1,
-        _bias("crash", "slow_handler", mode=AT_LEAST_ONCE),
-    ),
-    Mutant("P2", "finished ranges are made one", mutants_claims.p2, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
-    Mutant(
-        "P5",
-        "nothing is reported of what is finished above the position",
-        mutants_claims.p5,
-        _bias("crash", "slow_handler", mode=AT_LEAST_ONCE),
-    ),
     Mutant("W1", "the third of an interval after which a heartbeat is due is none", _w1, _bias("arrive")),
     Mutant("W2", "a heartbeat is due after an interval, and looked for after a third", _w2, _bias("arrive")),
     Mutant("Q1", "a query plans and acks before its claims have come", mutants_query.q1, _bias("crash", queries=2)),
@@ -408,13 +372,12 @@ _MEMBER: Final = (
     ),
     *(
         Mutant(name, says, patches, _bias(*kinds, **more))
-        for name, says, patches, kinds, more in mutants_witness.PLANTED
+        for name, says, patches, kinds, more in (*mutants_claims.PLANTED, *mutants_witness.PLANTED)
     ),
     *(
         Mutant(name, says, patches, _bias("answers", *kinds, mode=AT_LEAST_ONCE))
         for name, says, patches, kinds in mutants_answers.PLANTED
     ),
-    Mutant("P6", "a new owner skips nothing", mutants_claims.p6, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
 )
 _FOLD_BIAS: Final = {
     "X6": _bias("admin"),

@@ -1,24 +1,26 @@
-"""Planted bugs in what an owner gives back (PROTOCOL.md F6.3, T16), reports above its position (D1) and must own (A11).
+"""Planted bugs in what an owner gives back (PROTOCOL.md F6.3, T16, D16), reports above its position (D1) and must own
+(A11).
 
 In names, R stands for grants that a Release gives back, and P for progress. mutants.py alone calls this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from marshal_py.protocol import claim_records, progress, releases, transitions
+from marshal_py.protocol import claim_records, falling_behind, progress, releases, transitions
 from marshal_py.protocol.assignment import covering
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.falling_behind import FallingBehind
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.record_handler import RecordHandler
-from marshal_py.protocol.records import ReleasingPartition, SeekingPartition
+from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ReleasingPartition, SeekingPartition
 from marshal_py.protocol.world import Partition
 from marshal_py.simulator.oracle import Partition as OraclePartition
 
@@ -35,6 +37,31 @@ def _released(change: Any) -> list[Patch]:
 
 def x30() -> list[Patch]:
     return [(covering, "owns", lambda group, cover, session: True)]
+
+
+def d16a() -> list[Patch]:
+    act = FallingBehind.act
+
+    def keeps_windows(self: FallingBehind, group: Any, now: Any) -> None:
+        begun = dict(self._looks)
+        act(self, group, now)
+        if not self._looks:
+            self._looks = begun
+
+    return [(FallingBehind, "act", keeps_windows)]
+
+
+def d16b() -> list[Patch]:
+    return [(falling_behind, "KEPT", 0)]
+
+
+def d16c() -> list[Patch]:
+    begin = FallingBehind.__init__
+
+    def eager(self: FallingBehind, member: Any, candidacy: Any, back_off: Any) -> None:
+        begin(self, member, candidacy, lambda tp, until_ms: None)
+
+    return [(FallingBehind, "__init__", eager)]
 
 
 def r1() -> list[Patch]:
@@ -134,3 +161,55 @@ def p3_in_the_oracle() -> list[Patch]:
         self.progress = known
 
     return [(OraclePartition, "new_generation", keeps)]
+
+
+# Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
+PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
+    ("X30", "delivers without the pin", x30, ("arrive", "step_down"), {"policy": "pinned"}),
+    (
+        "R1",
+        "gives back from the lowest message that was not handed over",
+        r1,
+        ("lag", "delay", "arrive", "leave"),
+        {"mode": AT_MOST_ONCE},
+    ),
+    ("R2", "gives back what its handler has", r2, ("leave", "arrive", "slow_handler"), {"mode": AT_MOST_ONCE}),
+    (
+        "R3",
+        "delivers again after a Release was rejected, and gives back as before",
+        r3,
+        ("admin", "arrive", "delay", "reorder"),
+        {"mode": AT_MOST_ONCE},
+    ),
+    ("P1", "the position leaps over what is unfinished", p1, ("crash", "slow_handler"), {"mode": AT_LEAST_ONCE}),
+    ("P2", "finished ranges are made one", p2, ("crash", "slow_handler"), {"mode": AT_LEAST_ONCE}),
+    (
+        "P5",
+        "nothing is reported of what is finished above the position",
+        p5,
+        ("crash", "slow_handler"),
+        {"mode": AT_LEAST_ONCE},
+    ),
+    ("P6", "a new owner skips nothing", p6, ("crash", "slow_handler"), {"mode": AT_LEAST_ONCE}),
+    (
+        "D16A",
+        "who falls behind releases one partition after the other",
+        d16a,
+        ("behind", "slow_handler"),
+        {"partitions": 6},
+    ),
+    (
+        "D16B",
+        "who falls behind releases its only partition",
+        d16b,
+        ("behind", "slow_handler", "arrive"),
+        {"clients": 2},
+    ),
+    (
+        "D16C",
+        "who falls behind takes back what it released",
+        d16c,
+        ("behind", "slow_handler", "crash"),
+        {"clients": 2, "partitions": 6},
+    ),
+)

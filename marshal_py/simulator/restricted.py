@@ -20,7 +20,7 @@ from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import GroupConfig
 from marshal_py.simulator.client import Client
-from marshal_py.simulator.scenario import GroupPlan
+from marshal_py.simulator.scenario import GroupPlan, Scenario
 
 MEMBERS: Final = ("m1", "m2")
 PRIORITY_GROUP: Final = "jobs"
@@ -28,10 +28,11 @@ INSTANCES: Final = 6  # of each member when all is healed: at most five clients 
 FAILOVER_INTERVALS: Final = 3
 MIN_PENDING: Final = 6  # messages, which a stuck handler or a dead owner soon leaves
 MIN_ACK_PENDING: Final = 2
+BEHIND_INTERVALS: Final = 2  # over which a consumer must fall behind to release a partition (D16)
 CHANGES: Final = 4  # of the list of members, during the faults
 
 
-def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> MemberOptions:
+def options_of(options: MemberOptions, group: GroupPlan, scenario: Scenario) -> MemberOptions:
     """Returns the options of a new consumer as its group's policy needs them."""
     if group.policy in PRIORITY:
         number = int(options.client_id[1:])
@@ -40,7 +41,7 @@ def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> Mem
             NONE,
             policy=group.policy,
             priority_groups=(PRIORITY_GROUP,),
-            failover_ms=FAILOVER_INTERVALS * options.interval_ms if overflows and partitions % 2 else 0,
+            failover_ms=FAILOVER_INTERVALS * options.interval_ms if overflows and scenario.partitions % 2 else 0,
         )
         return replace(
             options,
@@ -53,11 +54,12 @@ def options_of(options: MemberOptions, group: GroupPlan, partitions: int) -> Mem
             min_ack_pending=MIN_ACK_PENDING if overflows and number % 6 == 0 else 0,
         )
     if group.policy not in RESTRICTED:
-        return options
+        window_ms = BEHIND_INTERVALS * options.interval_ms if "behind" in scenario.kinds else 0
+        return replace(options, release_behind_ms=window_ms)
     if group.policy not in PARTITIONED:
         return replace(options, policy=DEFAULT_POLICY, group_config=GroupConfig(NONE, policy=group.policy))
     member = MEMBERS[int(options.client_id[1:]) % len(MEMBERS)]
-    settings = GroupConfig(NONE, policy=group.policy, max_members=partitions, members=MEMBERS)
+    settings = GroupConfig(NONE, policy=group.policy, max_members=scenario.partitions, members=MEMBERS)
     return replace(options, policy=DEFAULT_POLICY, member=member, group_config=settings)
 
 

@@ -44,6 +44,7 @@ class Options(NamedTuple):
     audit: bool = True
     witnesses: int = 0  # 1: clients have witnesses that publish their last wills (T19)
     answers: int = 0  # 1: handlers give messages back and end them, and there is a dead-letter topic (D14, D15)
+    behind: int = 0  # 1: groups are greedy, and consumers release partitions on which they fall behind (D16)
     queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
     policy: str = ""  # of every group
     # Set by shrink.py to make a failing run small:
@@ -100,6 +101,7 @@ def draw(rng: Random, options: Options) -> Scenario:
     kinds = options.kinds if options.kinds is not None else frozenset() if options.calm else draw_kinds(rng)
     kinds = kinds | {"witness"} if options.witnesses else kinds
     kinds = kinds | {"answers"} if options.answers else kinds
+    kinds = kinds | {"behind"} if options.behind else kinds
     interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
     # Bugs need few actors, and small runs are fast; of the rest each order of magnitude is as likely as the others.
     partitions = (
@@ -111,7 +113,7 @@ def draw(rng: Random, options: Options) -> Scenario:
     partitions, clients = options.partitions or partitions, options.clients or clients
     first_mode = AT_LEAST_ONCE if options.queries else options.mode
     first_mode = first_mode or (AT_LEAST_ONCE if rng.random() < 0.5 else AT_MOST_ONCE)
-    policy = "greedy" if rng.random() < 0.2 else "balanced"
+    policy = "greedy" if rng.random() < 0.2 or "behind" in kinds else "balanced"
     groups = [GroupPlan("billing", first_mode, TOPICS[:1], policy)]
     if not options.calm and clients > 2 and rng.random() < 0.25:
         other = AT_LEAST_ONCE + AT_MOST_ONCE - first_mode if options.mode is None else first_mode

@@ -45,6 +45,7 @@ PROMISES: Final = {
     "V10": "no member asks to be woken again and again",
     "V11": "a clean stop moves each partition once",
     "V12": "consumers with conditions give their partitions back when nothing is pending",
+    "V13": "who falls behind on a partition gives up one at a time, keeps one, and leaves it alone for a while",
     "crash": "the protocol code raises no error that it does not name",
 }
 

@@ -13,6 +13,8 @@ from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
 from marshal_py.simulator.schedule import Schedule, parse, text_of
 
+KINDS_BEHIND = frozenset({"slow_handler", "crash", "arrive", "lag", "drop"})
+
 
 @pytest.mark.parametrize("policy", sorted(PARTITIONED | PRIORITY))
 def test_every_promise_holds(policy: str) -> None:
@@ -27,6 +29,15 @@ def test_whole_topics_are_never_split() -> None:
     results = [simulate(seed, Options(policy="topic")) for seed in range(30, 36)]
     assert [(result.seed, result.violations) for result in results if result.violations] == []
     assert sum(result.takeovers + result.handovers for result in results) > 20
+
+
+def test_who_falls_behind_gives_up_partitions_and_breaks_no_promise() -> None:
+    """D16: safety, progress, and one partition per window (V13)."""
+    results = [simulate(seed, Options(behind=1, kinds=KINDS_BEHIND, partitions=6, clients=3)) for seed in range(4)]
+    assert [(result.seed, result.violations) for result in results if result.violations] == []
+    assert sum(result.advisories.get("revoking", 0) for result in results) > 3
+    done = CliRunner().invoke(app, ["simulate", "--seed", "3", "--behind", "--json"])
+    assert json.loads(done.stdout.splitlines()[-1])["violations"] == [], done.output
 
 
 def test_a_seed_with_a_policy_can_be_kept_and_run_again() -> None:

@@ -43,6 +43,7 @@ from tests.support.handmade_evidence import (
     NOTE,
     PAUSE,
     RELEASE,
+    TOPOLOGY,
     TWO,
     EvidenceBuilder,
 )
@@ -579,6 +580,33 @@ def test_a_stop_between_gate_and_call_is_counted() -> None:
     assert judgement.counted["S4"] == 1
 
 
+def test_who_falls_behind_gives_up_one_partition_at_a_time_and_keeps_one() -> None:
+    """V13: within the window a second one goes, or the first one is claimed again; or the last one goes (D16)."""
+    window_ms = 2 * INTERVAL
+
+    def judged(*steps: tuple[int, int, int]) -> set[str]:
+        """Each step is a time, CLAIM or RELEASE, and a partition. At first the owner has the partitions 0, 1 and 2."""
+        built = EvidenceBuilder()
+        built.evidence.behind_intervals = 2
+        built.say(19, TOPOLOGY, "t", 3, 1)
+        versions = [built.epoch, *(built.say(20, CLAIM, built.one, "t", number, -1, 0) for number in (1, 2))]
+        for at_ms, kind, number in steps:
+            if kind == CLAIM:
+                versions[number] = built.say(at_ms, CLAIM, built.one, "t", number, versions[number])
+            else:
+                built.evidence.handovers.append((at_ms - 1, GROUP, versions[number]))
+                versions[number] = built.say(at_ms, RELEASE, built.one, versions[number], -1, -1, "falls behind")
+        return progress(built) & {"V13"}
+
+    first = (100, RELEASE, 1)
+    assert judged(first) == set()
+    assert judged(first, (100 + window_ms, RELEASE, 2)) == set()
+    assert judged(first, (50 + window_ms, RELEASE, 2)) == {"V13"}
+    assert judged(first, (100 + window_ms, CLAIM, 1)) == set()
+    assert judged(first, (50 + window_ms, CLAIM, 1)) == {"V13"}
+    assert judged(first, (100 + window_ms, RELEASE, 2), (100 + 2 * window_ms, RELEASE, 0)) == {"V13"}, "the last one"
+
+
 def test_progress_that_is_missing_is_found() -> None:
     """V1-V4 and V6, each from a log in which it is missing."""
     built = EvidenceBuilder()
@@ -695,6 +723,9 @@ QUICK = (
     "D15C",
     "D15D",
     "D15E",
+    "D16A",
+    "D16B",
+    "D16C",
 )
 
 
@@ -720,7 +751,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     wanted = {f"X{n}" for n in range(1, 43)} | {f"G{n}" for n in range(1, 5)}
     others = {"A3", "A6", "D3", "D6", "D8", "D12", "D12A", "D12L", "H1", "Q1", "Q2", "Q3", "Q4", "Q5"}
     others |= {"T19A", "T19B", "T19C", "T19D", "T19E"}
-    others |= {"D14A", "D14B", "D14C", "D14D", "D15A", "D15B", "D15C", "D15D", "D15E"}
+    others |= {"D14A", "D14B", "D14C", "D14D", "D15A", "D15B", "D15C", "D15D", "D15E", "D16A", "D16B", "D16C"}
     others |= {"R1", "R2", "R3", "R4", "P1", "P2", "P3", "P5", "P6", "W1", "W2"}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(COUNTED) == {"X3", "X12"}

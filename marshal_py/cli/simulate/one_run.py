@@ -71,14 +71,18 @@ def show(
 ) -> None:
     """Runs the schedule in `file`, or the one of `seed`, and shows what `asked` wants of it.
 
-    `options`: what the caller fixed, of --queries, --policy, --witnesses and --answers. Exit code 1 if the run violates
-    a promise.
+    `options`: what the caller fixed, of --queries, --policy, --witnesses, --answers and --behind. Exit code 1 if the
+    run violates a promise.
     """
     schedule, again = _wanted(file, seed, mutant)
     if options is not None and options != Options():
         schedule = schedule._replace(
             options=schedule.options._replace(
-                queries=options.queries, policy=options.policy, witnesses=options.witnesses, answers=options.answers
+                queries=options.queries,
+                policy=options.policy,
+                witnesses=options.witnesses,
+                answers=options.answers,
+                behind=options.behind,
             )
         )
         again = f"marshal simulate {seeds.words_of(options)}--seed {seed} --trace"

@@ -55,6 +55,9 @@ def run(
     answers: Annotated[
         bool, typer.Option("--answers", help="Handlers give messages back and end them; dead letters. Not --scenario.")
     ] = False,
+    behind: Annotated[
+        bool, typer.Option("--behind", help="Greedy consumers release what they fall behind on (D16). Not --scenario.")
+    ] = False,
     processes: seeds.Processes = None,
     spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,
     master: Annotated[
@@ -79,10 +82,12 @@ def run(
         raise typer.BadParameter("--trace needs --seed")
     if (shrink is not None or html is not None) and seed is None and scenario is None:
         raise typer.BadParameter("--shrink and --html need --seed or --scenario")
-    options = Options(queries=queries, policy=policy, witnesses=int(witnesses), answers=int(answers))
+    options = Options(
+        queries=queries, policy=policy, witnesses=int(witnesses), answers=int(answers), behind=int(behind)
+    )
     fixed = options != Options()
     if fixed and (scenario is not None or spark):
-        raise typer.BadParameter("--queries, --policy, --witnesses and --answers go with --seeds or --seed")
+        raise typer.BadParameter("--queries, --policy, --witnesses, --answers and --behind go with --seeds or --seed")
     if policy and policy not in {*POLICIES, *RESTRICTED}:
         raise typer.BadParameter(f"--policy {policy!r}: one of {', '.join([*POLICIES, *RESTRICTED])}")
     if (spark or master is not None) and (not spark or seed is not None or processes):

@@ -91,7 +91,7 @@ def words_of(options: Options) -> str:
     """Returns the options, besides the seed, that repeat a run."""
     queries = f"--queries {options.queries} " if options.queries else ""
     policy = f"--policy {options.policy} " if options.policy else ""
-    flags = [f"--{name} " for name in ("witnesses", "answers") if getattr(options, name)]
+    flags = [f"--{name} " for name in ("witnesses", "answers", "behind") if getattr(options, name)]
     return queries + policy + "".join(flags)
 
 
