@@ -44,7 +44,7 @@ app: Final = typer.Typer(
 )
 app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
 app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
-app.command("run", epilog=run.EXAMPLE)(run.run)
+app.command("run", epilog=run.EXAMPLE, context_settings=run.WORDS)(run.run)
 app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
 app.command("get", epilog=get.EXAMPLE)(get.get)
 app.add_typer(index.app, name="index")

@@ -12,6 +12,9 @@ from marshal_py.cli.options import command
 from marshal_py.last_will import connecting, death
 
 EXAMPLE: Final = output.example("marshal run -- python app.py")
+WORDS: Final = {
+    "allow_interspersed_args": False
+}  # options behind the program's name are the program's, with or without --
 
 
 @command

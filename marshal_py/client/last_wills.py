@@ -2,15 +2,18 @@
 
 A thread of its own does it, so that neither heartbeats nor messages wait for a witness: every KEEP_S it notes under the
 lock how far each consumer is, and writes what has changed without the lock. If the witness is gone, it starts another
-one after a pause that grows, and each consumer gets the event `last_will_lost`.
+one after a pause that grows, and each consumer gets the event `last_will_lost`. So it does if a `marshal run` is around
+this process and cannot be reached.
 """
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Mapping
+from math import inf
 from typing import Any, Final
 
 from marshal_py.client.consumer_driver import ConsumerDriver
@@ -28,9 +31,15 @@ from marshal_py.transport import settings
 CHOICES: Final = ("auto", "process", "off")
 KEEP_S: Final = 0.05  # what was acked in this time before a death may be delivered again
 SHARE: Final = 20  # keeping takes at most this part of one core: a thousand busy partitions are kept less often
-READY_S: Final = 5.0  # how long a consumer's start waits for the witness; it joins without its name after that
+READY_S: Final = 5.0  # how long a consumer's start waits for the witness; its Join names one that is late by its kind
 PAUSE_S_MIN: Final = 0.5  # before a lost witness is started again
 PAUSE_S_MAX: Final = 60.0
+LATE: Final = {"run": "marshal run", "process": "process"}  # names of a witness that has not said its own
+AGAIN: Final = {
+    "run": "marshal run is asked again after a pause",
+    "process": "another witness is started after a pause",
+}
+FOR_GOOD: Final = "this process stays without a witness"
 # Calls into Python, which cannot leave this process. Nothing is lost without them in a producer that logs nowhere.
 _CALLS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb", "logger", "on_commit", "log_cb"})
 
@@ -45,27 +54,32 @@ def check(choice: str, given: Mapping[str, Any], *, reachable: bool) -> str:
         raise InvalidOption("last_will", choice, f"one of {', '.join(CHOICES)}")
     if choice == "off":
         return ""
+    if choice == "auto":  # one that cannot be used is an event of each consumer, not an error
+        return "run" if reachable and rendezvous.expected() else ""
+    if why := death.unsupported():
+        raise UnsupportedPlatform("last_will", f"this system: {why}", 'use last_will="off"')
+    if not reachable:
+        raise InvalidOption("last_will", choice, "a cluster that other processes can reach, not one in memory")
+    if calls := _calls(given):
+        raise InvalidOption("last_will", choice, f"settings without Python callbacks: {calls}")
+    return "process"
+
+
+def _calls(given: Mapping[str, Any]) -> str:
+    """Returns which of these settings keeps a witness from using them; "" if none does."""
     calls = sorted(key for key, value in given.items() if callable(value) and key not in _CALLS)
-    if choice == "process":
-        if why := death.unsupported():
-            raise UnsupportedPlatform("last_will", f"this system: {why}", 'use last_will="off"')
-        if not reachable:
-            raise InvalidOption("last_will", choice, "a cluster that other processes can reach, not one in memory")
-        if calls:
-            raise InvalidOption(
-                "last_will", choice, f"settings without Python callbacks: a witness cannot call {calls[0]}"
-            )
-        return "process"
-    return "run" if reachable and not calls and not death.unsupported() and rendezvous.descriptor() is not None else ""
+    return f"a witness cannot call {calls[0]}" if calls else ""
 
 
 def of_program(given: Mapping[str, Any]) -> str:
     """Returns the choice of a program that is all of its process: "process" where that works, else "auto".
 
-    A `marshal run` around the process is preferred, because it exists already. `given`: librdkafka's settings.
+    A `marshal run` that can be reached is preferred, because it exists already. `given`: librdkafka's settings.
     """
+    if rendezvous.descriptor() is not None:
+        return "auto"
     try:
-        return "auto" if check("auto", given, reachable=True) else check("process", given, reachable=True)
+        return check("process", given, reachable=True)
     except (InvalidOption, UnsupportedPlatform):
         return "auto"
 
@@ -77,6 +91,7 @@ class _Kept:
         self.number = number
         self.file = KeptFile()
         self.registered = False
+        self.told = ""  # why there is no witness, as the consumer was told
 
 
 class LastWills:
@@ -95,7 +110,7 @@ class LastWills:
         self._registered = threading.Condition()  # told when a session was, or when there is no witness
         self._pause_s = PAUSE_S_MIN
         self._retry_s = 0.0  # of the monotonic clock
-        self._reported = False  # that there is none
+        self._lost = ""  # why there is none
         self._thread = threading.Thread(target=self._run, name="marshal-last-will", daemon=True)
         self._thread.start()
 
@@ -103,11 +118,14 @@ class LastWills:
     def witness(self) -> str:
         """Returns the name of the witness, for the Join of a new consumer; "" if there is none.
 
-        Waits for one that has just been started, for READY_S at most.
+        Waits for one that has just been started, for READY_S at most. One that is late will find the session all the
+        same, so it counts.
         """
-        self._ready.wait(READY_S)
+        answered = self._ready.wait(READY_S)
         connection = self._connection
-        return connection.name if connection is not None else ""
+        if answered and connection is None:
+            return ""
+        return (connection.name if connection is not None else "") or LATE[self._kind]
 
     def wait_registered(self, driver: ConsumerDriver) -> None:
         """Waits until the witness would be told of this consumer's death, or there is none; for READY_S at most."""
@@ -139,8 +157,8 @@ class LastWills:
                 took_s = time.thread_time() - began_s
             except Exception as error:
                 self._lose(repr(error))
-            if not self._closing:
-                self._wake.wait(max(KEEP_S, SHARE * took_s))
+            if not self._closing:  # without a witness for good, new consumers are told, and that is all
+                self._wake.wait(None if self._retry_s == inf else max(KEEP_S, SHARE * took_s))
         if self._connection is not None:
             for kept in self._kept.values():
                 self._connection.withdraw(kept.number)
@@ -152,47 +170,67 @@ class LastWills:
         """Sees to it that there is a connection, if it is time for one."""
         connection = self._connection
         if connection is not None:
-            if connection.lost():
-                self._lose("the witness has ended")
-            return
-        if time.monotonic() < self._retry_s:
+            if not connection.lost():
+                return
+            self._lose("the witness has ended")
+            if self._kind == "process":
+                return
+            # Whether `marshal run` has ended, too, is known at once. The consumers are told that, and no guess.
+        elif time.monotonic() < self._retry_s:
             return
         try:
-            source = rendezvous.connect() if self._kind == "run" else start_witness()
-            if source is None:
-                raise OSError("marshal run has ended, or does not take any more")
-            self._connection = connection = WitnessConnection(source)
+            self._connection = connection = WitnessConnection(self._source())
             connection.wait(READY_S)
+        except rendezvous.Unusable as error:
+            self._lose(str(error), for_good=True)
+            return
         except (OSError, subprocess.SubprocessError) as error:
             self._lose(str(error))
             return
         if connection.lost():
-            self._lose("it ended at once")
+            self._lose("the witness ended at once")
             return
         # One that has not answered is late, and no more than that: it finds what is registered once it runs again.
-        self._pause_s, self._reported = PAUSE_S_MIN, False
+        self._pause_s, self._lost = PAUSE_S_MIN, ""
+        for kept in self._kept.values():
+            kept.told = ""
         self._ready.set()
 
-    def _lose(self, why: str) -> None:
-        """Notes that there is no witness. After a pause another is started, or `marshal run` is asked again."""
+    def _source(self) -> socket.socket:
+        """Returns a new connection to a witness. Raises OSError, SubprocessError."""
+        if self._kind == "process":
+            return start_witness()
+        if why := death.unsupported() or _calls(self._given):
+            raise rendezvous.Unusable(why)
+        return rendezvous.connect()
+
+    def _lose(self, why: str, *, for_good: bool = False) -> None:
+        """Notes that there is no witness. After a pause another is started, or `marshal run` is asked again.
+
+        `for_good`: neither would help.
+        """
         if self._connection is not None:
             self._connection.close()
         self._connection = None
         for kept in self._kept.values():
             kept.registered = False
-        self._retry_s = time.monotonic() + self._pause_s
+        self._retry_s = inf if for_good else time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
         self._ready.set()
         with self._registered:
             self._registered.notify_all()
-        if self._reported:
-            return
-        self._reported = True
+        if for_good or not self._lost:
+            self._lost = f"{why}; {FOR_GOOD if for_good else AGAIN[self._kind]}"
+
+    def _tell(self, drivers: list[ConsumerDriver]) -> None:
+        """Tells these consumers that they have no witness, and why."""
         with self._context.outbox, self._context.lock:
-            for driver in self._loop.drivers:
-                member = driver.member
+            for driver in drivers:
+                member, self._kept[driver].told = driver.member, self._lost
                 driver.publish(
-                    Advisory("last_will_lost", member.name, member.options.client_id, text=why, session=member.session)
+                    Advisory(
+                        "last_will_lost", member.name, member.options.client_id, text=self._lost, session=member.session
+                    )
                 )
 
     def _keep(self) -> None:
@@ -211,6 +249,11 @@ class LastWills:
                 kept.registered = True
                 with self._registered:
                     self._registered.notify_all()
+        untold = [
+            driver for driver, will in wills.items() if will is not None and self._kept[driver].told != self._lost
+        ]
+        if untold and self._lost:
+            self._tell(untold)
         for driver in [driver for driver in self._kept if driver not in wills]:
             kept = self._kept.pop(driver)  # it has left, or ended with an error: then its lease ends as ever
             if self._connection is not None and kept.registered:

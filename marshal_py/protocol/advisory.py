@@ -141,7 +141,7 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "request_limited": "a consumer asked for more than the group's settings allow, and gets less; text: which setting",
     "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
     "truncation_refused": "the log's old records were not deleted; text: why",
-    "last_will_lost": "nobody ends this session if its process dies; it is evicted then; text: why",
+    "last_will_lost": "if this process dies, its session waits for an eviction; text: why, and what comes next",
     "state_kept": "this process ended because its state was not what the log says; text: the file with that state",
 }
 LOCAL: Final[frozenset[AdvisoryKind]] = frozenset(

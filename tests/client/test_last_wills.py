@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from marshal_py import connect
+from marshal_py import Consumer, connect
 from marshal_py.client import last_wills
-from marshal_py.client.last_wills import KEEP_S
+from marshal_py.client.last_wills import FOR_GOOD, KEEP_S
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.last_will import connecting, death, rendezvous
 from marshal_py.last_will.connecting import WitnessConnection
@@ -47,6 +47,11 @@ def kept(process: ConsumerProcess, cluster: EmbeddedTestCluster, group: str) -> 
     (told,) = process.wait_for("joined")
     until(lambda: any(record.witness for record in cluster.accepted(group, Join)), "a Join that names a witness")
     return int(told["session"])
+
+
+def lost(consumer: Consumer) -> list[str]:
+    """Returns the texts of the consumer's new events `last_will_lost`."""
+    return [event.text for event in consumer.events() if event.kind == "last_will_lost"]
 
 
 MARK = f"MARSHAL_TEST={uuid.uuid4().hex}"
@@ -171,14 +176,9 @@ def test_a_lost_witness_is_started_again(embedded: EmbeddedTestCluster, monkeypa
     with embedded.connect(last_will="process") as marshal, joined(marshal, group, [topic]) as consumer:
         (first,) = witnesses(MARK) - others
         os.kill(first, signal.SIGKILL)
-        events: list[Any] = []
-
-        def lost() -> bool:
-            events.extend(event for event in consumer.events() if event.kind == "last_will_lost")
-            return bool(events)
-
-        until(lost, "last_will_lost")
-        assert events[0].text == "the witness has ended"
+        texts: list[str] = []
+        until(lambda: (texts.extend(lost(consumer)), texts)[1], "last_will_lost")
+        assert texts == ["the witness has ended; another witness is started after a pause"]
         until(lambda: witnesses(MARK) - others - {first}, "another witness")
         assert len(consumer.claims()) == 1, "the consumer has not noticed anything else"
 
@@ -186,23 +186,35 @@ def test_a_lost_witness_is_started_again(embedded: EmbeddedTestCluster, monkeypa
 def test_a_witness_that_is_late_gets_the_session_all_the_same(
     embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T19: a `marshal run` that is stopped for a while is not lost; the Join only lacks its name."""
+    """T19: a `marshal run` that is stopped for a while is not lost, and the Join says that there is one."""
     monkeypatch.setattr(last_wills, "READY_S", 0.01)
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(rendezvous, "descriptor", lambda: 0)
+    monkeypatch.setenv(rendezvous.VARIABLE, "0:0:0")
     monkeypatch.setattr(rendezvous, "connect", lambda: theirs)
     group = embedded.group()
     with embedded.connect() as marshal, joined(marshal, group, [embedded.topic()]) as consumer:
-        assert embedded.accepted(group, Join)[0].witness == ""
+        assert embedded.accepted(group, Join)[0].witness == "marshal run"
         witness = Witness("late", lambda _settings: FakeProducer(), lambda _pid: "")
         witness.connect(ours)
         (connection,) = witness.connections
         until(lambda: (witness.step(0.01), connection.wills)[1], "the witness has the session")
         (registered,) = connection.wills.values()
         assert registered.session.group == group
-        assert not [event for event in consumer.events() if event.kind == "last_will_lost"]
+        assert not lost(consumer)
     until(lambda: (witness.step(0.01), not witness.busy)[1], "the will is taken back")
     witness.close()
+
+
+def test_a_witness_that_starts_slowly_counts(embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T19: on a busy machine its interpreter takes longer than a consumer waits."""
+    monkeypatch.setattr(last_wills, "READY_S", 0.01)
+    may_start, start = threading.Event(), connecting.start_witness
+    monkeypatch.setattr(last_wills, "start_witness", lambda: may_start.wait(DEADLINE_S) and start())
+    group = embedded.group()
+    with embedded.connect(last_will="process") as marshal, joined(marshal, group, [embedded.topic()]):
+        assert embedded.accepted(group, Join)[0].witness == "process"
+        may_start.set()
+        until(lambda: witnesses(MARK), "the witness")
 
 
 def test_a_consumer_that_has_joined_is_registered(
@@ -232,6 +244,37 @@ def test_auto_does_nothing_where_there_is_no_marshal_run(embedded: EmbeddedTestC
         assert embedded.accepted(group, Join)[0].witness == ""
 
 
+def test_auto_says_why_it_cannot_use_a_marshal_run(
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T19: to each consumer, with a way out; its Join names no witness."""
+    monkeypatch.setenv(rendezvous.VARIABLE, "99999:1:1")
+    topic, group = embedded.topic(2), embedded.group()
+    with embedded.connect() as marshal, joined(marshal, group, [topic]) as first:
+        until(lambda: [text for text in lost(first) if "pass_fds=[99999]" in text], "the first one is told")
+        with joined(marshal, group, [topic]) as second:
+            until(lambda: [text for text in lost(second) if "pass_fds=[99999]" in text], "the second one, too")
+    monkeypatch.setattr(last_wills, "_calls", lambda _settings: "a witness cannot call oauth_cb")
+    with embedded.connect() as marshal, joined(marshal, group, [topic]) as third:
+        until(lambda: lost(third) == [f"a witness cannot call oauth_cb; {FOR_GOOD}"], "the settings are named")
+    assert {join.witness for join in embedded.accepted(group, Join)} == {""}
+
+
+def test_a_marshal_run_that_has_ended_does_not_come_back(
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T19: one event, which says so; another text than for a witness that is started again."""
+    monkeypatch.setattr(last_wills, "READY_S", 0.01)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    monkeypatch.setenv(rendezvous.VARIABLE, rendezvous.describe(theirs.fileno()))
+    with embedded.connect() as marshal, joined(marshal, embedded.group(), [embedded.topic()]) as consumer, theirs:
+        assert not lost(consumer)
+        ours.close()
+        texts: list[str] = []
+        until(lambda: (texts.extend(lost(consumer)), texts)[1], "last_will_lost")
+        assert texts == [f"marshal run has ended; {FOR_GOOD}"]
+
+
 def test_bad_options_are_refused(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """T19: each by its name and with a way out; `auto` refuses nothing."""
     with pytest.raises(InvalidOption, match="auto, process, off"):
@@ -253,7 +296,9 @@ def test_a_program_chooses_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """`marshal consume` and Spark's driver: a process of their own, unless there is a `marshal run`."""
     assert last_wills.of_program(SETTINGS) == "process"
     assert last_wills.of_program({**SETTINGS, "oauth_cb": print}) == "auto"
-    monkeypatch.setattr(last_wills, "check", lambda choice, given, reachable: "run")
+    monkeypatch.setenv(rendezvous.VARIABLE, "99999:1:1")
+    assert last_wills.of_program(SETTINGS) == "process", "it cannot be reached"
+    monkeypatch.setattr(rendezvous, "descriptor", lambda: 0)
     assert last_wills.of_program(SETTINGS) == "auto"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from marshal_py.cli.app import app
 from marshal_py.last_will import connecting, rendezvous
 from marshal_py.last_will.runner import Runner, in_words
 from marshal_py.protocol.records import Leave, ReleasingPartition
@@ -46,6 +47,18 @@ def test_the_command_of_the_package_is_the_same() -> None:
     command = [sys.executable, "-m", "marshal_py.cli", "run", "--", "sh", "-c", "echo out; exit 5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
     assert (done.returncode, done.stdout) == (5, "out\n")
+
+
+@pytest.mark.parametrize(
+    "words", [["--", "ls", "-d"], ["ls", "-d"], ["--", "ls", "--", "--help"], ["ls", "--", "--help"]]
+)
+def test_options_of_the_program_are_the_programs(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `env` and `nice`; what begins with `--` says so."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _path, command: started.append(command))
+    app(["run", *words], standalone_mode=False)
+    program = words[1:] if words[0] == "--" else words
+    assert started == [connecting.command("run", "--", *program)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
@@ -111,13 +124,14 @@ def test_a_process_finds_it_by_the_inherited_socket() -> None:
 
 def test_a_descriptor_that_means_something_else_now_is_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may have closed what it did not know, and opened a file in its place."""
-    assert rendezvous.connect() is None, "the tests do not run under marshal run"
+    assert not rendezvous.expected(), "the tests do not run under marshal run"
     reader, writer = os.pipe()
     monkeypatch.setenv(rendezvous.VARIABLE, rendezvous.describe(reader))
-    assert rendezvous.connect() is None, "no socket"
+    assert rendezvous.descriptor() is None, "no socket"
     for value in ("", "x", "5", "5:6", f"{reader}:1:1", "99999:1:1"):
         monkeypatch.setenv(rendezvous.VARIABLE, value)
-        assert rendezvous.connect() is None
+        with pytest.raises(rendezvous.Unusable, match="pass_fds"):
+            rendezvous.connect()
     os.close(reader)
     os.close(writer)
 
@@ -158,11 +172,19 @@ def test_connecting_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     monkeypatch.setenv(rendezvous.VARIABLE, rendezvous.describe(theirs.fileno()))
     made = []
-    while (connection := rendezvous.connect()) is not None:
-        made.append(connection)
+
+    def fill() -> None:
+        while True:
+            made.append(rendezvous.connect())
+
+    with pytest.raises(OSError, match="has not taken"):
+        fill()
     assert made
-    for one in (*made, ours, theirs):
+    for one in (*made, ours):
         one.close()
+    with pytest.raises(rendezvous.Unusable, match="has ended"):
+        rendezvous.connect()
+    theirs.close()
 
 
 def test_how_a_process_ended_in_words() -> None:
