@@ -26,7 +26,10 @@ EXAMPLE: Final = output.example("marshal consume orders --group billing --start 
 @command
 def consume(
     options: DecodingOptions,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="What to read.")],
+    topics: Annotated[
+        list[str],
+        typer.Argument(metavar="TOPIC...", help="What to read: names of topics, or patterns as '^orders-.*'."),
+    ],
     group: Annotated[str, typer.Option(help="The group whose members share the topics.")],
     delivery: Annotated[
         Literal["at_least_once", "at_most_once"], typer.Option(help="The delivery mode of the group.")

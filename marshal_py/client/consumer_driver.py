@@ -27,6 +27,7 @@ from marshal_py.client.info import ClaimInfo
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.planned_claims import PlannedClaims, UnfetchedSource
 from marshal_py.client.ranges import Ranges
+from marshal_py.client.topic_watch import TopicWatch
 from marshal_py.client.user_callbacks import UserCallbacks
 from marshal_py.errors import (
     AccessDenied,
@@ -61,7 +62,6 @@ class ConsumerDriver:
     member: Member
     options: ConsumerOptions
     incarnation: bytes
-    new_topics: frozenset[str]
 
     def __init__(
         self,
@@ -83,7 +83,15 @@ class ConsumerDriver:
         read. `refold(driver, at)` has the log folded once more up to offset `at`, to check the member's state (G6).
         """
         self.context, self.log, self.member, self.options = context, log, member, options
-        self.incarnation, self.new_topics = incarnation, new_topics
+        self.incarnation = incarnation
+        self.topic_watch: TopicWatch = TopicWatch(
+            context,
+            member,
+            new_topics,
+            lambda topic: self.source.learn_leaders([topic]),
+            self._publish_topic,
+            self.kick,
+        )
         self._refold = refold
         self.group_key: bytes = member.name.encode()
         self.worker: Worker = Worker(f"marshal-worker-{member.name}")
@@ -100,7 +108,6 @@ class ConsumerDriver:
         self.refused_positions: dict[
             TopicPartition, OutOfRange
         ] = {}  # the cluster refused the position; asked until it answers
-        self.missing: set[str] = set()  # topics that the cluster said not to have, as of the last look
         self._to_resolve: list[Wanted] = []
         self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
@@ -241,6 +248,8 @@ class ConsumerDriver:
         if ready.mirror and self.options.mirror_offsets:
             self._to_mirror |= ready.mirror
             self.submit("the copy of positions", self._mirror)
+        if ready.look_at_topics:
+            self.look_at_topics()
         if ready.refold != NONE:
             self._refold(self, ready.refold)
         self._notify(ready)
@@ -301,7 +310,7 @@ class ConsumerDriver:
             wanted, self._to_resolve = self._to_resolve, []
         if not wanted:
             return
-        wanted = [one._replace(earliest=one.earliest or one.tp.topic in self.new_topics) for one in wanted]
+        wanted = [one._replace(earliest=one.earliest or one.tp.topic in self.topic_watch.later) for one in wanted]
         try:
             found = start_positions.resolve(
                 self.options.start, self.options.start_fallback, wanted, self.member.name, self.context.admin
@@ -333,7 +342,11 @@ class ConsumerDriver:
             if not positions:
                 return
             refused = self.context.admin.commit(self.member.name, positions)
-            if refused and refused != self.mirror_refused and not {tp.topic for tp in positions} & self.missing:
+            if (
+                refused
+                and refused != self.mirror_refused
+                and not {tp.topic for tp in positions} & self.topic_watch.absent
+            ):
                 with self.context.outbox, self.context.lock:
                     self.member.note("mirror_refused", text=refused)
                     now = self.context.clock.now()
@@ -354,7 +367,7 @@ class ConsumerDriver:
             asked = list(self.refused_positions.values())
         for refused in asked:
             try:
-                self._look_at_topic(refused.tp.topic)
+                self.topic_watch.look_at(refused.tp.topic)
                 first, end = self.context.admin.bounds([refused.tp])[refused.tp]
             except ClusterError as error:
                 failed = error
@@ -395,57 +408,25 @@ class ConsumerDriver:
         self.kick()
 
     def look_at_topics(self) -> None:
-        """Has the worker ask the cluster how many partitions this consumer's topics have, and for their ids."""
-        self.submit("the look at topics", self._refresh_topology)
-
-    def _refresh_topology(self) -> None:
-        """Asks Kafka about the topics. The member reports added partitions (F9.1) and parks recreated topics (D10)."""
-        failed: ClusterError | None = None
-        for topic in self.member.options.topics:
-            try:
-                self._look_at_topic(topic)
-            except ClusterError as error:  # a topic that may not be described must not hide the others
-                failed = error
-        if failed is not None:
-            raise failed
-
-    def _look_at_topic(self, topic: str) -> None:
-        info = self.context.admin.describe_topic(topic)
-        with self.context.lock:
-            if info is None:
-                if topic not in self.missing:
-                    self.missing.add(topic)
-                    self._publish_topic("topic_missing", topic, "it was deleted; its partitions wait")
-                return
-            if topic in self.missing:
-                self.missing.discard(topic)
-                self._publish_topic("topic_found", topic, "")
-            changed = self.member.learn_topic(topic, info.partitions, info.topic_id)
-        if changed:
-            self.source.learn_leaders([topic])
-            self.kick()
+        """Has the worker ask the cluster which topics there are, for their partition counts and their ids."""
+        self.submit("the look at topics", self.topic_watch.look)
 
     def _publish_topic(self, kind: AdvisoryKind, topic: str, text: str) -> None:
+        member = self.member
         self.publish(
             Advisory(
-                kind,
-                self.member.name,
-                self.member.options.client_id,
-                topic,
-                text=text,
-                session=self.member.session,
-                log=self.log,
+                kind, member.name, member.options.client_id, topic, text=text, session=member.session, log=self.log
             )
         )
 
     def waiting_for(self) -> str:
         """Returns what keeps this consumer from working although it is connected, for people to read; "" if nothing."""
-        if self.missing:
-            return f"topic {', '.join(sorted(self.missing))}, which the cluster does not have"
+        if found := self.topic_watch.waiting_for():
+            return found
         parked, group = self.parked(), self.member.group
         if group is None or not parked:
             return ""
-        whole = sum(group.topics[topic].count for topic in self.member.options.topics if topic in group.topics)
+        whole = sum(group.topics[topic].count for topic in self.member.found_topics if topic in group.topics)
         if len(parked) < whole:
             return ""
         tp, reason = min(parked.items())
@@ -454,7 +435,7 @@ class ConsumerDriver:
     def parked(self) -> dict[TopicPartition, str]:
         """Returns the reason for each partition that is parked, or will be because it cannot be consumed (F6.4)."""
         group, found = self.member.group, {}
-        for topic in self.member.options.topics if group is not None else ():
+        for topic in self.member.found_topics if group is not None else ():
             assert group is not None
             known = group.topics.get(topic)
             for number in range(known.count if known is not None else 0):
@@ -470,7 +451,7 @@ class ConsumerDriver:
 
     def end_offset(self, tp: TopicPartition) -> int:
         """Returns the last known end offset of a partition; -1 if it is unknown or the topic is gone."""
-        return -1 if tp.topic in self.missing else self.source.end_offset(tp)
+        return -1 if tp.topic in self.topic_watch.absent else self.source.end_offset(tp)
 
     def draining(self, claim: Claim) -> tuple[str, float]:
         """Returns why the claim is ending, and for how many more seconds it waits for handlers.

@@ -19,11 +19,13 @@ from marshal_py.client.loop import Loop
 from marshal_py.client.membership import Membership
 from marshal_py.client.options import ConsumerOptions, check_topics
 from marshal_py.client.planner import Planner
+from marshal_py.client.topic_watch import check_count, find_topics
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import route
+from marshal_py.protocol.subscription import EXCEPT, has_patterns, names_of
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.ports import TopicInfo
@@ -83,7 +85,7 @@ class Joining:
             raise ConsumerClosed("Marshal", "it was closed")
         context.check_alive()
         check_id("group", group)
-        driver = self._drive(group, check_topics(topics), options, deadline, plans=plans)
+        driver = self._drive(group, check_topics(topics, patterns=not plans), options, deadline, plans=plans)
         given = self._transport.given if isinstance(self._transport, KafkaTransport) else {}
         ending = Ending(context, driver, lambda: self._end(driver))
         consumer = kind(context, driver, {**given, **options.settings}, ending)
@@ -112,6 +114,8 @@ class Joining:
         if plans:
             options.check_planning()
         start_positions.check_topics(options.start, topics)
+        if letters is not None and has_patterns(topics):
+            topics = (*topics, EXCEPT + letters)
         found = self._check(group, topics, options)
         number = route(group, self._root.partitions)
         world = loop.open_world(number, None if number == 0 else self._root, deadline)
@@ -119,9 +123,12 @@ class Joining:
         chosen = options.member_options(self._client_id, topics, self._library, witness)
         check_joining(group, world.groups.get(group), options.group_config, chosen)
         source = self._transport.source(group, self._client_id, options.settings, options.prefetch_bytes)
-        source.learn_leaders(topics)
+        source.learn_leaders(tuple(found))
         with context.lock:
-            later = start_positions.new_topics(world.groups.get(group), topics)
+            known, later = world.groups.get(group), frozenset[str]()
+            if options.new_topics == "earliest":
+                later = start_positions.new_topics(known, names_of(topics))
+            later |= start_positions.found_later(known, topics, tuple(found))
             member = Member(world, group, chosen, secrets.token_bytes)
             for topic, info in found.items():  # before it can claim anything (D10)
                 member.learn_topic(topic, info.partitions, info.topic_id)
@@ -132,7 +139,7 @@ class Joining:
             source,
             options,
             self._root.incarnation,
-            later if options.new_topics == "earliest" else frozenset(),
+            later,
             loop.maintenance.refold,
             plans=plans,
         )
@@ -141,20 +148,23 @@ class Joining:
             driver.claims.write_dead_letters(letters, self._transport.writer)
         return driver
 
-    def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
-        """Checks that the topics exist, and that no ordinary Kafka consumer uses the group id (D7).
+    def _check(self, group: str, topics: tuple[str, ...], options: ConsumerOptions) -> dict[str, TopicInfo]:
+        """Checks that the named topics exist, and that no ordinary Kafka consumer uses the group id (D7).
 
-        Returns what the cluster says about each topic. Raises TopicMissing, KafkaGroupIsLive.
+        Returns what the cluster says about each topic, those included that patterns match. Raises TopicMissing,
+        KafkaGroupIsLive, and InvalidOption if there are too many.
         """
         found: dict[str, TopicInfo] = {}
         letters = options.dead_letter_topic
         if letters is not None and letters in (*topics, self._context.topic):
             raise InvalidOption("dead_letter_topic", letters, "another topic than those that the consumer reads")
-        for topic in (*topics, letters) if letters is not None else topics:
+        names, reads = names_of(topics), find_topics(self._context.admin, topics, self._context.topic)
+        check_count(topics, len(reads))
+        for topic in (*reads, letters) if letters is not None else reads:
             info = self._context.admin.describe_topic(topic)
-            if info is None:
+            if info is None and (topic in names or topic == letters):
                 raise TopicMissing(topic)
-            if topic != letters:
+            if info is not None and topic != letters:
                 found[topic] = info
         if not options.join_live_kafka_group:
             live = self._context.admin.live_kafka_members(group)

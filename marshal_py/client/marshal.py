@@ -266,8 +266,9 @@ class Marshal:
     ) -> Consumer[Any, Any]:
         """Joins `group` as a consumer of `topics`, and returns once the group has it.
 
-        The keywords are the fields of ConsumerOptions, which describes them. With `options` they replace single fields
-        of it.
+        `topics`: names, and patterns such as "^orders-.*", which also match topics that are created later
+        (docs/consumer.md). The keywords are the fields of ConsumerOptions, which describes them. With `options` they
+        replace single fields of it.
 
         The callbacks among the options run one after the other on the thread "marshal-callbacks" of this Marshal, in
         the order of the events; a slow one delays the next ones and nothing else. While 100,000 calls are waiting, new

@@ -23,6 +23,7 @@ from marshal_py.errors import ConcurrentUse, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.subscription import consumes
 
 WAIT_SLICE_S: Final = 0.1  # a waiting call wakes at least so often: for signals, errors, a stop by another thread
 HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
@@ -221,7 +222,7 @@ class Membership:
         """Raises InvalidOption for a partition that this consumer can never own. Called with the lock held."""
         topics, group = self._member.options.topics, self._member.group
         for tp in partitions:
-            if tp.topic not in topics:
+            if not consumes(topics, tp.topic):
                 raise InvalidOption("partitions", tuple(tp), f"partitions of the topics {', '.join(topics)}")
             known = None if group is None else group.topics.get(tp.topic)
             if known is not None and not 0 <= tp.partition < known.count:
@@ -273,7 +274,7 @@ class Membership:
         It is not known while the cluster does not have one of the topics, or while this consumer owns nothing and
         partitions are parked, so that no member may consume them.
         """
-        if self._driver.missing or (not claims and self._driver.parked()):
+        if self._driver.topic_watch.missing or (not claims and self._driver.parked()):
             return -1
         return sum(max(0, claim.lag) for claim in claims)
 

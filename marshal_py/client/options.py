@@ -26,6 +26,7 @@ from marshal_py.protocol.records import (
     PARTITION_MAX,
     PRIORITY_MAX,
 )
+from marshal_py.protocol.subscription import compile_pattern, is_pattern
 from marshal_py.transport.serialization import Deserializer, check_plain
 
 Delivery = Literal["at_least_once", "at_most_once"]
@@ -45,7 +46,7 @@ PREFETCH_BYTES_MAX: Final = 2_097_151 * 1024  # the most that librdkafka takes
 GRANT_MESSAGES: Final = 4_000  # at most this many of a partition are granted at once in at-most-once mode, however fast
 PENDING_MAX: Final = 2**53  # of a condition: the bound of the Join
 MAX_DELIVER_MAX: Final = 1_000_000  # far above what anybody wants to wait for
-TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2)
+TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2), those included that its patterns match
 COORDINATION_TOPIC: Final = "__marshal"
 
 # Callbacks run on a thread of their own, in order (callbacks.py): a slow one delays the next ones and nothing else.
@@ -327,8 +328,15 @@ def _advice(name: str) -> str:
     return f"no option is called {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
-    """Returns the topics of a consumer, each once, in the order given. Raises InvalidOption, InvalidName."""
+_NAME_RULE: Final = "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -"
+_PATTERN_RULE: Final = "; a pattern begins with ^"
+
+
+def check_topics(topics: Sequence[str], *, patterns: bool = False) -> tuple[str, ...]:
+    """Returns the topics of a consumer, each once, in the order given. Raises InvalidOption, InvalidName.
+
+    `patterns`: whether a text that begins with ^ is a pattern (subscription.py).
+    """
     if isinstance(topics, str) or not isinstance(topics, Iterable):
         raise InvalidOption("topics", topics, "a list of topic names")
     names = tuple(dict.fromkeys(check_id("topic", topic) for topic in topics))
@@ -337,8 +345,13 @@ def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
     if len(names) > TOPICS_MAX:
         raise InvalidOption("topics", len(names), f"at most {TOPICS_MAX}: one Join record names them all")
     for name in names:
-        if len(name) > 249 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
-            raise InvalidName("topic", name, "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+        if patterns and is_pattern(name):
+            try:
+                compile_pattern(name)
+            except ValueError as error:
+                raise InvalidOption("topics", name, f"a pattern: {error}") from error
+        elif len(name) > 249 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
+            raise InvalidName("topic", name, _NAME_RULE + _PATTERN_RULE * patterns)
     return names
 
 

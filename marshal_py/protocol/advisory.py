@@ -133,7 +133,7 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "diverged": "another reader folds the log to another state; offset: first checkpoint that differs, text: which",
     "mirror_refused": "Kafka refuses to keep a copy of the positions; text: why",
     "topic_missing": "the cluster does not have a topic of this consumer; text: what that means",
-    "topic_found": "the cluster has that topic again",
+    "topic_found": "the cluster has that topic again, or a pattern of this consumer has found it",
     "fenced": "no own sign of life was read back within an interval, so nothing is delivered (T8)",
     "unfenced": "the lease is valid again",
     "handler_failed": "the handler of a consume raised an error; offset: its message, text: the error",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
+from copy import copy
 from typing import Final
 
 from marshal_py.protocol.assignment import (
@@ -31,6 +32,7 @@ from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.overflow import POLICY as OVERFLOW
 from marshal_py.protocol.overflow import Overflow
 from marshal_py.protocol.ready import Ready
+from marshal_py.protocol.subscription import consumed, consumes
 from marshal_py.protocol.world import Group, Session
 
 STOPPING: Final = "stopping"  # reason of the StepDown of a member that is about to leave (A6)
@@ -56,8 +58,15 @@ class Candidacy:
         self.giving: bool = False  # whether the target gives a partition of this member to another one
         self.stopping: set[int] = set()  # live sessions that are about to leave (A6)
         self.outdated: bool = False  # whether the world has changed since order and target were computed
-        # what the last refresh saw: shape, sessions waited out, the own session, those idle (A11) or served (A12)
-        self._refreshed: tuple[int, frozenset[int], int, frozenset[int] | None] = (-1, frozenset(), NONE, None)
+        # what the last refresh saw: shape, sessions waited out, the own session, those idle (A11) or served (A12),
+        # topics that are gone (A13)
+        self._refreshed: tuple[int, frozenset[int], int, frozenset[int] | None, frozenset[str]] = (
+            -1,
+            frozenset(),
+            NONE,
+            None,
+            frozenset(),
+        )
         self._refreshed_ms = 0  # when order and target were computed, on the wait clock
         self._before: list[int] = []  # sessions before this one in the order, sorted by id
         self._all: list[int] = []  # all candidates, sorted by id
@@ -97,7 +106,7 @@ class Candidacy:
         waited_out = detector.waited_out(group)
         waited_out.discard(me)
         self.waited_out = frozenset(waited_out)
-        now = (group.shape, self.waited_out, me, self._special(group))
+        now = (group.shape, self.waited_out, me, self._special(group), self.member.gone_topics)
         self.outdated = now != self._refreshed
         if not self.outdated:
             return  # nearly always; a change of settings changes the shape too
@@ -154,12 +163,21 @@ class Candidacy:
         restricted = RESTRICTED.get(self.policy)
         if self.policy == OVERFLOW:
             order = self.overflow.served(group, order)
-        return None if restricted is None else restricted(group, order)
+        return None if restricted is None else restricted(self._present(group), order)
 
     def _target(self, group: Group, order: list[int], lines: Mapping[TopicPartition, Line] | None) -> Target:
         if lines is not None:
             return {tp: line[0] for tp, line in lines.items()}
-        return POLICIES.get(self.policy, POLICIES[DEFAULT_POLICY])(group, order)
+        return POLICIES.get(self.policy, POLICIES[DEFAULT_POLICY])(self._present(group), order)
+
+    def _present(self, group: Group) -> Group:
+        """Returns the group without the topics that are gone, so that no target counts their partitions (A13)."""
+        gone = self.member.gone_topics
+        if not gone:
+            return group
+        present = copy(group)
+        present.topics = {name: topic for name, topic in group.topics.items() if name not in gone}
+        return present
 
     def _owner(self, group: Group, tp: TopicPartition) -> int:
         known = group.partitions.get(tp)
@@ -204,7 +222,7 @@ class Candidacy:
 
     def _takes(self, group: Group, sid: int, topic: str) -> bool:
         session = group.sessions.get(sid) if sid in self.place and sid not in self.stopping else None
-        return session is not None and topic in session.join.topics and has_room(session)
+        return session is not None and consumes(session.join.topics, topic) and has_room(session)
 
     def others(self, group: Group, topic: str) -> list[int]:
         """Returns the other candidates that can take a partition of `topic`, in order."""
@@ -215,9 +233,9 @@ class Candidacy:
             staying = (sid for sid in self._before if sid not in self.stopping)
             before = [session for sid in staying if (session := group.sessions.get(sid)) is not None]
             alike = Counter(session.join.topics for session in before if has_room(session))
-            self._ahead = dict.fromkeys(self.member.options.topics, 0)
+            self._ahead = dict.fromkeys(consumed(self.member.options.topics, group.topics), 0)
             for topics, count in alike.items():
-                for each in self._ahead.keys() & set(topics):
+                for each in self._ahead.keys() & set(consumed(topics, group.topics)):
                     self._ahead[each] += count
         return self._ahead.get(topic, 0)
 

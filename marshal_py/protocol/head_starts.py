@@ -6,7 +6,7 @@ that a tick looks only at partitions whose wait is over: in a large group thousa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from marshal_py.protocol.failure_detector import FailureDetector
@@ -21,7 +21,8 @@ class HeadStarts:
         self._third_ms = third_ms
         self._later: list[tuple[int, TopicPartition, int]] = []  # (end of the wait, partition, version), a heap
         self._due: dict[TopicPartition, int] = {}  # partition -> version
-        self._seen = (-1, -1)  # (revision, floor_ms of the clock) as of the last call
+        # (revision, floor_ms of the clock, topics) as of the last call
+        self._seen: tuple[int, int, frozenset[str]] = (-1, -1, frozenset())
         self._shape = -1
 
     def due(
@@ -30,14 +31,14 @@ class HeadStarts:
         detector: FailureDetector,
         revision: int,
         rank: Callable[[TopicPartition], int | None],
-        topics: Container[str],
+        topics: frozenset[str],
     ) -> dict[TopicPartition, int]:
         """Returns the partitions of `topics` that this member may try to claim now, with their versions.
 
         `rank` returns this member's rank for a partition, None if it may not claim it. `revision` is a number that
         grows when ranks may have changed.
         """
-        free, seen = detector.free(), (revision, detector.clock.floor_ms)
+        free, seen = detector.free(), (revision, detector.clock.floor_ms, topics)
         changed = group.changed_since(self._shape) if seen == self._seen else None
         self._seen, self._shape = seen, group.shape
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):

@@ -24,7 +24,7 @@ from marshal_py.protocol.covers import Covers
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.failure_detector import FailureDetector
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.liveness import Due
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.quiescence import Quiescence
@@ -36,7 +36,6 @@ from marshal_py.protocol.records import (
     HEARTBEAT_ENTRIES_MAX,
     ClaimState,
     Heartbeat,
-    Join,
     Leave,
     Note,
     PauseWaited,
@@ -142,6 +141,10 @@ class Member(MemberState):
         """
         return self.topics.learn(topic, count, topic_id)
 
+    def forget_topic(self, topic: str) -> None:
+        """Is called by the driver when the cluster does not have a topic that the patterns match (A13)."""
+        self.topics.forget(topic)
+
     def start_resolved(self, tp: TopicPartition, offset: int, end: int, now: Instant) -> None:
         """Is called by the driver when it has looked up what `Ready.resolve` asked for (D5, A12).
 
@@ -217,6 +220,11 @@ class Member(MemberState):
         It does after one of its handlers hung (D4) and after Kafka has refused to serve the partition (D13).
         """
         return self.rebalancer.backs_off(tp)
+
+    @property
+    def found_topics(self) -> frozenset[str]:
+        """Returns the topics that this member consumes, those included that its patterns have found."""
+        return self.topics.own - {PIN.topic}
 
     def unfit(self, group: Group, tp: TopicPartition) -> str:
         """Returns why `tp` cannot be consumed, so that its owner must park it: the name of an error; "" if it can."""
@@ -372,27 +380,7 @@ class Member(MemberState):
             mine = [s.id for s in group.sessions.values() if s.join.client_id == options.client_id]
             predecessor = max(mine, default=NONE)  # the user vouches that the process of that session is dead (T15)
         self.join_sent, self.join_unread = now, self.liveness.new_instance(now)
-        self.out.send.append(
-            Join(
-                options.client_id,
-                self.join_unread,
-                options.mode,
-                options.interval_ms,
-                options.topics,
-                predecessor,
-                options.member,
-                options.capacity,
-                options.claims_max,
-                options.rank,
-                options.priority,
-                options.priority_group,
-                options.min_pending,
-                options.min_ack_pending,
-                options.reads_version,
-                options.library,
-                options.witness,
-            )
-        )
+        self.out.send.append(options.join(self.join_unread, predecessor))
 
     def _tick_session(self, group: Group, now: Instant) -> None:
         """Does what is due in a live session. Sends Releases before heartbeats, because other members wait for them."""

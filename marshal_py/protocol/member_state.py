@@ -40,6 +40,7 @@ class MemberState:
         self.poison_guard: PoisonGuard = PoisonGuard(options.interval_ms)
         self.session = NONE
         self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
+        self.gone_topics: frozenset[str] = frozenset()  # matched by patterns; the cluster does not have them (A13)
         self.orphaned_sessions: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
         self.ended: bool = False
         self.error: MarshalError | None = None

@@ -14,6 +14,7 @@ from marshal_py.protocol.assignment import overflow
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.ready import Ready, Wanted
+from marshal_py.protocol.subscription import consumed
 from marshal_py.protocol.world import Group, Partition
 
 POLICY: Final = "overflow"
@@ -70,8 +71,8 @@ class Overflow:
             return
         self._looked_ms, self._awaited = now.mono_ms, set()
         self._pending.clear()
-        for name in self.member.options.topics:
-            if (topic := group.topics.get(name)) is None:
+        for name in consumed(self.member.options.topics, group.topics):
+            if (topic := group.topics.get(name)) is None or name in self.member.gone_topics:
                 continue
             for number in range(topic.count):
                 tp = TopicPartition(name, number)

@@ -16,7 +16,7 @@ from marshal_py.protocol.assignment import DEFAULT_POLICY
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.codec import RECORD_VERSION
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import AT_LEAST_ONCE, GroupConfig, Record
+from marshal_py.protocol.records import AT_LEAST_ONCE, GroupConfig, Join, Record
 
 SENT_AT_ONCE: Final = 2_000  # claims at most, and as many releases, in one tick, so that they delay no heartbeat
 
@@ -48,6 +48,28 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     witness: str = ""  # who ends the session if this process dies (T19)
     library: str = ""
 
+    def join(self, instance_id: bytes, predecessor: int) -> Join:
+        """Returns a Join of this member."""
+        return Join(
+            self.client_id,
+            instance_id,
+            self.mode,
+            self.interval_ms,
+            self.topics,
+            predecessor,
+            self.member,
+            self.capacity,
+            self.claims_max,
+            self.rank,
+            self.priority,
+            self.priority_group,
+            self.min_pending,
+            self.min_ack_pending,
+            self.reads_version,
+            self.library,
+            self.witness,
+        )
+
 
 class Wanted(NamedTuple):
     """Names a partition for which the driver must look up its end, and where reading starts (D5).
@@ -74,6 +96,7 @@ class Ready(Struct):
     start_prefetch: list[tuple[TopicPartition, int]] = field(default_factory=list)
     resolve: list[Wanted] = field(default_factory=list)  # look up, then call `start_resolved`
     mirror: dict[TopicPartition, int] = field(default_factory=dict)  # commit to Kafka, best effort (D7)
+    look_at_topics: bool = False  # ask for the cluster's topics now: a pattern matches one that the log has (A13)
     refold: int = NONE  # fold the log again up to this checkpoint, then call `refolded` (G6)
     advisories: list[Advisory] = field(default_factory=list)
     ended: bool = False  # the member is done; `Member.error` says why, None after a clean stop

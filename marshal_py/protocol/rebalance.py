@@ -50,7 +50,6 @@ class Rebalancer:
         self.falling_behind: FallingBehind = FallingBehind(member, candidacy, self.back_off)
         self._more = False  # whether the last `act` left claims for the next one, which follows at once
         self._head_starts = HeadStarts(member.third_ms)
-        self._topics = frozenset((*member.options.topics, PIN.topic))
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # claims in flight -> (observed, when sent, in ms)
         self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent (T18)
         # nonce -> ranges, of the newest ClaimingMessages that were sent (T18)
@@ -247,7 +246,7 @@ class Rebalancer:
         seen = self.candidacy
         self._forget_stale_claims(group)
         due = self._head_starts.due(
-            group, self.member.detector, seen.revision, lambda tp: seen.rank_for(group, tp), self._topics
+            group, self.member.detector, seen.revision, lambda tp: seen.rank_for(group, tp), self.topics.own
         )
         wanted = list(due.items())
         for tp in seen.mine if evicted else ():

@@ -39,6 +39,7 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.refusals import Refusals
+from marshal_py.protocol.subscription import consumes
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Outcome, Verdict
 from marshal_py.protocol.world import Group
@@ -131,7 +132,7 @@ class RecordHandler:
         if isinstance(record, SetPosition):
             self.refusals.forget(record)
         for kind, tp, to, text in self._events.read(record):
-            if tp is None or tp.topic in member.options.topics:
+            if tp is None or consumes(member.options.topics, tp.topic):
                 topic, partition = tp if tp is not None else ("", NONE)
                 member.out.advisories.append(
                     Advisory(

@@ -14,6 +14,7 @@ from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.records import Note, SetPosition
+from marshal_py.protocol.subscription import consumes
 from marshal_py.protocol.world import Group
 
 UNREADABLE: Final = "unreadable"  # kind of the Note, and reason of the Release
@@ -65,5 +66,5 @@ class Refusals:
         noted = self._noted.get(tp, {})
         for session in [session for session in noted if session not in group.sessions]:
             del noted[session]
-        members = (session.id for session in group.sessions.values() if tp.topic in session.join.topics)
+        members = (session.id for session in group.sessions.values() if consumes(session.join.topics, tp.topic))
         return all(noted.get(session) == position for session in members)

@@ -3,6 +3,8 @@
 Where they differ, it writes a Topology record. A topic with another id was recreated, that is deleted and created
 again; the owners park its partitions, so that nobody may claim them until their positions are set. The driver reports
 the cluster's metadata; this file does not ask for it.
+
+A member with patterns takes a partition only after the driver has reported its topic (A13).
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from typing import Final
 
 from marshal_py.protocol import parking
 from marshal_py.protocol.candidacy import Candidacy
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.claim import ClaimPhase
+from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.records import BY_CHARS_MAX, Topology
+from marshal_py.protocol.subscription import consumes, has_patterns, names_of
 from marshal_py.protocol.world import Group
 
+GONE: Final = "topic deleted"  # reason of a Release
 REPLACED_IDS_KEPT: Final = 100  # no broker lags so far behind that it still reports a topic which was replaced so often
 
 
@@ -25,6 +30,9 @@ class Topics:
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
+        self.patterns: bool = has_patterns(member.options.topics)
+        self._named = frozenset((*names_of(member.options.topics), PIN.topic))
+        self.own: frozenset[str] = self._named  # topics of which this member may claim partitions, and the pin's
         self.counts: dict[str, int] = {}  # topic -> partition count
         self.ids: dict[str, str] = {}  # topic -> its id in the cluster, for the topics whose id is known
         self._log_ids: dict[str, str] = {}  # topic -> id in the log as this member last read it
@@ -49,8 +57,28 @@ class Topics:
             self.ids[topic] = topic_id
         changed = known != (count, self.ids.get(topic, ""))
         if changed:
-            self.member.request_tick()
+            self._look_again()
         return changed
+
+    def forget(self, topic: str) -> None:
+        """Gives up a topic that the patterns match and that the cluster does not have any more (A13)."""
+        self.member.gone_topics |= {topic}
+        self.counts.pop(topic, None)
+        self.ids.pop(topic, None)
+        self._look_again()
+
+    def _leave_gone(self, now: Instant) -> None:
+        """Stops claims of topics that are gone. Handlers may finish for an interval."""
+        for claim in self.member.claims.values() if self.patterns else ():
+            if claim.tp.topic not in self.own and claim.phase is ClaimPhase.OPEN:
+                claim.stop(GONE, now.mono_ms + self.member.options.interval_ms)
+
+    def _look_again(self) -> None:
+        if self.patterns:
+            topics = self.member.options.topics
+            self.own = self._named.union(topic for topic in self.counts if consumes(topics, topic))
+            self.member.gone_topics -= self.own
+        self.member.request_tick()
 
     def recreated(self, group: Group, topic: str) -> bool:
         """Returns whether the topic was recreated, so that the log's positions are those of the deleted topic (D10)."""
@@ -62,10 +90,11 @@ class Topics:
         return parking.RECREATED if self.recreated(group, tp.topic) else ""
 
     def park(self, group: Group, now: Instant) -> None:
-        """Stops delivery of this member's claims on recreated topics (D10).
+        """Stops delivery of this member's claims on topics that were recreated (D10) or are gone (A13).
 
         When their handlers are done or an interval is over, releases.py sends a Release that parks the partition.
         """
+        self._leave_gone(now)
         if not any(self.recreated(group, topic) for topic in self.ids):
             return
         for claim in self.member.claims.values():
@@ -85,6 +114,9 @@ class Topics:
         if record.topic_id and self.ids.get(record.topic) not in (None, record.topic_id):
             del self.ids[record.topic]
             self.counts.pop(record.topic, None)
+            self._look_again()
+        if self.patterns and record.topic not in self.counts and consumes(self.member.options.topics, record.topic):
+            self.member.out.look_at_topics = True
 
     def write(self, group: Group, candidacy: Candidacy, now: Instant, out: Ready) -> None:
         """Writes a Topology for each topic whose count or id in the cluster differs from the log.

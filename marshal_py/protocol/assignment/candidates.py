@@ -11,6 +11,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.subscription import consumed
 from marshal_py.protocol.world import Group, Session
 
 UNLIMITED = 2**31  # claims_max 0 means no limit
@@ -67,10 +68,13 @@ class Pool:
 def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candidate]:
     """Returns a Candidate for each session of `order`. Those that stepped down stand by, unless all did (F9.9)."""
     candidates = {}
+    found: dict[tuple[str, ...], frozenset[str]] = {}
     for at, sid in enumerate(order):
         join = group.sessions[sid].join
-        topics, claims_max = frozenset(join.topics), join.claims_max or UNLIMITED
-        candidates[sid] = Candidate(sid, at, topics, join.capacity, claims_max)
+        topics = found.get(join.topics)
+        if topics is None:
+            topics = found[join.topics] = frozenset(consumed(join.topics, group.topics))
+        candidates[sid] = Candidate(sid, at, topics, join.capacity, join.claims_max or UNLIMITED)
     if any(group.sessions[sid].mark == NONE for sid in order):
         for candidate in candidates.values():
             candidate.standby = group.sessions[candidate.id].mark != NONE

@@ -14,6 +14,7 @@ from marshal_py.protocol.assignment.candidates import UNLIMITED, Candidate, dist
 from marshal_py.protocol.assignment.slots import fill
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import GroupConfig
+from marshal_py.protocol.subscription import consumed
 from marshal_py.protocol.world import Group
 
 Line = Sequence[int]  # sessions that may claim a partition, the one that should own it first
@@ -91,7 +92,7 @@ def _lines(group: Group, order: Sequence[int], owners: Mapping[TopicPartition, s
     lines: dict[tuple[str, str], tuple[int, ...]] = {}
     for sid in order:
         join = group.sessions[sid].join
-        for topic in join.topics:
+        for topic in consumed(join.topics, group.topics):
             lines[join.member, topic] = (*lines.get((join.member, topic), ()), sid)
     found: dict[TopicPartition, Line] = {}
     room = {sid: group.sessions[sid].join.claims_max or UNLIMITED for sid in order}

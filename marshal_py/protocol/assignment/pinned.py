@@ -12,6 +12,7 @@ from typing import Final
 from marshal_py.protocol.assignment import covering
 from marshal_py.protocol.assignment.partitioned import Line
 from marshal_py.protocol.identity import PIN, TopicPartition
+from marshal_py.protocol.subscription import consumed
 from marshal_py.protocol.world import Group
 
 TIMEOUT_MS: Final = 120_000  # without a request of the pinned consumer, where the group does not say: the design's
@@ -28,7 +29,8 @@ def lines(group: Group, order: Sequence[int]) -> Mapping[TopicPartition, Line]:
     if not line:
         return {}
     first, found = line[0], {PIN: line}
-    for name in group.sessions[first].join.topics if covering.owns(group, PIN, first) else ():
+    topics = consumed(group.sessions[first].join.topics, group.topics)
+    for name in topics if covering.owns(group, PIN, first) else ():
         for number in range(group.topics[name].count if name in group.topics else 0):
             tp = TopicPartition(name, number)
             if not group.parked(tp):

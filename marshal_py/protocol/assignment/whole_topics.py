@@ -12,6 +12,7 @@ from marshal_py.protocol.assignment import covering
 from marshal_py.protocol.assignment.candidates import Candidate, candidates_by_session
 from marshal_py.protocol.assignment.partitioned import Line
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.subscription import consumes
 from marshal_py.protocol.world import Group
 
 MOVES_MAX = 1_000  # of topics in one target; each makes the shares more even, so there are few
@@ -25,7 +26,7 @@ def lines(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
         first, cover = owners.get(name, NONE), TopicPartition(name, -1)
         if first == NONE:
             continue
-        rest = (sid for sid in order if sid != first and name in group.sessions[sid].join.topics)
+        rest = (sid for sid in order if sid != first and consumes(group.sessions[sid].join.topics, name))
         found[cover] = (first, *rest)
         if covering.owns(group, cover, first):
             for number in range(topic.count):

@@ -1,0 +1,202 @@
+"""Patterns of topics: what they match, what a session consumes, and how members share what is found (A13)."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from marshal_py.protocol.records import ReleasingPartition, Topology
+from marshal_py.protocol.subscription import compile_pattern, consumed, consumes, matches
+from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
+
+A, B, C = "orders-a", "orders-b", "orders-c"
+PATTERN = ("^orders-.*",)
+
+
+def found(client: Client, **counts: int) -> None:
+    """Its driver looks at the cluster's topics."""
+    for topic, count in counts.items():
+        client.member.learn_topic(topic.replace("_", "-"), count, f"id of {topic}")
+    client.due_ms = client.cluster.now_ms
+
+
+def owned(client: Client) -> dict[str, int]:
+    """How many partitions it has of each topic."""
+    topics = [claim.tp.topic for claim in client.member.claims.values()]
+    return {topic: topics.count(topic) for topic in sorted(set(topics))}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("^orders-.*", "orders- orders-a orders-a.b", "orders my-orders-a Orders-a"),
+        ("^orders", "orders orders-a", "order my-orders"),
+        ("^orders$", "orders", "orders-a"),
+        ("^(orders|payments)-[0-9]{2,3}$", "orders-12 payments-123", "orders-1 orders-1234 refunds-12"),
+        ("^orders|payments$", "orders-a payments", "payments-a"),
+        (r"^tenant-\d+\.(?:in|out)$", "tenant-7.in tenant-42.out", "tenant-.in tenant-7xin"),
+        ("^[^.]+$", "orders a-b", "a.b"),
+        ("^[]a-c-]x?", "a -x c", "d x"),
+        ("^.*", "a", "__consumer_offsets"),
+    ],
+)
+def test_what_a_pattern_matches(pattern: str, yes: str, no: str) -> None:
+    """A13: from the beginning of the name on, to its end only with $; never a name that begins with two underscores."""
+    assert [name for name in yes.split() if not consumes((pattern,), name)] == []
+    assert [name for name in no.split() if consumes((pattern,), name)] == []
+
+
+def test_it_agrees_with_the_standard_library() -> None:
+    """A13: on 5,000 pairs of random patterns and names."""
+    rng = random.Random(7)
+
+    def pattern(depth: int = 0) -> str:
+        inner = [] if depth > 3 else [pattern(depth + 1), pattern(depth + 1)]
+        match rng.randrange(5 if inner else 1):
+            case 0:
+                return rng.choice(["a", "b", "-", ".", "[ab]", "[^a]", "[a-c]", r"\d", r"\."])
+            case 1:
+                return f"({inner[0]}|{inner[1]})"
+            case 2:
+                return f"(?:{inner[0]})" + rng.choice(["*", "+", "?", "{2}", "{1,3}", "{2,}"])
+            case _:
+                return inner[0] + inner[1]
+
+    for _ in range(1_000):
+        text = "^" + pattern() + rng.choice(["", "$"])
+        for _ in range(5):
+            name = "".join(rng.choice("abc1.-") for _ in range(rng.randrange(8)))
+            assert matches(text, name) is bool(re.match(text, name)), (text, name)
+
+
+@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^.*.*.*.*.*.*b$", "^((((a?){255}){255}){255}){255}$"])
+def test_no_pattern_takes_long(pattern: str) -> None:
+    """A13: members evaluate it while they heartbeat; the standard library would take longer than the test may."""
+    assert not matches(pattern, "a" * 248 + "-")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error"),
+    [
+        ("^(a", r"a \( without its \), at character 4"),
+        ("^a)", r"a \) without its \(, at character 3"),
+        ("^[a", r"a \[ without its \]"),
+        ("^a|*", r"nothing before \* to repeat, at character 4"),
+        ("^a**", "two repetitions in a row"),
+        ("^a{2", "begins no repetition"),
+        ("^a{3,2}", "a repetition outside 0 to 255"),
+        ("^a\\", r"nothing after \\"),
+        (r"^\bx", r"\\b means nothing here"),
+        ("^(?!a)", "begins no group here"),
+        ("^[[:alpha:]]", "write its characters"),
+        ("^[b-a]", "a range that ends before it begins"),
+        ("^" + "a" * 255, "longer than 255 bytes"),
+    ],
+)
+def test_a_pattern_that_cannot_be_read(pattern: str, error: str) -> None:
+    """A13: it is an error where it is written, and matches nothing where it is read."""
+    with pytest.raises(ValueError, match=error):
+        compile_pattern(pattern)
+    assert not matches(pattern, "a")
+
+
+def test_what_a_session_consumes() -> None:
+    """A13: names, whether the log knows them or not; matches of the log's topics; nothing that is excepted."""
+    topics = ("zeta", "^orders-.*", "!orders-dead")
+    assert consumed(topics, [B, "orders-dead", "other", A, "zeta"]) == ("zeta", A, B)
+    assert not consumes(topics, "orders-dead")
+    assert consumed(("zeta", "alpha"), [A]) == ("zeta", "alpha")
+
+
+def test_a_topic_that_appears_is_shared_and_nothing_else_moves() -> None:
+    """A13, A4: one member finds it, the others learn of it by its Topology and ask the cluster at once."""
+    cluster = VirtualCluster()
+    first, second = (cluster.add(name, topics=PATTERN, counts={}) for name in ("a", "b"))
+    cluster.run(3 * INTERVAL_MS)
+    assert owned(first) == owned(second) == {}, "nothing matches, which is no error"
+    for client in (first, second):
+        found(client, orders_a=4)
+    cluster.run(3 * INTERVAL_MS)
+    assert owned(first) == owned(second) == {A: 2}
+    kept = {**first.member.claims, **second.member.claims}
+    found(first, orders_b=2)
+    cluster.run(3 * INTERVAL_MS)
+    assert owned(first)[B], "it has found it"
+    assert B not in owned(second), "D10: it has not compared the topic's id"
+    found(second, orders_b=2)
+    cluster.run(6 * INTERVAL_MS)
+    assert owned(first) == owned(second) == {A: 2, B: 1}
+    assert kept.items() <= {**first.member.claims, **second.member.claims}.items()
+    assert len(list(cluster.records(Topology))) == 2
+
+
+def test_a_topology_of_another_member_asks_for_a_look() -> None:
+    """A13: so that a topic is not found later by each member."""
+    cluster = VirtualCluster()
+    (client,) = cluster.team("a", topics=PATTERN, counts={})
+    looks = []
+    tick = client.tick
+
+    def watched() -> object:
+        out = tick()
+        looks.append(out.look_at_topics)
+        return out
+
+    client.tick = watched  # type: ignore[method-assign,assignment]
+    cluster.must(Topology("other", 1, -1))
+    cluster.run(INTERVAL_MS)
+    assert True not in looks
+    cluster.must(Topology(A, 1, -1))
+    cluster.run(INTERVAL_MS)
+    assert looks.count(True) == 1
+    assert owned(client) == {}, "it takes nothing before the driver has answered"
+
+
+def test_members_with_different_patterns() -> None:
+    """A13, A5: each gets of what it consumes, by a pattern or by name."""
+    cluster = VirtualCluster()
+    every = cluster.add("every", topics=PATTERN, counts={A: 2, B: 2, C: 2})
+    some = cluster.add("some", topics=("^orders-[ab]$",), counts={A: 2, B: 2})
+    named = cluster.add("named", topics=(C,), counts={C: 2})
+    cluster.run(8 * INTERVAL_MS)
+    assert sum(map(len, map(owned, (every, some, named)))) >= 3
+    assert C not in owned(some)
+    assert set(owned(named)) == {C}
+    totals = {topic: sum(owned(c).get(topic, 0) for c in (every, some, named)) for topic in (A, B, C)}
+    assert totals == {A: 2, B: 2, C: 2}
+    assert sorted(sum(owned(c).values()) for c in (every, some, named)) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("policy", ["balanced", "greedy"])
+def test_a_topic_that_is_deleted_leaves(policy: str) -> None:
+    """A13: it is released at its position, counts in no target, and is claimed again if it was only hidden."""
+    cluster = VirtualCluster()
+    first, second = (cluster.add(name, topics=PATTERN, counts={A: 2, B: 2}, policy=policy) for name in ("a", "b"))
+    cluster.run(4 * INTERVAL_MS)
+    assert sum(owned(c).get(B, 0) for c in (first, second)) == 2
+    for client in (first, second):
+        client.member.forget_topic(B)
+        client.due_ms = cluster.now_ms
+    cluster.run(6 * INTERVAL_MS)
+    assert [set(owned(client)) - {A} for client in (first, second)] == [set(), set()]
+    assert {record.reason for _, record in cluster.records(ReleasingPartition)} >= {"topic deleted"}
+    assert {tp.topic for tp in first.member.candidacy.target} == {A}
+    for client in (first, second):
+        found(client, orders_b=2)
+    cluster.run(6 * INTERVAL_MS)
+    assert sum(owned(c).get(B, 0) for c in (first, second)) == 2
+
+
+def test_a_member_that_joins_counts_no_deleted_topic() -> None:
+    """A13: else a new member would get its share in partitions that nobody can read."""
+    cluster = VirtualCluster()
+    old = cluster.add("old", topics=PATTERN, counts={A: 4, B: 4})
+    cluster.run(4 * INTERVAL_MS)
+    old.member.forget_topic(B)
+    cluster.run(4 * INTERVAL_MS)
+    new = cluster.add("new", topics=PATTERN, counts={A: 4})
+    new.member.forget_topic(B)
+    cluster.run(8 * INTERVAL_MS)
+    assert owned(old) == owned(new) == {A: 2}
