@@ -272,6 +272,13 @@ class Buffer:
             return head.below(tracker.grants[0].to) - head.at
         return 0
 
+    def first_offset(self, tracker: AtMostOnce) -> int:
+        """Returns the offset of the first undelivered message, or where it will be at least if none is fetched."""
+        if not self.fetched:
+            return tracker.delivered_to
+        head = self.fetched[0]
+        return max(tracker.delivered_to, head.messages[head.at].offset() or 0)
+
     def granted(self, tracker: AtMostOnce) -> int:
         """Returns how many undelivered messages have a grant."""
         if not self.fetched or not tracker.grants:
@@ -279,21 +286,24 @@ class Buffer:
         to = tracker.granted_to()
         return sum(part.below(to) - part.at for part in self.fetched)
 
-    def ungranted(self, tracker: AtMostOnce, left: int) -> tuple[int, int] | None:
-        """Returns the offsets [start, to) of the next `left` fetched messages without a grant; None if all have one."""
-        granted_to = tracker.granted_to()
-        start: int | None = None
-        to = 0
+    def ungranted(self, tracker: AtMostOnce, left: int, end: int) -> tuple[int, int] | None:
+        """Returns the offsets [start, to) of the next `left` messages without a grant; None if there are none.
+
+        Fetched messages come first. What is left over is filled with offsets that are not fetched yet, if there are
+        as many below `end`.
+        """
+        start = to = granted_to = tracker.granted_to()
         for part in self.fetched:
             at = part.below(granted_to)
             count = min(left, len(part.messages) - at)
             if count > 0:
-                start = part.messages[at].offset() if start is None else start
+                start = (part.messages[at].offset() or 0) if start == to else start
                 to = (part.messages[at + count - 1].offset() or 0) + 1
                 left -= count
             if not left:
                 break
-        return None if start is None else (start, to)
+        to += left if to + left <= end else 0
+        return (start, to) if start < to else None
 
     # --- what comes in
 

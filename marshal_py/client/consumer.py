@@ -170,11 +170,11 @@ class Consumer(Membership, Generic[K_co, V_co]):
             if looks and not self._ending.draining:
                 yield from self._intake.look()
             with context.lock:
-                full = queue.suffices(min_messages, max_bytes)
+                full, missing = queue.suffices(min_messages, max_bytes), max_messages - queue.buffered()
             over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
             if full or over:
                 if not full and left_s <= 0 and not self._ending.draining:
-                    yield from self._intake.pull(0.0, max_messages)
+                    yield from self._intake.pull(0.0, missing)
                 with context.lock:
                     parts = queue.take(max_messages, max_bytes, context.clock.now())
                 if parts and queue.at_most_once:
@@ -185,7 +185,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 yield from self._intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
                 continue
             self._ending.raise_if_ended()
-            came = bool((yield from self._intake.pull(min(left_s, WAIT_SLICE_S), max_messages)))
+            came = bool((yield from self._intake.pull(min(left_s, WAIT_SLICE_S), missing)))
             if watch is not None:
                 watch.message() if came else watch.check()
 

@@ -34,7 +34,6 @@ from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
-from marshal_py.protocol.rebalance import GRANTS_AHEAD
 from marshal_py.transport.ports import Chunk, DataSource
 
 GATE_MS: Final = 5  # between two readings of all three clocks while messages are delivered one by one (T7)
@@ -239,11 +238,11 @@ class DeliveryQueue:
         """Limits what is still delivered to `prefetch_messages`, because the buffers may hold minutes of work."""
         self._last = self.delivered + self.options.prefetch_messages
 
-    def _left(self) -> int:
+    def left(self) -> int:
         """Returns how many messages may still be delivered; sys.maxsize if `drain` has not been called."""
         return sys.maxsize if self._last is None else self._last - self.delivered
 
-    def _delivering(self) -> list[tuple[Buffer, Claim]]:
+    def delivering(self) -> list[tuple[Buffer, Claim]]:
         """Returns the buffers that deliver while the gate is open, each with its claim."""
         buffers = [buffer for buffer in self.buffers.values() if not buffer.paused_by_user]
         return [(buffer, claim) for buffer in buffers if (claim := buffer.claim) and claim.phase is ClaimPhase.OPEN]
@@ -251,7 +250,7 @@ class DeliveryQueue:
     def deliverable(self) -> int:
         """Returns how many messages wait for nothing but the gate; in at-most-once mode only those with a grant."""
         total, now = 0, self.clock_now()
-        for buffer, claim in self._delivering():
+        for buffer, claim in self.delivering():
             if self.at_most_once:
                 assert isinstance(claim.tracker, AtMostOnce)
                 total += buffer.granted(claim.tracker)
@@ -264,7 +263,7 @@ class DeliveryQueue:
 
         Without `count_bytes` the bytes are 0.
         """
-        sizes = [(buffer, buffer.size) for buffer, claim in self._delivering() if not blocked(claim)]
+        sizes = [(buffer, buffer.size) for buffer, claim in self.delivering() if not blocked(claim)]
         size_bytes = sum([buffer.bytes_of(size, message_bytes) for buffer, size in sizes]) if count_bytes else 0
         return sum([size for _, size in sizes]), size_bytes
 
@@ -284,12 +283,12 @@ class DeliveryQueue:
         """
         there = size_bytes = 0
         self.prefetch.wanted, now = min_messages, self.clock_now()
-        for buffer, claim in self._delivering():
+        for buffer, claim in self.delivering():
             tracker = claim.tracker
             count, at_bound = buffer.size, buffer.held_back
             if isinstance(tracker, AtMostOnce):
                 granted = buffer.granted(tracker)
-                at_bound = len(tracker.grants) >= GRANTS_AHEAD or (at_bound and granted == count)
+                at_bound = grants.all_fetched(buffer, tracker) or (at_bound and granted == count)
                 count = granted
             elif self.window.most is not None or redeliveries_of(claim) is not None:
                 room = self.window.room(claim)
@@ -314,7 +313,7 @@ class DeliveryQueue:
         after the last one of this batch.
         """
         parts: list[tuple[Part, Delivered]] = []
-        before, max_messages = self.delivered, min(max_messages, self._left())
+        before, max_messages = self.delivered, min(max_messages, self.left())
         claims = [self.buffers[tp].claim for tp in self._order if not self.buffers[tp].paused_by_user]
         max_messages, max_bytes = self.redelivering.take(claims, now, max_messages, max_bytes, parts)
         filled = sum([bool(buffer.fetched) for buffer in self.buffers.values()])
@@ -447,7 +446,7 @@ class DeliveryQueue:
             count = 1 if claim.one_by_one else there
             if isinstance(claim.tracker, AtMostOnce):
                 count = buffer.skip_to_grant(claim.tracker)
-            count = self.redelivering.limit(claim, buffer, min(count, self._left(), allowance.messages))
+            count = self.redelivering.limit(claim, buffer, min(count, self.left(), allowance.messages))
             count = min(count, self.window.room(claim))  # now, as in _take_part
             if allowance.size_bytes is not None and count > 0:
                 head = buffer.fetched[0]
@@ -462,7 +461,8 @@ class DeliveryQueue:
 
     def offer(self) -> bool:
         """Sets each claim's `offer`: offsets to ask a grant for (D2). Tells whether the member can ask for one now."""
-        return grants.offer(self.buffers.values(), self.rate, self.options.grant_messages, ends=self._left() <= 0)
+        most, ends = self.options.grant_messages, self.left() <= 0
+        return grants.offer(self.buffers.values(), self.source, self.rate, most, ends=ends)
 
     def user_returned(self) -> None:
         """Resumes fetching of partitions whose buffers have become low. Called when the user asks for more messages.

@@ -1,39 +1,95 @@
-"""Decides which fetched messages to ask grants for, in at-most-once mode (PROTOCOL.md D2).
+"""Decides which offsets to ask grants for, in at-most-once mode (PROTOCOL.md D2).
 
-A grant is the log's permission to deliver a range of offsets; the member asks for it. Called with the Marshal's lock
-held.
+A grant is the log's permission to deliver a range of offsets; the member asks for it. A fast user's grants are asked
+for before the messages are taken from the source, up to the end of the partition: messages that wait in Python for
+their grant cost the garbage collector a visit at each collection. Called with the Marshal's lock held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from marshal_py.client.buffers import Buffer
 from marshal_py.client.handling_rate import HandlingRate
-from marshal_py.protocol.claim import ClaimPhase
+from marshal_py.client.prefetch import SLOW_PER_S
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.rebalance import GRANTS_AHEAD
+from marshal_py.transport.ports import DataSource
 
 
-def offer(buffers: Collection[Buffer], rate: HandlingRate, grant_messages: int, *, ends: bool) -> bool:
+def before_fetching(rate: HandlingRate) -> bool:
+    """Tells whether to ask for offsets that are not fetched yet: if the user is fast.
+
+    A slow user's grants are for fetched messages only, so that nothing is granted that may come late or never. So are
+    the grants near the end of a partition, because an open transaction may end there.
+    """
+    return rate.per_second() >= SLOW_PER_S
+
+
+def backlog(delivering: Iterable[tuple[Buffer, Claim]], source: DataSource, grant_messages: int) -> bool:
+    """Tells whether a partition has a whole grant of offsets that are not fetched."""
+    return any(source.end_offset(claim.tp) - buffer.next_offset >= grant_messages for buffer, claim in delivering)
+
+
+def all_fetched(buffer: Buffer, tracker: AtMostOnce) -> bool:
+    """Tells whether no more messages can be granted now, and all that are granted were fetched."""
+    return len(tracker.grants) >= GRANTS_AHEAD and tracker.granted_to() <= buffer.next_offset
+
+
+def awaited(delivering: Iterable[tuple[Buffer, Claim]]) -> bool:
+    """Tells whether fetched messages wait for their grant."""
+    return any(
+        buffer.fetched and isinstance(claim.tracker, AtMostOnce) and buffer.next_offset > claim.tracker.granted_to()
+        for buffer, claim in delivering
+    )
+
+
+def offer(
+    buffers: Collection[Buffer], source: DataSource, rate: HandlingRate, grant_messages: int, *, ends: bool
+) -> bool:
     """Sets each claim's `offer`: offsets to ask a grant for. Returns whether the member can ask for one now.
 
     A grant holds about a second of the handler's work (`rate`), shared by the partitions, and at most `grant_messages`.
     `ends`: the consumer delivers nothing more, so that nothing is offered.
     """
-    something = False
-    waiting = sum(buffer.claim is not None and bool(buffer.fetched) for buffer in buffers)
-    each = max(1, min(grant_messages, rate.per_second() // max(1, waiting)))
+    if ends:
+        for buffer in buffers:
+            if buffer.claim is not None:
+                buffer.claim.offer = None
+        return False
+    ahead = before_fetching(rate)
+    lacking: list[tuple[Buffer, Claim, AtMostOnce, int]] = []  # with the offset up to which to ask
+    waiting = 0  # partitions that have messages, fetched or not
+    supplied = False  # whether another partition will need its next grant soon
     for buffer in buffers:
         claim = buffer.claim
-        if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.phase is not ClaimPhase.OPEN:
+        if claim is None:
             continue
-        if ends:
-            claim.offer = None
+        waiting += bool(buffer.fetched)
+        tracker = claim.tracker
+        if not isinstance(tracker, AtMostOnce) or claim.phase is not ClaimPhase.OPEN:
             continue
-        claim.tracker.holds(claim.tracker.delivered_to)  # drops grants that are used up
-        if claim.tracker.asked is not None or len(claim.tracker.grants) >= GRANTS_AHEAD:
-            continue  # its offer stays as it is: a look at the buffer costs time
-        claim.offer = buffer.ungranted(claim.tracker, each)
+        tracker.holds(buffer.first_offset(tracker))  # drops grants that are used up, or hold no message
+        may_fetch = ahead and not buffer.held_back and source.fetching(claim.tp)
+        end = source.end_offset(claim.tp) if may_fetch else -1
+        more = end > tracker.granted_to()
+        waiting += more and not buffer.fetched
+        if tracker.asked is not None or len(tracker.grants) >= GRANTS_AHEAD:
+            supplied = supplied or more  # its offer stays as it is: a look at the buffer costs time
+        else:
+            lacking.append((buffer, claim, tracker, end))
+    each = max(1, min(grant_messages, rate.per_second() // max(1, waiting)))
+    # One record asks for all partitions. So a fast user's next grants wait until every partition needs one, but no
+    # longer than the first of them has half a grant left.
+    now = not (ahead and supplied) or any(_half_used(buffer, tracker, each) for buffer, _, tracker, _ in lacking)
+    something = False
+    for buffer, claim, tracker, end in lacking:
+        claim.offer = buffer.ungranted(tracker, each, end) if now else None
         something = something or claim.offer is not None
     return something
+
+
+def _half_used(buffer: Buffer, tracker: AtMostOnce, each: int) -> bool:
+    granted_to = tracker.granted_to()
+    return buffer.next_offset > granted_to or 2 * (granted_to - tracker.delivered_to) <= each

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from marshal_py.client import grants
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
@@ -38,8 +39,8 @@ class Intake:
     def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES, most: int = sys.maxsize) -> Steps[Sequence[Chunk]]:
         """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.
 
-        `wanted`: how many messages to take at most in at-least-once mode; PIECE_MESSAGES if that is more. `most`: an
-        upper bound in every mode; with 0 it waits without taking any. Returns what came.
+        `wanted`: how many messages to take at most, or PIECE_MESSAGES if that is more; not for a slow user in
+        at-most-once mode. `most`: an upper bound for everybody; with 0 it waits without taking any. Returns what came.
         """
         queue, context = self._queue, self._context
         if queue.at_most_once:
@@ -53,9 +54,9 @@ class Intake:
             if wait_s is not None:
                 yield Change(min(timeout_s, wait_s), seen)
                 timeout_s = 0.0
-        # In at-most-once mode a larger piece allows a larger grant.
+        # Where grants are for fetched messages, a larger piece allows a larger grant.
         most = min(most, queue.options.prefetch_messages)
-        if not queue.at_most_once:
+        if not queue.at_most_once or grants.before_fetching(queue.rate):
             most = min(most, max(wanted, PIECE_MESSAGES))
         if most <= 0:
             yield Change(min(timeout_s, GRANT_SLICE_S), context.changes)
@@ -67,9 +68,10 @@ class Intake:
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Sorts messages that have come into the buffers. In at-most-once mode it also asks for their grants."""
+        queue = self._queue
         with self._context.outbox, self._context.lock:
-            self._queue.add(chunks)
-            if self._queue.at_most_once:
+            queue.add(chunks)
+            if queue.at_most_once and not (chunks and grants.before_fetching(queue.rate)):
                 self._driver.ask_grants(self._context.clock.now())
 
     def look(self) -> Steps[None]:
@@ -97,7 +99,7 @@ class Intake:
         """Asks for grants, in at-most-once mode. Returns True while fetched messages wait for a grant."""
         with self._context.outbox, self._context.lock:
             self._driver.ask_grants(self._context.clock.now())
-            return any(claim.offer is not None for claim in self._driver.member.claims.values())
+            return self._queue.left() > 0 and grants.awaited(self._queue.delivering())
 
     def look_ahead(self) -> Steps[None]:
         """Fetches the next messages and asks for their grants, so that they come while the user handles a batch (D2).
@@ -106,5 +108,7 @@ class Intake:
         """
         queue, context = self._queue, self._context
         with context.lock:
-            room = self.ahead - queue.buffered()
+            most, room = queue.options.grant_messages, self.ahead - queue.buffered()
+            if grants.before_fetching(queue.rate) and grants.backlog(queue.delivering(), queue.source, most):
+                room = 0  # so that few messages wait in Python for their grants
         self.add((yield PollAhead(room)) if room >= self.ahead // 2 else ())

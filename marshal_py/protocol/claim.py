@@ -73,7 +73,7 @@ class Claim:
         self.parking: str = ""  # why its Release parks the partition (F6.4)
         self.revoking_reported: bool = False  # whether the user knows that it will be released
         self.one_by_one: bool = False  # its messages are handed over singly for a while (poison_guard.py)
-        self.offer: tuple[int, int] | None = None  # fetched and not yet granted, in at-most-once mode: [start, to)
+        self.offer: tuple[int, int] | None = None  # wanted and not yet granted, in at-most-once mode: [start, to)
         self.out_of_line_ms: int | None = None  # monotonic, since when a restricted policy takes it away (A7)
         self.pin: int = NONE  # epoch of the own pin when it was accepted, under policy `pinned` (A11)
         self.end_offset: int = NONE  # end of the partition as last seen, for lag

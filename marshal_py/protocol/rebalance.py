@@ -379,14 +379,18 @@ class Rebalancer:
                 self._prefetching[tp] = False
                 out.start_prefetch.append((tp, position))
 
+    def awaits_grants(self, now: Instant) -> bool:
+        """Returns whether no grant can be asked for now, because the last record that asked was not read yet."""
+        return self._asking is not None and not self.member.retry_due(self._asking[1], now)
+
     def ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
-        """Asks for grants of the ranges that are fetched and not granted yet (D2).
+        """Asks for grants of the ranges that the claims offer (D2).
 
         One record asks for all claims, and the next one is sent only when this one was read or is overdue (T17).
         """
+        if self.awaits_grants(now):
+            return
         if self._asking is not None:
-            if not self.member.retry_due(self._asking[1], now):
-                return
             self._asking = None
             for claim in self.member.claims.values():
                 if isinstance(claim.tracker, AtMostOnce):
@@ -408,7 +412,7 @@ class Rebalancer:
     def _range_of(self, group: Group, claim: Claim) -> MessageRange | None:
         """Returns the range of offsets to ask for in one claim; None if there is nothing to ask for now.
 
-        The range begins in what was fetched and not granted yet (`Claim.offer`).
+        The range begins in what the driver wants and has no grant yet (`Claim.offer`).
         """
         offer, tracker = claim.offer, claim.tracker
         if offer is None or claim.phase is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
