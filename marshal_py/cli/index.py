@@ -28,7 +28,7 @@ TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 Values = Annotated[
     bool,
     typer.Option(
-        "--values", help="From now on keep the last message of each key in FILE, which answers without Kafka."
+        "--values", help="From now on keep the last message of each key in FILE, so that it is not read from Kafka."
     ),
 ]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite file.")]

@@ -235,12 +235,8 @@ class Run:
             if path.exists():
                 found += [json.loads(line) for line in path.read_bytes().splitlines() if line.endswith(b"}")]
         judge = OrderJudge()
-        for line in found:
-            judge.produced(line["p"], line["o"])
         for line in sorted(found, key=lambda one: one["ns"]):
-            if line["e"] == "done":
-                judge.done(line["p"], line["o"])
-            else:
+            if line["e"] == "begin":
                 judge.delivered(line["p"], line["o"], line["t"], line["k"].encode(), line["n"])
         return judge
 
