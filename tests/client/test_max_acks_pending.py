@@ -11,6 +11,7 @@ import pytest
 
 from marshal_py import ConsumerOptions, InvalidOption, Message, aio
 from marshal_py.client import waits
+from marshal_py.client.ack_window import WAIT_S_MIN
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, joined, positions, until
 
 NEVER_S = 3_600.0  # longer than any test
@@ -154,7 +155,8 @@ def test_a_call_looks_for_acks_only_while_a_buffered_message_waits_for_one(memor
             waits.complete(consumer._intake.look(), consumer._carry_out)
         assert queue.window.wait_s(queue.buffers.values(), queue.delivered) is None, "there is room for one"
         held.append(consumer.next(expires_s=DEADLINE_S))
-        assert queue.window.wait_s(queue.buffers.values(), queue.delivered) is not None
+        waits_s = [queue.window.wait_s(queue.buffers.values(), delivered) for delivered in (2, 2, 2, 3)]
+        assert waits_s == [WAIT_S_MIN, 2 * WAIT_S_MIN, 4 * WAIT_S_MIN, WAIT_S_MIN], "longer and longer until one comes"
         consumer.pause([(topic, 0)])
         assert queue.window.wait_s(queue.buffers.values(), queue.delivered) is None, "an ack would change nothing"
         assert all(message is not None and message.ack() for message in held)
@@ -175,16 +177,17 @@ def test_a_drain_delivers_what_is_buffered_as_acks_come(memory: MemoryTestCluste
         consumer.stop()
 
 
-def test_a_drain_does_not_wait_for_what_was_given_back(memory: MemoryTestCluster) -> None:
+@pytest.mark.parametrize("inside", [False, True], ids=["between two calls", "inside a loop"])
+def test_a_drain_does_not_wait_for_what_was_given_back(memory: MemoryTestCluster, inside: bool) -> None:
     """As without the option: the next owner gets the message, and what comes after it, in order."""
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 3)
     with memory.connect() as marshal:
         consumer = joined(marshal, group, [topic], max_acks_pending=1)
-        message = consumer.next(expires_s=DEADLINE_S)
-        assert message is not None
-        assert message.nak(NEVER_S)
-        consumer.drain(timeout_s=NEVER_S)
+        received = iter(consumer) if inside else consumer.fetch(1, expires_s=DEADLINE_S)
+        for message in received:
+            assert message.nak(NEVER_S)
+            consumer.drain(timeout_s=NEVER_S)
         assert consumer.closed
         with joined(marshal, group, [topic], max_acks_pending=1) as successor:
             found = []

@@ -53,6 +53,7 @@ def test_a_subject_of_another_form_is_refused_by_name(pattern: str | None, subje
     with pytest.raises(InvalidName, match="subject") as refused:
         key(subject)
     assert refused.value.value == subject
+    assert ("a text" if not isinstance(subject, str) else pattern or "at least 2 tokens") in str(refused.value)
 
 
 @pytest.mark.parametrize("tokens", [(), (0,), (3,), (1, 1), (True,), ("1",), "12", None, 1, (1.0,)])
