@@ -20,6 +20,7 @@ from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.liveness import SENT_KEPT
 from marshal_py.protocol.member_state import MemberState
+from marshal_py.protocol.overflow import Overflow
 from marshal_py.protocol.ready import SENT_AT_ONCE, Ready, Wanted
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
@@ -44,6 +45,7 @@ class Rebalancer:
     def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, divergence: DivergenceCheck) -> None:
         self.member = member
         self.candidacy = candidacy
+        self.overflow: Overflow = candidacy.overflow
         self.topics = topics
         self.divergence = divergence
         self.creation: Creation = Creation(member)
@@ -71,7 +73,7 @@ class Rebalancer:
         if offset != NONE:
             self._starts[tp] = (offset, now.mono_ms)
         if self.member.group is not None:
-            self.candidacy.overflow.looked_up(self.member.group, tp, offset, end)
+            self.overflow.looked_up(self.member.group, tp, offset, end)
 
     def forget_starts(self, topic: str) -> None:
         """Forgets the looked-up starts of a topic, because it may have been deleted and created again (D10)."""

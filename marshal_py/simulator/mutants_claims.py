@@ -1,7 +1,8 @@
-"""Planted bugs in what an owner gives back (PROTOCOL.md F6.3, T16, D16), reports above its position (D1) and must own
-(A11).
+"""Planted bugs in what an owner gives back (PROTOCOL.md F6.3, T16, D16, A12), reports above its position (D1) and must
+own (A11).
 
-In names, R stands for grants that a Release gives back, and P for progress. mutants.py alone calls this file.
+In names, R stands for grants that a Release gives back, P for progress and O for overflow. mutants.py alone calls this
+file.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.protocol import claim_records, falling_behind, progress, releases, transitions
-from marshal_py.protocol.assignment import covering
+from marshal_py.protocol.assignment import covering, overflow
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.falling_behind import FallingBehind
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.offset_run import OffsetRun
+from marshal_py.protocol.overflow import Overflow
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.record_handler import RecordHandler
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ReleasingPartition, SeekingPartition
-from marshal_py.protocol.world import Partition
+from marshal_py.protocol.world import Group, Partition
 from marshal_py.simulator.oracle import Partition as OraclePartition
 
 Patch = tuple[Any, str, Any]
+OVERFLOW: Final[dict[str, Any]] = {"policy": "overflow", "intervals": 12}  # few intervals with faults
 
 
 def _released(change: Any) -> list[Patch]:
@@ -37,6 +40,21 @@ def _released(change: Any) -> list[Patch]:
 
 def x30() -> list[Patch]:
     return [(covering, "owns", lambda group, cover, session: True)]
+
+
+def o1() -> list[Patch]:
+    return [(overflow, "served", lambda group, order, helping: list(order))]
+
+
+def o2() -> list[Patch]:
+    judge = Overflow._judge
+
+    def stays_met(self: Overflow, group: Group) -> None:
+        met = self.met
+        judge(self, group)
+        self.met |= met
+
+    return [(Overflow, "_judge", stays_met)]
 
 
 def d16a() -> list[Patch]:
@@ -166,6 +184,8 @@ def p3_in_the_oracle() -> list[Patch]:
 # Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
     ("X30", "delivers without the pin", x30, ("arrive", "step_down"), {"policy": "pinned"}),
+    ("O1", "takes part whatever its conditions", o1, ("arrive",), {"clients": 4, **OVERFLOW}),
+    ("O2", "takes part for ever", o2, ("arrive",), {"clients": 6, **OVERFLOW}),
     (
         "R1",
         "gives back from the lowest message that was not handed over",

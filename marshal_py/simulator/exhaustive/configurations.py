@@ -40,6 +40,7 @@ from marshal_py.simulator.exhaustive.setups import (
 A, B = Role("a", consumer("a")), Role("b", consumer("b"))
 ONCE_A, ONCE_B = Role("a", consumer("a", AT_MOST_ONCE)), Role("b", consumer("b", AT_MOST_ONCE))
 PINNED: Final = GroupConfig(-1, policy="pinned", priority_groups=("jobs",))
+OVERFLOW: Final = GroupConfig(-1, policy="overflow", priority_groups=("jobs",))
 PRIORITIZED: Final = GroupConfig(-1, policy="prioritized", priority_groups=("jobs",))
 ANNE, BERT = Role("anne", plan=PositionPlan, position=1), Role("bert", plan=PositionPlan, position=0)
 
@@ -360,6 +361,22 @@ QUICK: Final[tuple[Model, ...]] = (
         created(PRIORITIZED, "priority", 1, 0),
         Bounds(quanta=0, records=7, in_flight=2, starts=1, leaves=1),
         messages=1,
+    ),
+    _model(
+        owner,
+        "overflow",
+        "two partitions; a consumer whose condition is met joins; anybody may be stopped",
+        created(OVERFLOW, "min_pending", 0, 1),
+        Bounds(quanta=0, records=6, in_flight=1, starts=1, leaves=1),
+        partitions=2,
+        messages=1,
+    ),
+    _model(
+        owner,
+        "overflow-first",
+        "one partition, whose owner has a condition; a consumer without one joins, and has it first",
+        created(OVERFLOW, "min_pending", 1, 0),
+        Bounds(quanta=1, records=5, in_flight=1, starts=1, leaves=1),
     ),
     _model(
         dead_owner,
