@@ -399,7 +399,7 @@ def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -
         drain.join(DEADLINE_S)
         assert drained == [False]
         assert context.closed
-        assert len(handler.seen) == 1
+        assert (len(handler.seen), consumer._queue.buffered()) == (1, 0)
         assert places(collect(consumer, 49)) == [(0, offset) for offset in range(1, 50)]
 
 
@@ -716,4 +716,5 @@ def test_a_loop_that_is_left_pauses_and_the_end_of_the_block_ends_it(memory: Mem
             with pytest.raises(AlreadyConsuming):
                 consumer.fetch(1)
         assert repr(context) == f"ConsumeContext({group!r}, closed)"
+        assert consumer._queue.buffered() == 0
         assert [message.offset for message in collect(consumer, 2)] == [2, 3]
