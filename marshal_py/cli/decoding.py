@@ -54,17 +54,16 @@ class DecodingOptions(CommonOptions):
         For a name that cannot be imported or called, and for a registry that is not named, the command ends with exit
         code 2.
         """
-        registry = None if self.schema_registry is None else _registry(self.schema_registry)
-        given = {
-            "key_deserializer": self.key_deserializer,
-            "value_deserializer": self.value_deserializer or (None if registry is None else REGISTRY),
-        }
+        of_values = self.value_deserializer or (REGISTRY if self.schema_registry is not None else None)
         found: dict[str, Any] = {}
-        for name, text in given.items():
+        for name, text in (("key_deserializer", self.key_deserializer), ("value_deserializer", of_values)):
             option = f"--{name.replace('_', '-')}"
-            if text == REGISTRY and registry is None:
+            if text != REGISTRY:
+                found[name] = None if text is None else _loaded(option, text)
+            elif self.schema_registry is None:
                 raise typer.BadParameter(f"{option} {REGISTRY}: name the registry by --schema-registry URL")
-            found[name] = None if text is None else registry if text == REGISTRY else _loaded(option, text)
+            else:
+                found[name] = _registry(self.schema_registry)
         return found
 
 
