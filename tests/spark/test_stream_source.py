@@ -293,8 +293,10 @@ def test_at_least_once_without_a_checkpoint_the_log_has_the_positions(
 
 
 @pytest.mark.parametrize("at", ["before the tasks", "in the sink"])
-def test_at_most_once_a_crash_loses_at_most_its_batch(make_topic: MakeTopic, at: str) -> None:
-    """The replayed batch is empty, whether its tasks ran or not."""
+def test_at_most_once_a_crash_loses_at_most_its_batch(
+    make_topic: MakeTopic, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The replayed batch is empty, whether its tasks ran or not, and says so."""
     orders = make_topic(2)
     orders.fill(20)
     query = Query(orders, max_rows_per_batch=16, delivery="at_most_once")
@@ -307,8 +309,10 @@ def test_at_most_once_a_crash_loses_at_most_its_batch(make_topic: MakeTopic, at:
     if at == "in the sink":
         query.out += lost
         lost = []
+    assert "is empty" not in caplog.text
     query.crash()
     query.settled()
+    assert caplog.text.count("is empty; 2 ranges were planned for it") == 1
     assert sorted(query.out + lost) == sorted(orders.written)
     query.reader.stop()
 
