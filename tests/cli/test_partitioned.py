@@ -1,5 +1,6 @@
 """Every policy as processes that start, are killed and step down: `marshal groups info` shows who has what.
 
+They run on the embedded broker, and with `pytest tests/cli/test_partitioned.py --on-kafka` on Apache Kafka.
 A killed process has a witness, so nobody waits. A process that stands still for two intervals is evicted and joins
 again; so no step names a consumer that another one could have replaced.
 """
@@ -12,19 +13,36 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from marshal_py.transport.embedded import Broker
 from tests.cli.shell import DEADLINE_S, Shell, wait_until
+from tests.support.kafka import Cluster
+from tests.support.kafka_topics import create_topic
+
+TOPICS = {"orders": 6, "bills": 2, "users": 3}
 
 
 @pytest.fixture(scope="module")
-def shell() -> Iterator[Shell]:
-    with Broker(topics={"__marshal": 4, "orders": 6, "bills": 2, "users": 3}) as broker:
-        shell = Shell(broker.bootstrap_servers)
-        shell.json("produce", "orders", stdin=b"0\n")
-        made = shell.run("consume", "orders", "--group", "first", "--start", "earliest", "--max-messages", "1")
-        assert made.exit_code == 0, made.output  # now the coordination topic is a log
-        yield shell
+def servers(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.config.getoption("--on-kafka"):
+        kafka: Cluster = request.getfixturevalue("kafka")
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        for name, partitions in TOPICS.items():
+            create_topic(admin, name, partitions)
+        yield kafka.bootstrap
+    else:
+        with Broker(topics={"__marshal": 4, **TOPICS}) as broker:
+            yield broker.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def shell(servers: str) -> Shell:
+    shell = Shell(servers)
+    shell.json("produce", "orders", stdin=b"0\n")
+    made = shell.run("consume", "orders", "--group", "first", "--start", "earliest", "--max-messages", "1")
+    assert made.exit_code == 0, made.output  # now the coordination topic is a log
+    return shell
 
 
 # Each configuration that the designs call invalid, by a part of the reason.
@@ -90,6 +108,17 @@ def shares(shell: Shell, group: str) -> dict[str, int]:
     return {state["member"]: len(state["claims"]) for state in states if state["claims"]}
 
 
+def step_down(shell: Shell, group: str, client_id: str, after: dict[str, int]) -> None:
+    """A consumer steps down, again if it has joined again; `after`: how many partitions each one owns then."""
+
+    def stepped_down() -> bool:
+        if not any(one["stepped_down"] for one in info(shell, group)["members"] if one["client_id"] == client_id):
+            shell.run("members", "step-down", group, client_id)
+        return claims(shell, group) == after
+
+    wait_until(stepped_down, f"{client_id} hands everything over")
+
+
 @pytest.fixture
 def consumers(shell: Shell) -> Iterator[Consumers]:
     with Consumers(shell) as running:
@@ -132,13 +161,7 @@ def test_greedy_keeps_and_balanced_shares(shell: Shell, consumers: Consumers) ->
     shell.json("groups", "update", "free", "--policy", "balanced", "--yes")
     wait_until(lambda: claims(shell, "free") == {"b": 3, "c": 3}, "balanced shares")
     assert info(shell, "free")["policy"] == "balanced"
-
-    def stepped_down() -> bool:
-        if not any(one["stepped_down"] for one in info(shell, "free")["members"] if one["client_id"] == "b"):
-            shell.run("members", "step-down", "free", "b")
-        return claims(shell, "free") == {"c": 6}
-
-    wait_until(stepped_down, "who stepped down hands everything over")
+    step_down(shell, "free", "b", {"c": 6})
 
 
 def test_blocks_are_those_of_the_seed(shell: Shell, consumers: Consumers) -> None:
@@ -194,7 +217,8 @@ def test_members_standbys_step_down_drop_and_mappings(shell: Shell, consumers: C
     assert len(info(shell, "shipping")["unassigned"]) == 6
 
 
-def test_a_consumer_of_a_priority_group_names_it(shell: Shell) -> None:
+def test_a_consumer_of_a_priority_group_names_it(shell: Shell, consumers: Consumers) -> None:
+    """The lowest number has everything, 0 too. Who stepped down stands by for all numbers."""
     shell.json("groups", "create", "jobs", "--policy", "prioritized", "--priority-group", "eu", "--yes")
     found = info(shell, "jobs")
     assert (found["policy"], found["priority_groups"]) == ("prioritized", [{"name": "eu"}])
@@ -204,6 +228,13 @@ def test_a_consumer_of_a_priority_group_names_it(shell: Shell) -> None:
     assert (refused.exit_code, "names the priority group eu" in refused.stderr) == (1, True), refused.output
     done = shell.run(*consume, "--priority-group", "eu", "--priority", "7")
     assert (done.exit_code, done.stdout) == (0, "0\n"), done.output
+    consumers.start("b", "jobs", "--priority-group", "eu", "--priority", "7")
+    wait_until(lambda: claims(shell, "jobs") == {"b": 6}, "nobody else is there")
+    consumers.start("a", "jobs", "--priority-group", "eu", "--priority", "0")
+    wait_until(lambda: claims(shell, "jobs") == {"a": 6}, "a lower number is there")
+    step_down(shell, "jobs", "a", {"b": 6})
+    consumers["b"].kill()
+    wait_until(lambda: claims(shell, "jobs") == {"a": 6}, "the other one is gone")
 
 
 def test_consumers_with_conditions(shell: Shell) -> None:
@@ -250,5 +281,6 @@ def test_whole_topics(shell: Shell, consumers: Consumers) -> None:
     consumers.start("b", "whole", topics=("bills", "users"))
     bills, users = ["bills:-1", "bills:0", "bills:1"], ["users:-1", "users:0", "users:1", "users:2"]
     wait_until(lambda: sorted(owned(shell, "whole").values()) == [bills, users], "each has a topic")
+    step_down(shell, "whole", "b", {"a": 7})
     consumers["a"].kill()
     wait_until(lambda: claims(shell, "whole") == {"b": 7}, "the other one has both")

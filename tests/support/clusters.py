@@ -26,6 +26,10 @@ OUTPUT = "kafka"  # the key under which a worker of pytest-xdist sends its descr
 FIRST_TEST_TIMEOUT_S = FETCH_TIMEOUT_S + 120.0  # Once per machine one process fetches the jars, and the others wait.
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--on-kafka", action="store_true", help="tests/cli/test_partitioned.py on Apache Kafka")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[DESCRIPTIONS] = []
     config.addinivalue_line("markers", "node_control: kills or freezes brokers; needs a cluster that the harness owns")
