@@ -165,7 +165,13 @@ def test_greedy_keeps_and_balanced_shares(shell: Shell, consumers: Consumers) ->
 
 
 def test_blocks_are_those_of_the_seed(shell: Shell, consumers: Consumers) -> None:
-    """Five partitions for two members: blocks of two, the fifth to the first one. The sixth belongs to nobody."""
+    """Five partitions for two members: blocks of two, the fifth to the first one. The sixth belongs to nobody.
+
+    partitioned consumer groups: "assigning continuous blocks of partitions of size (number of partitions divided by
+    the number of members in the list)" "finally distribute the remainder (if the number of members in the list is
+    not a multiple of the number of partitions) over the members using a modulo." "You can also see the list of
+    members that have currently active instances"
+    """
     create = ("--policy", "blocks", "--max-members", "5", "--member", "m1", "--member", "m2", "--yes")
     shell.json("groups", "create", "blocks", *create)
     first, second = ["orders:0", "orders:1", "orders:4"], ["orders:2", "orders:3"]
@@ -185,7 +191,14 @@ def test_blocks_are_those_of_the_seed(shell: Shell, consumers: Consumers) -> Non
 
 
 def test_members_standbys_step_down_drop_and_mappings(shell: Shell, consumers: Consumers) -> None:
-    """Every step is seen in `marshal groups info`, which reads the log."""
+    """Every step is seen in `marshal groups info`, which reads the log.
+
+    partitioned consumer groups: "Support for both automatic or administratively defined mapping of members to
+    partitions." "Fault-tolerance through the deployment of 'standby' consuming client applications that
+    automatically take over the consumption of messages even in the case of process or host failure." "Request the
+    current active member instance for a member to step-down and have another member instance currently joined (if
+    there's one take over as the current active member instance)"
+    """
     create = ("--policy", "members", "--max-members", "6", "--member", "m1", "--member", "m2", "--yes")
     shell.json("groups", "create", "shipping", *create)
     assert shell.run("groups", "update", "shipping", "--policy", "balanced", "--yes").exit_code == 1
@@ -218,7 +231,11 @@ def test_members_standbys_step_down_drop_and_mappings(shell: Shell, consumers: C
 
 
 def test_a_consumer_of_a_priority_group_names_it(shell: Shell, consumers: Consumers) -> None:
-    """The lowest number has everything, 0 too. Who stepped down stands by for all numbers."""
+    """The lowest number has everything, 0 too. Who stepped down stands by for all numbers.
+
+    ADR-42: "pulls not part of a valid group will result in an error" "Groups of clients should access a Consumer but
+    some should have higher priority than others for receiving messages"
+    """
     shell.json("groups", "create", "jobs", "--policy", "prioritized", "--priority-group", "eu", "--yes")
     found = info(shell, "jobs")
     assert (found["policy"], found["priority_groups"]) == ("prioritized", [{"name": "eu"}])
@@ -251,7 +268,12 @@ def test_consumers_with_conditions(shell: Shell) -> None:
 
 
 def test_a_pinned_consumer_is_killed_and_unpinned(shell: Shell, consumers: Consumers) -> None:
-    """The pinned one is killed, and the next one is unpinned while it is alone; `marshal pin` says who has what."""
+    """The pinned one is killed, and the next one is unpinned while it is alone; `marshal pin` says who has what.
+
+    ADR-42: "they also want to have a stand-by client that can take over when the primary, aka pinned client, fails."
+    "can be called which will clear the ID and trigger a client switch as above." "Consumer state to include a new
+    field PriorityGroups of type []PriorityGroupState"
+    """
     create = ("--policy", "pinned", "--priority-group", "eu", "--priority-timeout", "600", "--yes")
     shell.json("groups", "create", "rack", *create)
 

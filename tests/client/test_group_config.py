@@ -120,7 +120,11 @@ def test_a_consumer_with_conditions_takes_part_while_much_is_pending(
 def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
     broker: MemoryBroker, marshal: marshal_py.Marshal
 ) -> None:
-    """PROTOCOL.md A11: callbacks, the pin of each message, what `Group` says, and the switch after the timeout."""
+    """PROTOCOL.md A11: callbacks, the pin of each message, what `Group` says, and the switch after the timeout.
+
+    ADR-42: "the first message that will be delivered to this client, and all future ones, will include a
+    Nats-Pin-Id: xyz header." "Clients can expose call-back notifications when they become pinned"
+    """
     told: list[str] = []
     arrived = threading.Semaphore(0)
     config = GroupConfig(policy="pinned", priority_groups=["jobs"])
@@ -197,7 +201,11 @@ def test_settings_that_contradict_each_other_are_refused_before_anything_is_sent
 
 
 def test_a_standby_is_told_when_it_is_active(marshal: marshal_py.Marshal) -> None:
-    """The callbacks of both consumers, in their order, while an exclusive member changes."""
+    """The callbacks of both consumers, in their order, while an exclusive member changes.
+
+    partitioned consumer groups: "optional callbacks to get notified when that particular instance of the member gets
+    activated or de-activated as the membership of the group changes."
+    """
     told: list[str] = []
     arrived = threading.Semaphore(0)
 

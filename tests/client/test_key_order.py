@@ -171,7 +171,10 @@ def scenario(seed: int, most: int | None) -> Scenario:
 
 
 def test_at_one_pending_each_key_is_handled_in_order() -> None:
-    """Partitioned groups: "Always keep the strict order of delivery per subject even when scaling up or down"."""
+    """Partitioned groups: "Always keep the strict order of delivery per subject even when scaling up or down".
+
+    partitioned consumer groups: "Always keep the strict order of delivery per subject even when scaling up or down."
+    """
     judge = scenario(1, 1).judge
     assert judge.missing() == 0
     assert judge.violations(strict=True) == []

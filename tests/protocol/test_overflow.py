@@ -47,7 +47,11 @@ def owned(*clients: Client) -> list[int]:
 
 
 def test_who_has_conditions_waits_until_one_is_met() -> None:
-    """A12: only while `num_pending` is at least `min_pending`; until then it sits idle. The hand-over is as in A3."""
+    """A12: only while `num_pending` is at least `min_pending`; until then it sits idle. The hand-over is as in A3.
+
+    ADR-42: "only deliver messages when num_pending for the consumer is >= 1000" "otherwise those Pull requests will
+    sit idle in the same way that they would if no messages were available"
+    """
     cluster = Overflow()
     local, remote = cluster.join("local"), cluster.join("remote", min_pending=1000)
     cluster.pend(249)
@@ -95,7 +99,11 @@ def test_figures_that_go_up_and_down_move_nothing() -> None:
 
 @pytest.mark.parametrize("min_pending", [0, 10_000])
 def test_either_condition_suffices(min_pending: int) -> None:
-    """A12: `min_pending` or `min_ack_pending`. What is delivered is not pending."""
+    """A12: `min_pending` or `min_ack_pending`. What is delivered is not pending.
+
+    ADR-42: "only deliver messages when ack_pending for the consumer is >= 1000" "If min_pending and min_ack_pending
+    are both given either being satisfied will result in delivery (boolean OR)."
+    """
     cluster = Overflow()
     local = cluster.join("local")
     remote = cluster.join("remote", min_ack_pending=3, min_pending=min_pending)
@@ -120,7 +128,11 @@ def test_delivered_messages_are_not_pending() -> None:
 
 
 def test_the_unconditioned_come_first() -> None:
-    """A12: with one partition, `min_pending` 1 is served only when no other pull waits."""
+    """A12: with one partition, `min_pending` 1 is served only when no other pull waits.
+
+    ADR-42: "this should only be served when there are no other pulls waiting." "we have to give priority to pulls
+    without conditions over those with when considering the next pull that will receive a message."
+    """
     cluster = Overflow(partitions=1)
     remote = cluster.add("remote", priority_group="jobs", min_pending=1)
     cluster.pend(5)
@@ -253,7 +265,10 @@ def test_settings_that_are_refused(settings: dict[str, Any], reason: str) -> Non
 
 
 def test_the_failover_time_alone_can_change() -> None:
-    """A12"""
+    """A12
+
+    ADR-42: "Today only the PriorityTimeout setting supports being updated."
+    """
     group_settings.check_change(CONFIG, replace(CONFIG, failover_ms=5_000))
     for after in (replace(CONFIG, priority_groups=("b",)), replace(CONFIG, policy="prioritized")):
         with pytest.raises(InvalidOption):

@@ -68,7 +68,13 @@ def test_blocks_are_the_partition_filters_of_the_seed(
 
 @given(st.lists(st.text("abcABC019-é", min_size=1, max_size=3), max_size=30), st.integers(1, 64))
 def test_blocks_are_the_seeds_for_any_members(members: list[str], max_members: int) -> None:
-    """A7"""
+    """A7
+
+    partitioned consumer groups: "De-duplicate the list of members in the consumer group's configuration" "Sort the
+    list" "Cap the list to the max number of members" "assigning continuous blocks of partitions of size (number of
+    partitions divided by the number of members in the list)" "finally distribute the remainder (if the number of
+    members in the list is not a multiple of the number of partitions) over the members using a modulo."
+    """
     wanted = {name: seeds_filters(members, max_members, name) for name in {*members, "nobody"}}
     assert blocks(members, max_members, wanted) == wanted
 
@@ -80,7 +86,11 @@ def test_blocks_are_the_seeds_for_any_members(members: list[str], max_members: i
 def test_members_move_fewer_partitions_than_blocks(
     partitions: int, before: int, last: int, first: int, ideal: int
 ) -> None:
-    """A7: one member more. Blocks depend on where its name sorts; the sticky policy moves what the newcomer gets."""
+    """A7: one member more. Blocks depend on where its name sorts; the sticky policy moves what the newcomer gets.
+
+    partitioned consumer groups: "Minimization of the re-distribution of keys as the consumer group is scaled up or
+    down."
+    """
     old = [f"m{at:02}" for at in range(before)]
     was = block_owners(old, partitions)
     for newcomer, moved in (("z", last), ("a", first)):
@@ -135,7 +145,11 @@ def test_every_partition_belongs_to_one_listed_member_and_shares_are_even(
 
 
 def test_a_mapping_is_obeyed_and_a_full_consumer_gives_way_to_its_standby() -> None:
-    """A7, A5: partitions above the mapping belong to nobody; claims_max sends the rest to the next in line."""
+    """A7, A5: partitions above the mapping belong to nobody; claims_max sends the rest to the next in line.
+
+    partitioned consumer groups: "Support for both automatic or administratively defined mapping of members to
+    partitions."
+    """
     sessions = [{"member": "b"}, {"member": "a", "claims_max": 1}, {"member": "a"}, {"member": "c"}]
     group = group_of({"t": 5}, sessions)
     group.config = GroupConfig(
@@ -169,7 +183,11 @@ def update(cluster: VirtualCluster, **settings: object) -> None:
 
 @pytest.mark.parametrize("policy", ["members", "blocks"])
 def test_each_member_owns_its_share_and_a_missing_one_leaves_its_partitions_alone(policy: str) -> None:
-    """A7: nobody stands in for a member of another name."""
+    """A7: nobody stands in for a member of another name.
+
+    partitioned consumer groups: "Starting to 'consume' doesn't mean that messages will actually start being
+    delivered to the client application"
+    """
     cluster = cluster_of(policy=policy, members=("m1", "m2", "m3"))
     one, two = cluster.add("one", member="m1"), cluster.add("two", member="m2")
     other = cluster.add("other", member="m9")
@@ -181,7 +199,17 @@ def test_each_member_owns_its_share_and_a_missing_one_leaves_its_partitions_alon
 
 
 def test_a_standby_takes_over_after_a_crash_and_after_a_step_down() -> None:
-    """A7, F9.9: the instances of one name; the oldest is active, and who stepped down comes last."""
+    """A7, F9.9: the instances of one name; the oldest is active, and who stepped down comes last.
+
+    partitioned consumer groups: "Starting to 'consume' doesn't mean that messages will actually start being
+    delivered to the client application" "if more than one instance of the same member are joined to the consumer
+    group at the time, being selected as the 'exclusive' client application instance receiving the messages for that
+    member's subset of the subjects in the stream." "Fault-tolerance through the deployment of 'standby' consuming
+    client applications that automatically take over the consumption of messages even in the case of process or host
+    failure." "Request the current active member instance for a member to step-down and have another member instance
+    currently joined (if there's one take over as the current active member instance)" "wait a second before going
+    back to trying to create the synchronization consumer"
+    """
     cluster = cluster_of(members=("m1", "m2"))
     first = cluster.add("first", member="m1")
     cluster.run(INTERVAL_MS)
@@ -200,7 +228,14 @@ def test_a_standby_takes_over_after_a_crash_and_after_a_step_down() -> None:
 
 
 def test_members_come_and_go_while_consumers_run() -> None:
-    """A7, A4: the list changes; what does not move keeps its claim; who is dropped releases everything."""
+    """A7, A4: the list changes; what does not move keeps its claim; who is dropped releases everything.
+
+    partitioned consumer groups: "As soon as they get the config update, they first delete the consumers, and then
+    wait a small amount of time before trying to create the new consumer again with the new filters." "In order to
+    avoid flapping of the active member instance on membership changes the currently active instance waits a fixed
+    amount of time 500ms before trying to create the consumer while the others wait 500ms plus a random amount of
+    time up to 100ms before trying."
+    """
     cluster = cluster_of(members=("m1", "m2"))
     one, two, three = (cluster.add(name, member=name) for name in ("m1", "m2", "m3"))
     cluster.run(3 * INTERVAL_MS)
@@ -250,7 +285,11 @@ def test_a_successor_that_never_fetches_ahead_gets_its_partitions_after_an_inter
 
 
 def test_a_clean_stop_moves_partitions_to_the_standby_once() -> None:
-    """A6, A7"""
+    """A6, A7
+
+    partitioned consumer groups: "When that other instance of "m1" decides to stop consuming, it will delete that
+    consumer, and another instance will be the first one to succeed in creating its version of that consumer."
+    """
     cluster = cluster_of(members=("m1",))
     first = cluster.add("first", member="m1")
     cluster.run(INTERVAL_MS)
@@ -324,6 +363,9 @@ def test_which_policies_may_replace_each_other(before: str, after: str, allowed:
 
 
 def test_of_a_partitioned_group_only_members_and_mappings_change() -> None:
+    """partitioned consumer groups: "the list of members or the list member mappings are the only part of its
+    configuration that can be changed."
+    """
     old = GroupConfig(NONE, policy="members", max_members=4, members=("a",))
     group_settings.check_change(old, GroupConfig(NONE, policy="members", max_members=4, members=("b",)))
     with pytest.raises(InvalidOption, match="only the members and the mappings"):

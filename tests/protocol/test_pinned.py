@@ -74,7 +74,11 @@ def under_the_pin(cluster: VirtualCluster) -> None:
 
 
 def test_one_has_everything_and_the_others_wait() -> None:
-    """A11: the pin is claimed first; its epoch is with every claim beneath it, and so with every message."""
+    """A11: the pin is claimed first; its epoch is with every claim beneath it, and so with every message.
+
+    ADR-42: "Users want to have a single client perform all the work for a consumer" "the first message that will be
+    delivered to this client, and all future ones, will include a Nats-Pin-Id: xyz header."
+    """
     cluster, clients = cluster_of("one", "two", "three")
     first = clients[0].member
     assert {claim.pin for claim in first.claims.values()} == {first.pin} == {min(first.claims) - 1}
@@ -86,7 +90,14 @@ def test_one_has_everything_and_the_others_wait() -> None:
 
 
 def test_an_admin_unpins() -> None:
-    """A11: stop, wait for what is in flight, pick another one, store its id, deliver under that id."""
+    """A11: stop, wait for what is in flight, pick another one, store its id, deliver under that id.
+
+    ADR-42: "Stop delivering messages for this group, wait for all in-flight messages to be completed, continue to
+    serve heartbeats" "Pick the new pinned client" "Store the new pinned nuid" "Deliver the message to the new pinned
+    client with the ID set" "Create an advisory that a new pinned client was picked" "can be called which will clear
+    the ID and trigger a client switch as above." "We will publish advisories when a switch is performed and when a
+    pin is lost." "one of "admin" or "timeout", could be an enum up to the implementor to decide"
+    """
     cluster, clients = cluster_of("one", "two", "three", hand_over_timeout_ms=20 * INTERVAL_MS)
     before, claims = clients[0].member.pin, list(clients[0].member.claims.values())
     run = clients[0].deliver(claims[0], 0)
@@ -107,7 +118,10 @@ def test_an_admin_unpins() -> None:
 
 
 def test_one_that_is_alone_gets_a_new_pin() -> None:
-    """A11"""
+    """A11
+
+    ADR-42: "can be called which will clear the ID and trigger a client switch as above."
+    """
     cluster, clients = cluster_of("one")
     before = clients[0].member.pin
     cluster.must(StepDown(clients[0].session, NONE))
@@ -118,7 +132,11 @@ def test_one_that_is_alone_gets_a_new_pin() -> None:
 
 
 def test_a_crash_and_a_leave() -> None:
-    """A11: two intervals after the crash; at once after a leave."""
+    """A11: two intervals after the crash; at once after a leave.
+
+    ADR-42: "they also want to have a stand-by client that can take over when the primary, aka pinned client, fails."
+    "We will publish advisories when a switch is performed and when a pin is lost."
+    """
     cluster, clients = cluster_of("one", "two", "three")
     cluster.kill(clients[0])
     cluster.run(4 * INTERVAL_MS)
@@ -151,7 +169,12 @@ def ask(clients: list[Client], cluster: VirtualCluster, ms: int) -> None:
 
 
 def test_who_does_not_ask_for_messages_is_pinned_no_longer() -> None:
-    """A11: after the timeout, or its new value; then the next one that asks; nobody, if nobody does."""
+    """A11: after the timeout, or its new value; then the next one that asks; nobody, if nobody does.
+
+    ADR-42: "When a pinned client has not done any pulls in the last 120 seconds the server will switch to another
+    client" "If no pulls from the pinned client is received within PriorityTimeout the server will switch again using
+    the same flow as above." "one of "admin" or "timeout", could be an enum up to the implementor to decide"
+    """
     cluster, clients = cluster_of("one", "two", timeout_ms=TIMEOUT_MS)
     ask(clients, cluster, 2 * TIMEOUT_MS)
     assert owned(clients) == [PARTITIONS, 0]
@@ -170,7 +193,10 @@ def test_who_does_not_ask_for_messages_is_pinned_no_longer() -> None:
 
 
 def test_a_late_copy_of_a_claim_is_released_and_delivers_nothing() -> None:
-    """A11, T17: the pin belongs to another session by then."""
+    """A11, T17: the pin belongs to another session by then.
+
+    ADR-42: "Respond with a 4xx header to any pulls, including waiting ones, that have a different ID set."
+    """
     cluster, clients = cluster_of("one", "two")
     cluster.must(StepDown(clients[0].session, NONE))
     cluster.run(2 * INTERVAL_MS)
@@ -197,12 +223,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("settings", "reason"), WRONG)
 def test_invalid_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
+    """ADR-42: "PriorityGroups require at least one entry." "In the initial implementation we should limit
+    PriorityGroups to one per consumer only and error should one be made with multiple groups."
+    """
     named = {*settings, "priority_timeout_s"} if "priority_timeout_ms" in settings else settings
     with pytest.raises(InvalidOption, match=reason):
         group_settings.check(GroupConfig(NONE, **settings), named)
 
 
 def test_the_timeout_alone_can_change() -> None:
+    """ADR-42: "we cannot support updating a consumer from one with groups to one without and vice versa" "We also
+    cannot switch between different policies." "Today only the PriorityTimeout setting supports being updated."
+    """
     group_settings.check_change(CONFIG, replace(CONFIG, priority_timeout_ms=60_000))
     with pytest.raises(InvalidOption, match="not added to a group or removed"):
         group_settings.check_change(CONFIG, replace(CONFIG, priority_groups=("other",)))
@@ -212,6 +244,8 @@ def test_the_timeout_alone_can_change() -> None:
 
 
 def test_a_consumer_names_the_priority_group_and_acks() -> None:
+    """ADR-42: "AckPolicy has to be explicit." "pulls not part of a valid group will result in an error" """
+
     def check(**options: Any) -> None:
         given = {"mode": AT_LEAST_ONCE, "priority_group": "jobs", **options}
         group_settings.check_consumer("billing", CONFIG, MemberOptions(client_id="c", **given))

@@ -26,7 +26,11 @@ def shares(sessions: list[dict[str, Any]], owners: dict[tuple[str, int], int] | 
 
 
 def test_the_lowest_number_takes_all_that_it_can() -> None:
-    """A10: 0 is a value like any other; who shares a number shares fairly, by capacity."""
+    """A10: 0 is a value like any other; who shares a number shares fairly, by capacity.
+
+    ADR-42: "Groups of clients should access a Consumer but some should have higher priority than others for
+    receiving messages"
+    """
     assert shares([{"priority": 1}, {"priority": 0}, {"priority": 9}]) == {2: 12}
     assert shares([{"priority": 4}, {"priority": 9}]) == {1: 12}
     assert shares([{"priority": 2}, {"priority": 2, "capacity": 3}, {"priority": 3}]) == {1: 3, 2: 9}
@@ -96,7 +100,11 @@ def add(cluster: VirtualCluster, name: str, priority: int, **options: Any) -> Cl
 
 
 def test_a_better_one_takes_over_and_a_standby_steps_in_when_it_is_gone() -> None:
-    """A10, A3: joins, a crash and a step-down."""
+    """A10, A3: joins, a crash and a step-down.
+
+    ADR-42: "Groups of clients should access a Consumer but some should have higher priority than others for
+    receiving messages"
+    """
     cluster = VirtualCluster()
     cluster.must(CONFIG)
     low = add(cluster, "low", 5)
@@ -129,17 +137,28 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("settings", "reason"), WRONG)
 def test_invalid_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
+    """ADR-42: "PriorityGroups require at least one entry." "In the initial implementation we should limit
+    PriorityGroups to one per consumer only and error should one be made with multiple groups." "Valid PriorityGroups
+    values must match limited-term ((A-Z, a-z, 0-9, dash, underscore, fwd-slash, equals)+) from ADR-6 and may not
+    exceed 16 characters."
+    """
     with pytest.raises(InvalidOption, match=reason):
         group_settings.check(GroupConfig(NONE, **settings), settings)
 
 
 def test_names_of_the_design_are_taken() -> None:
+    """ADR-42: "Valid PriorityGroups values must match limited-term ((A-Z, a-z, 0-9, dash, underscore, fwd-slash,
+    equals)+) from ADR-6 and may not exceed 16 characters."
+    """
     for name in ("a", "A-Za-z0-9_/=", "x" * 16):
         group_settings.check(GroupConfig(NONE, policy=POLICY, priority_groups=(name,)), ["policy", "priority_groups"])
 
 
 @pytest.mark.parametrize("before", ["", "balanced", "greedy", "topic"])
 def test_the_policy_is_for_the_groups_whole_life(before: str) -> None:
+    """ADR-42: "we cannot support updating a consumer from one with groups to one without and vice versa" "We also
+    cannot switch between different policies."
+    """
     for old, new in ((GroupConfig(NONE, policy=before), CONFIG), (CONFIG, GroupConfig(NONE, policy=before))):
         with pytest.raises(InvalidOption, match="delete the group and create it again"):
             group_settings.check_change(old, new)
