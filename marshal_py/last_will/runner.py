@@ -2,7 +2,8 @@
 
 `marshal run` is what an init process of a container has to be, and no more: it starts the command, passes signals on,
 reaps whatever ends, and ends as the command did. The command has a process group of its own. Where there is a terminal,
-it shares the group of `marshal run`, as it would without it: what the terminal sends to that group reaches both.
+it shares the group of `marshal run`, as it would without it. What the terminal, or `kill %1` of a shell, sends to the
+group reaches both, and is not passed on. A third process of the group tells which signals those are (`SignalProbe`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FORWARDED: Final = frozenset(
     }
 )
 STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})  # with which a terminal stops its processes
-FROM_TERMINAL: Final = STOPS | {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
+ANSWER_S: Final = 10.0  # a probe that does not answer for so long is given up; every signal is passed on then
 # A witness of one process ends with that process. A signal to its control group must not end it sooner.
 IGNORED: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
@@ -56,6 +57,39 @@ def run(command: list[str]) -> int:
     return Runner(command).run()
 
 
+class SignalProbe:
+    """A process in the group of this one that does nothing but take signals: it gets those that go to the group.
+
+    Signals that this process blocks are blocked there, and wait until they are asked for.
+    """
+
+    def __init__(self) -> None:
+        self._source, theirs = socket.socketpair()
+        if os.fork():
+            theirs.close()
+            self._source.settimeout(ANSWER_S)
+            return
+        try:
+            self._source.close()
+            os.closerange(0, 3)
+            while asked := theirs.recv(1):
+                got = asked[0] in signal.sigpending()
+                if got:
+                    signal.sigwait(asked)
+                theirs.send(bytes((got,)))
+        finally:
+            os._exit(0)
+
+    def got(self, number: int) -> bool:
+        """Tells whether this signal went to the group."""
+        try:
+            self._source.send(bytes((number,)))
+            return self._source.recv(1) == b"\1"
+        except OSError:
+            self._source.close()
+            return False
+
+
 class Runner:
     """Holds a running command: its process, its witness, and what has ended below it."""
 
@@ -65,6 +99,7 @@ class Runner:
         self._child = 0
         self._status: int | None = None  # of the command, once it has ended, as os.waitpid returns it
         self._statuses: dict[int, int] = {}
+        self._probe: SignalProbe | None = None
         self._shared: set[int] = set()  # signals that the command got without this process
         self._witness = Witness(f"marshal run {os.getpid()}", bare_producer.create, self._how)
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -75,11 +110,12 @@ class Runner:
         os.set_blocking(self._woken, False)
         self._ours.setblocking(False)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # one who ignores it never learns a status
-        # A thread takes them, in the order of their numbers: Python's handlers would not know who has sent a signal.
+        # A thread takes them, in the order of their numbers: a handler of Python would lose that order.
         handled = FORWARDED | {signal.SIGCHLD} | (STOPS if self._terminal else frozenset())
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
         self._child = self._start(mask)
         os.close(self._theirs)
+        self._probe = SignalProbe() if self._terminal else None
         listener = threading.Thread(target=self._listen, args=(handled,), name="marshal-signals", daemon=True)
         listener.start()
         selector = self._witness.selector
@@ -139,15 +175,9 @@ class Runner:
         command got it without this process.
         """
         while True:
-            if hasattr(signal, "sigwaitinfo"):
-                found = signal.sigwaitinfo(handled)
-                number = found.si_signo
-                by_kernel = found.si_code > 0 and found.si_pid == 0
-                shared = found.si_pid == self._child or (by_kernel and number in FROM_TERMINAL)
-            else:  # macOS does not say who sent it
-                number = signal.sigwait(handled)
-                shared = number in FROM_TERMINAL
-            os.write(self._waker, bytes((number, shared and self._terminal)))
+            number = signal.sigwait(handled)
+            shared = self._probe is not None and number != signal.SIGCHLD and self._probe.got(number)
+            os.write(self._waker, bytes((number, shared)))
             if number == signal.SIGCHLD and self._status is not None:
                 return
 

@@ -6,6 +6,7 @@ import os
 import select
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -17,6 +18,17 @@ DEADLINE_S = 60.0
 RUN = shlex.join(connecting.command("run", "--"))
 # No echo of what is typed, and no signal that the process around the tests ignores.
 SHELL = "stty -echo; exec env --default-signal PS1= bash --norc --noprofile --noediting -i"
+# Shows each SIGTERM, and at a SIGWINCH how many there were.
+COUNT = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGWINCH))
+print("ready", flush=True)
+count = 0
+while signal.sigwait((signal.SIGTERM, signal.SIGWINCH)) == signal.SIGTERM:
+    count += 1
+    print(f"term-{count}", flush=True)
+print(f"sum-{count}")
+"""
 CTRL_C, CTRL_Z = "\x03", "\x1a"
 
 
@@ -91,6 +103,18 @@ def test_a_command_that_handles_ctrl_c_gets_it_once(terminal: Terminal) -> None:
     terminal.wait("int")
     terminal.type("one\ntwo\n")
     assert "int" not in terminal.wait("status=7")
+
+
+def test_a_signal_for_the_group_reaches_the_command_once(terminal: Terminal) -> None:
+    """`kill %1` is for the group, `kill $!` for `marshal run` alone. A second SIGTERM would cut a clean stop short."""
+    terminal.type(f"{RUN} {sys.executable} -c {shlex.quote(COUNT)} &\n")
+    terminal.wait("ready")
+    terminal.type("kill $!\n")
+    terminal.wait("term-1")
+    terminal.type("kill %1\n")
+    terminal.wait("term-2")
+    terminal.type("kill -WINCH $!\n")  # has a higher number, so it comes behind a SIGTERM that is on its way
+    terminal.wait("sum-2")
 
 
 def test_the_next_program_of_a_pipeline_can_read_the_terminal(terminal: Terminal) -> None:
