@@ -276,6 +276,8 @@ class MemberState:
 
     def _mirror(self, group: Group, tp: TopicPartition) -> None:
         position = group.partitions[tp].position
+        if tp.topic in self.gone_topics:
+            return  # Kafka would refuse the commit
         if tp.partition >= 0 and position != NONE and self._mirrored.get(tp) != position:
             self._mirrored[tp] = position
             self.out.mirror[tp] = position

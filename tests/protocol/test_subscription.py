@@ -189,6 +189,20 @@ def test_a_topic_that_is_deleted_leaves(policy: str) -> None:
     assert sum(owned(c).get(B, 0) for c in (first, second)) == 2
 
 
+def test_the_position_of_a_deleted_topic_is_released_and_not_committed() -> None:
+    """A13, D7: Kafka would refuse the commit, and say so to the user."""
+    cluster = VirtualCluster(partitions=1)
+    (client,) = cluster.team("a", topics=PATTERN, counts={A: 1})
+    client.deliver(client.claim(0, A), 0, 1, 2).finish_range(0, 3)
+    client.member.forget_topic(A)
+    count = len(client.mirrored)
+    client.due_ms = cluster.now_ms
+    cluster.run(10 * INTERVAL_MS)
+    (released,) = (record for _, record in cluster.records(ReleasingPartition))
+    assert (released.position, released.reason) == (3, "topic deleted")
+    assert client.mirrored[count:] == []
+
+
 def test_a_member_that_joins_counts_no_deleted_topic() -> None:
     """A13: else a new member would get its share in partitions that nobody can read."""
     cluster = VirtualCluster()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
 from marshal_py.cli.app import app
 from marshal_py.protocol.group_settings import PARTITIONED, PRIORITY
+from marshal_py.protocol.ready import MemberOptions
+from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.run import simulate
-from marshal_py.simulator.scenario import Options
+from marshal_py.simulator.scenario import GroupPlan, Options
 from marshal_py.simulator.schedule import Schedule, parse, text_of
 
 KINDS_BEHIND = frozenset({"slow_handler", "crash", "arrive", "lag", "drop"})
@@ -22,6 +25,20 @@ def test_every_promise_holds(policy: str) -> None:
     assert [(result.seed, result.violations) for result in results if result.violations] == []
     assert sum(result.deliveries for result in results) > 100
     assert sum(result.takeovers + result.handovers for result in results) > 5
+
+
+def test_members_with_patterns_keep_every_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A13: each pattern matches one topic, so all that is promised of members that name it is promised of these."""
+    named = Cluster.new_options
+
+    def with_patterns(cluster: Cluster, group: GroupPlan, name: str) -> MemberOptions:
+        options = named(cluster, group, name)
+        return structs.replace(options, topics=tuple(f"^{topic}$" for topic in options.topics))
+
+    monkeypatch.setattr(Cluster, "new_options", with_patterns)
+    results = [simulate(seed) for seed in range(5)] + [simulate(20, Options(policy="topic"))]
+    assert [(result.seed, result.violations) for result in results if result.violations] == []
+    assert sum(result.takeovers + result.handovers for result in results) > 20
 
 
 def test_whole_topics_are_never_split() -> None:
