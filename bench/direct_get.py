@@ -59,7 +59,7 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
     environment.say(f"direct_get: writing {count:,} messages")
     fill(environment.bootstrap, name, count, keys, began_ms)
     transport = KafkaTransport(environment.bootstrap, TIMEOUT_S)
-    plain, indexed, copied = (Topic(transport, name, partitioner=PARTITIONER) for _ in range(3))
+    plain, indexed = (Topic(transport, name, partitioner=PARTITIONER) for _ in range(2))
     whole = Topic(transport, name)  # searches every partition
     dice, asked = random.Random(1), ASKED_TINY if tiny else ASKED
     rows: list[list[Any]] = []
@@ -70,7 +70,7 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
         environment.say(f"direct_get: {question}")
 
     try:
-        builds = rates(environment, whole, indexed, copied, count, 1 if tiny else RATES)
+        builds = rates(environment, whole, indexed, count, 1 if tiny else RATES)
         end = count // PARTITIONS * 9 // 10  # keys fill the partitions almost evenly
 
         def at_offset() -> object:
@@ -85,22 +85,17 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
         hot = [key_of(number) for number in range(min(HOT_KEYS, keys))]
         batches = ASKED_TINY if tiny else BATCHES
         times("last of a key, no index", lambda: plain[key_of(dice.randrange(keys))], max(3, asked // 10))
-        for topic, has in ((indexed, "index"), (copied, "index with values")):
 
-            def any_keys(topic: Topic = topic) -> object:
-                return topic.get(multi_last=[key_of(at) for at in dice.sample(range(keys), len(hot))])
+        def any_keys() -> object:
+            return indexed.get(multi_last=[key_of(at) for at in dice.sample(range(keys), len(hot))])
 
-            times(f"last of a key, {has}", lambda topic=topic: topic[key_of(dice.randrange(keys))], asked)  # type: ignore[misc]
-            times(
-                f"last of {len(hot):,} keys near the end, {has}",
-                lambda topic=topic: topic.get(multi_last=hot),  # type: ignore[misc]
-                batches,
-            )
-            times(f"last of {len(hot):,} keys anywhere, {has}", any_keys, batches)
+        times("last of a key, index", lambda: indexed[key_of(dice.randrange(keys))], asked)
+        times(f"last of {len(hot):,} keys near the end, index", lambda: indexed.get(multi_last=hot), batches)
+        times(f"last of {len(hot):,} keys anywhere, index", any_keys, batches)
         rows += others(environment.bootstrap, name, count, began_ms, 0 if tiny else STARTED)
         rows += builds
     finally:
-        for topic in (plain, indexed, copied, whole):
+        for topic in (plain, indexed, whole):
             topic.close()
         environment.drop(name)
     notes = [
@@ -139,26 +134,18 @@ def fill(bootstrap: str, name: str, count: int, keys: int, began_ms: int) -> Non
         raise RuntimeError(f"{name}: {left} messages without an answer")
 
 
-def rates(
-    environment: BenchEnvironment, whole: Topic, indexed: Topic, copied: Topic, count: int, rounds: int
-) -> list[list[Any]]:
-    """Measures rates in messages per second, the contestants in turn.
-
-    Leaves `indexed` with an index, and `copied` with one that keeps values.
-    """
-    built, built_with_values, scanned, bare = [], [], [], []
+def rates(environment: BenchEnvironment, whole: Topic, indexed: Topic, count: int, rounds: int) -> list[list[Any]]:
+    """Measures rates in messages per second, the contestants in turn. Leaves `indexed` with an index."""
+    built, scanned, bare = [], [], []
     whole.get(batch=1)  # connects, as the bare client has done when its clock begins
     for number in range(rounds):
         file = environment.folder / f"direct-get-{whole.name}-{number}.idx"
         indexed.key_index(file)
         built.append(count / timed(indexed.update_index) * 1000)
-        copied.key_index(file.with_suffix(".values"), values=True)
-        built_with_values.append(count / timed(copied.update_index) * 1000)
         scanned.append(count / timed(lambda: absent(whole)) * 1000)
         bare.append(count / read_all(environment.bootstrap, whole.name, count))
     return [
         ["index build", "marshal_py", spread(built, 0), "messages/s"],
-        ["index build with values", "marshal_py", spread(built_with_values, 0), "messages/s"],
         ["scan for a key, no index", "marshal_py", spread(scanned, 0), "messages/s"],
         ["scan for a key, no index", "bare confluent-kafka", spread(bare, 0), "messages/s"],
         ["scan, relative to the bare client", "", spread(s / b for s, b in zip(scanned, bare, strict=True)), "ratio"],

@@ -25,20 +25,14 @@ FOLLOW_S: Final = 1.0  # between two updates
 
 app: Final = typer.Typer(no_args_is_help=True, help="Key indexes: where the messages of each key are.")
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
-Values = Annotated[
-    bool,
-    typer.Option(
-        "--values", help="From now on keep the last message of each key in FILE, so that it is not read from Kafka."
-    ),
-]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite file.")]
 
 
 @app.command("build", epilog=BUILD_EXAMPLE)
 @command
-def build(options: CommonOptions, topic: TopicName, file: File, values: Values = False) -> None:
+def build(options: CommonOptions, topic: TopicName, file: File) -> None:
     """Index what a topic holds now. Goes on where an earlier build ended, and creates the file if it does not exist."""
-    with _opened(options, topic, file, values) as source:
+    with _opened(options, topic, file) as source:
         found = source.update_index()
     _print(options, found)
 
@@ -54,10 +48,10 @@ def status(options: CommonOptions, topic: TopicName, file: File) -> None:
 
 @app.command("follow", epilog=FOLLOW_EXAMPLE)
 @command
-def follow(options: CommonOptions, topic: TopicName, file: File, values: Values = False) -> None:
+def follow(options: CommonOptions, topic: TopicName, file: File) -> None:
     """Keep an index up to date until Ctrl-C. Other processes can use the index meanwhile."""
     require_index(file, topic)
-    with _opened(options, topic, file, values) as source, contextlib.suppress(KeyboardInterrupt):
+    with _opened(options, topic, file) as source, contextlib.suppress(KeyboardInterrupt):
         known: Status | None = None
         while True:
             found = source.update_index()
@@ -74,11 +68,11 @@ def require_index(file: Path, topic: str) -> None:
 
 
 @contextmanager
-def _opened(options: CommonOptions, topic: str, file: Path, values: bool = False) -> Iterator[Topic]:
+def _opened(options: CommonOptions, topic: str, file: Path) -> Iterator[Topic]:
     bar = ScanBar()
     source = Topic(options.transport(), topic, on_progress=bar.show)
     try:
-        source.key_index(file, values=values)
+        source.key_index(file)
         yield source
     finally:
         bar.hide()
@@ -89,5 +83,6 @@ def _print(options: CommonOptions, found: Status) -> None:
     behind = f", {found.behind} offsets behind" if found.behind else ""
     options.print_result(
         structs.asdict(found),
-        f"{found.messages} messages of {found.keys} keys of topic {found.topic!r} are indexed{behind}",
+        f"{found.messages} messages of {found.keys} keys of topic {found.topic!r} are indexed, with copies of "
+        f"{found.copies}{behind}",
     )

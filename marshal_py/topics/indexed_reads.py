@@ -1,8 +1,8 @@
 """Answers questions by key with a key index. The answers are those that `Reads` gives by reading everything.
 
 Before each answer the index catches up with the topic as it is at that moment. The last message of a key comes from the
-index itself if that keeps values, and from Kafka otherwise. While another process is writing the
-index, `Reads` answers instead. It also answers batches of a key on a compacted topic, because the index still counts
+index itself if that has a copy, and from Kafka otherwise. While another process is writing the index, `Reads` answers
+instead. It also answers batches of a key on a compacted topic, because the index still counts
 messages that compaction has removed.
 """
 
@@ -14,13 +14,18 @@ from typing import Final
 
 from marshal_py.errors import IndexBusy, IndexUnusable, RangeLost, TooManyKeys
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.topics.key_index import Entry, KeyIndex, prefix_of
+from marshal_py.topics.key_index import Entry, EntryRow, KeyIndex, prefix_of
 from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
 from marshal_py.topics.reads import Offsets, Page, Reads, newer, place
 from marshal_py.topics.request import KEYS_MAX, GetRequest
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
-ADD_AT_ONCE: Final = 50_000  # messages of one transaction
+ADD_AT_ONCE: Final = 50_000  # entries of one transaction
+# How much is read between two writes of copies: what an update reads again after a crash. The more, the fewer messages
+# are copied that are not the last of their key.
+REACH_MESSAGES: Final = 1_000_000
+REACH_KEYS: Final = 200_000  # with the message of each in memory
+REACH_BYTES: Final = 128 * 1024 * 1024  # of values
 GAP_MAX: Final = 500  # offsets that are read and thrown away: they come with the same fetch, or cost as much as one
 
 
@@ -76,17 +81,31 @@ class IndexedReads(Reads):
         return True
 
     def _index_range(self, starts: Offsets, ends: Offsets, wait: bool) -> None:
-        pending: list[RawMessage] = []
+        entries: list[EntryRow] = []
+        lasts: dict[tuple[bytes, int], RawMessage] = {}  # by key and partition
         progress: dict[TopicPartition, int] = {}
+        count = size = 0
         for messages in self._read(starts, ends):
-            pending += messages
             # Of equal keys of a dict the last one stays: the last message of each partition.
-            for tp, last in dict(zip(map(place, messages), messages, strict=True)).items():
-                progress[tp] = (last.offset() or 0) + 1
-            if len(pending) >= ADD_AT_ONCE:
-                self._index.add(pending, progress, wait)
-                pending = []
-        self._index.add(pending, ends, wait)
+            for number, last in {message.partition() or 0: message for message in messages}.items():
+                progress[TopicPartition(self.topic, number)] = (last.offset() or 0) + 1
+            size += sum([len(message.value() or b"") for message in messages])
+            count += len(messages)
+            keys = [message.key() for message in messages]
+            if None in keys:
+                messages = [message for message in messages if message.key() is not None]
+            new = [(m.key() or b"", m.partition() or 0, m.offset() or 0, m.timestamp()[1]) for m in messages]
+            entries += new
+            lasts.update(zip([(row[0], row[1]) for row in new], messages, strict=True))
+            if len(entries) >= ADD_AT_ONCE:
+                self._index.add(entries, wait)
+                entries = []
+            if count >= REACH_MESSAGES or len(lasts) >= REACH_KEYS or size >= REACH_BYTES:
+                self._index.add(entries, wait)
+                self._index.reach(lasts, progress, wait)
+                entries, lasts, count, size = [], {}, 0, 0
+        self._index.add(entries, wait)
+        self._index.reach(lasts, ends, wait)
 
     def bounds(self) -> dict[TopicPartition, Bounds]:
         """Returns first and end offset of every partition."""
@@ -103,17 +122,18 @@ class IndexedReads(Reads):
         if not self._is_current():
             return super()._lasts(keys, starts, ends)
         found: dict[bytes, RawMessage] = {}
-        wanted = self._index.lasts(keys, {tp.partition: (start, ends[tp]) for tp, start in starts.items()})
-        copies = self._copies(keys, starts, ends)
+        fresh = {tp.partition for tp in starts if self._copies_count(tp, ends)}
+        wanted: list[Entry] = []
+        for entry, copy in self._index.lasts(keys, {tp.partition: (at, ends[tp]) for tp, at in starts.items()}):
+            if copy is None or entry.partition not in fresh:
+                wanted.append(entry)
+            elif entry.key not in found or newer(copy, found[entry.key]):
+                found[entry.key] = copy
         while wanted:  # mostly once: an entry whose message is gone makes a second look for its key
             by_place = {TopicPartition(self.topic, entry.partition): dict[int, bytes]() for entry in wanted}
             for entry in wanted:
-                if (entry.partition, entry.offset) not in copies:
-                    by_place[TopicPartition(self.topic, entry.partition)][entry.offset] = entry.key
+                by_place[TopicPartition(self.topic, entry.partition)][entry.offset] = entry.key
             there = self._fetch(by_place)
-            for entry in wanted:
-                if (copy := copies.get((entry.partition, entry.offset))) is not None:
-                    there[TopicPartition(self.topic, entry.partition)][entry.offset] = copy
             for messages in there.values():
                 for message in messages.values():
                     key = message.key()
@@ -125,20 +145,17 @@ class IndexedReads(Reads):
                 if entry.offset not in there[tp]:
                     before = self._index.newest(entry.key, entry.partition, starts[tp], entry.offset)
                     again += [] if before is None else [before]
-            wanted, copies = again, {}  # a tombstone that compaction has deleted has deleted what comes before it, too
+            wanted = again  # a tombstone that compaction has deleted has deleted what comes before it, too
         return found
 
-    def _copies(self, keys: set[bytes], starts: Offsets, ends: Offsets) -> dict[tuple[int, int], RawMessage]:
-        """Returns by partition and offset the copies in the index of which it is certain that Kafka still has them.
+    def _copies_count(self, tp: TopicPartition, ends: Offsets) -> bool:
+        """Returns whether it is certain that Kafka still has the messages of a partition that the index has copies of.
 
         The newest committed message of a key, if it has a value, is never compacted away, and what retention deletes is
-        below the first offset. An older message may be gone, so partitions that are asked about as of an earlier
-        offset are left out. Only the topic's id shows that it is still the topic that was indexed.
+        below the first offset. An older message may be gone, so a partition that is asked about as of an earlier offset
+        is read. Only the topic's id shows that it is still the topic that was indexed.
         """
-        if not self._index.topic_id or self._index.topic_id != self.topic_id:
-            return {}
-        spans = {tp.partition: (start, ends[tp]) for tp, start in starts.items() if ends[tp] >= self._bounds[tp].end}
-        return self._index.copies(keys, spans)
+        return self._index.has_copies and self._index.topic_id == self.topic_id and ends[tp] >= self._bounds[tp].end
 
     def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> list[RawMessage]:
         patterns = request.multi_last or ()

@@ -1,10 +1,11 @@
 """Keeps in one SQLite file where the messages of each key are, which makes questions by key fast on a long topic.
 
-An index holds offsets and times. One that keeps values also has a copy of the last message of each key and partition.
-The index is filled step by step. For each partition it keeps the offset up to which it was filled, and the same
-transaction writes entries, copies and that offset, so a crash leaves all of them as they were. One process writes at a
-time, and any number read meanwhile (SQLite's write-ahead log). An entry whose message is gone (retention, compaction)
-is harmless: the message is not found, and the reader takes the key's entry before it.
+An index has an entry with offset and time of each message, and a copy of the last message of each key and partition.
+It is filled step by step. For each partition it keeps the offset up to which it has entries and copies. Copies and that
+offset are written by one transaction. Entries may be written before it: after a crash the same messages are read again,
+and their entries are there already. One process writes at a time, and any number read meanwhile (SQLite's write-ahead
+log). An entry whose message is gone (retention, compaction) is harmless: the message is not found, and the reader takes
+the key's entry before it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 from zlib import crc32
@@ -27,25 +29,18 @@ from marshal_py.transport.ports import Bounds, RawMessage
 SCHEMA_VERSION: Final = 1
 LOCK_TIMEOUT_S: Final = 30.0
 COPY_BYTES_MAX: Final = 65_536  # of a message that is copied; a larger one takes Kafka no longer than SQLite
+CACHE_KIB: Final = 32_768  # of pages at most; a build touches pages everywhere, and SQLite's default is 2 MB
+LOG_PAGES: Final = 16_384  # of the write-ahead log before SQLite merges it into the file: 64 MiB
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS about (topic TEXT, topic_id TEXT, isolation TEXT, version INTEGER);
 CREATE TABLE IF NOT EXISTS progress (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS entry (
     key BLOB, partition INTEGER, offset INTEGER, time_ms INTEGER NOT NULL, PRIMARY KEY (key, partition, offset)
 ) WITHOUT ROWID;
-"""
-# Only an index that keeps values has this table.
-_SCHEMA_OF_COPIES: Final = """
 CREATE TABLE IF NOT EXISTS last_message (
     key BLOB, partition INTEGER, offset INTEGER NOT NULL, time_ms INTEGER NOT NULL, content BLOB, checksum INTEGER,
     PRIMARY KEY (key, partition)
 );
-"""
-_COPIES: Final = """
-SELECT last.key, last.partition, last.offset, last.time_ms, last.content, last.checksum
-FROM temp.wanted_key AS wanted CROSS JOIN temp.wanted_span AS span CROSS JOIN last_message AS last
-    ON last.key = wanted.key AND last.partition = span.partition
-    AND last.offset >= span.first AND last.offset < span.end
 """
 _ADD_COPY: Final = """
 INSERT INTO last_message VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key, partition) DO UPDATE
@@ -61,13 +56,18 @@ CREATE TEMP TABLE wanted_key (key BLOB);
 CREATE TEMP TABLE wanted_span (partition INTEGER, first INTEGER, end INTEGER);
 """
 _LASTS: Final = """
-SELECT entry.key, entry.partition, entry.offset, entry.time_ms
+SELECT entry.key, entry.partition, entry.offset, entry.time_ms, last.content, last.checksum
 FROM temp.wanted_key AS wanted CROSS JOIN temp.wanted_span AS span CROSS JOIN entry
     ON entry.key = wanted.key AND entry.partition = span.partition AND entry.offset = (
         SELECT max(offset) FROM entry
         WHERE key = wanted.key AND partition = span.partition AND offset >= span.first AND offset < span.end)
+LEFT JOIN last_message AS last
+    ON last.key = entry.key AND last.partition = entry.partition AND last.offset = entry.offset
 """
 _content: Final = msgspec.msgpack.Decoder(tuple[bytes, list[tuple[str, bytes | None]] | None])  # value and headers
+
+
+EntryRow = tuple[bytes, int, int, int]  # the fields of an Entry
 
 
 class Entry(NamedTuple):
@@ -80,12 +80,17 @@ class Entry(NamedTuple):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Says what an index holds. `behind`: how many offsets it has not read yet, over all partitions."""
+    """Says what an index holds.
+
+    `behind`: how many offsets it has not read yet, over all partitions. `copies`: of how many messages it also has the
+    value and headers.
+    """
 
     topic: str
     keys: int
     messages: int
     behind: int
+    copies: int
 
 
 class KeyIndex:
@@ -94,13 +99,12 @@ class KeyIndex:
     path: Path
     topic: str
     topic_id: str  # that the file is bound to; "" if the cluster had no topic ids when it was created
-    keeps_values: bool
+    has_copies: bool  # not of messages whose transaction may abort, nor of a topic that may be another one by now
 
-    def __init__(self, path: str | Path, topic: str, topic_id: str, isolation: str, values: bool = False) -> None:
+    def __init__(self, path: str | Path, topic: str, topic_id: str, isolation: str) -> None:
         """Opens or creates the file. `topic_id` is "" where the cluster has no topic ids.
 
-        `isolation`: read_committed or read_uncommitted, which decides what messages there are. `values`: whether the
-        index keeps copies of messages from now on; a file that already does goes on with it. Raises IndexUnusable if
+        `isolation`: read_committed or read_uncommitted, which decides what messages there are. Raises IndexUnusable if
         the file belongs to another topic or isolation, if the topic was deleted and created again since, or
         if the file is no index at all. Raises IndexBusy if another process writes it for 30 s.
         """
@@ -117,11 +121,11 @@ class KeyIndex:
             with self._errors():
                 self._database.execute("PRAGMA journal_mode=WAL")
                 self._database.execute("PRAGMA synchronous=NORMAL")
+                self._database.execute(f"PRAGMA cache_size={-CACHE_KIB}")
+                self._database.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
                 self._database.executescript(_SCHEMA + _TEMPORARY)
                 self._check(topic, topic_id, isolation)
-                if values:
-                    self._database.executescript(_SCHEMA_OF_COPIES)
-                self.keeps_values = values or bool(self._database.execute("PRAGMA table_info(last_message)").fetchall())
+                self.has_copies = bool(self.topic_id) and isolation == "read_committed"
         except BaseException:
             self._database.close()
             raise
@@ -164,28 +168,32 @@ class KeyIndex:
 
     # --- writing
 
-    def add(self, messages: Iterable[RawMessage], progress: Mapping[TopicPartition, int], wait: bool) -> None:
-        """Adds entries for messages, and notes how far each partition is indexed, in one transaction.
+    def add(self, entries: Sequence[EntryRow], wait: bool) -> None:
+        """Adds entries in one transaction.
 
-        `progress`: by partition, the offset after the last one that is indexed then. While another process is writing,
-        this method raises IndexBusy: with `wait` after 30 s, without it at once.
+        While another process is writing, this method raises IndexBusy: with `wait` after 30 s, without it at once.
         """
-        rows = []
-        lasts: dict[tuple[bytes, int], RawMessage] = {}  # by key and partition
-        for message in messages:
-            key = message.key()
-            if key is not None:
-                rows.append((key, message.partition(), message.offset(), message.timestamp()[1]))
-                if self.keeps_values:
-                    lasts[key, message.partition() or 0] = message
-        rows.sort()  # neighbours in the file
-        copies = [_copied(message) for message in lasts.values() if _fits(message)]
-        outdated = [(*place, message.offset()) for place, message in lasts.items() if not _fits(message)]
+        rows = sorted(entries)  # neighbours in the file
         with self._errors(), self._transaction(wait):
             self._database.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", rows)
-            if self.keeps_values:
-                self._database.executemany(_ADD_COPY, sorted(copies))
-                self._database.executemany(_DELETE_COPY, outdated)
+
+    def reach(
+        self, lasts: Mapping[tuple[bytes, int], RawMessage], progress: Mapping[TopicPartition, int], wait: bool
+    ) -> None:
+        """Copies messages and notes how far each partition is indexed, in one transaction. All entries must be there.
+
+        `lasts`: by key and partition, the last message that is indexed since this method was called before. `progress`:
+        by partition, the offset after the last one that is indexed. `wait` means what it means in `add`.
+        """
+        copies, outdated = [], []
+        for place, message in sorted(lasts.items(), key=itemgetter(0)) if self.has_copies else ():
+            if _fits(message):
+                copies.append(_copied(message))
+            else:
+                outdated.append((*place, message.offset()))
+        with self._errors(), self._transaction(wait):
+            self._database.executemany(_ADD_COPY, copies)
+            self._database.executemany(_DELETE_COPY, outdated)
             self._database.executemany(
                 "INSERT INTO progress VALUES (?, ?) ON CONFLICT (partition) DO UPDATE SET "
                 "next_offset = max(next_offset, excluded.next_offset)",
@@ -212,7 +220,7 @@ class KeyIndex:
         """Deletes the entries below the first offset of each partition. `wait` means what it means in `add`."""
         gone = [(tp.partition, found.first) for tp, found in bounds.items() if found.first > 0]
         with self._errors(), self._transaction(wait):
-            for table in ("entry", "last_message") if self.keeps_values else ("entry",):
+            for table in ("entry", "last_message"):
                 self._database.executemany(f"DELETE FROM {table} WHERE partition = ? AND offset < ?", gone)
 
     # --- looking
@@ -230,38 +238,27 @@ class KeyIndex:
             ).fetchone()
         return None if found is None else Entry._make(found)
 
-    def lasts(self, keys: Iterable[bytes], spans: Mapping[int, tuple[int, int]]) -> list[Entry]:
-        """Returns the last entry of each of these keys in each partition, as far as there is one.
+    def lasts(
+        self, keys: Iterable[bytes], spans: Mapping[int, tuple[int, int]]
+    ) -> list[tuple[Entry, RawMessage | None]]:
+        """Returns the last entry of each of these keys in each partition, as far as there is one, and its copy if any.
 
         `spans`: by partition, the first offset that counts and the offset after the last one. One statement looks all
         of them up.
         """
         with self._errors():
-            self._want(keys, spans)
-            return list(map(Entry._make, self._database.execute(_LASTS)))
+            self._database.execute("DELETE FROM temp.wanted_key")
+            self._database.execute("DELETE FROM temp.wanted_span")
+            self._database.executemany("INSERT INTO temp.wanted_key VALUES (?)", [(key,) for key in keys])
+            rows = [(partition, start, end) for partition, (start, end) in spans.items()]
+            self._database.executemany("INSERT INTO temp.wanted_span VALUES (?, ?, ?)", rows)
+            return [(Entry._make(row[:4]), self._copy_of(*row)) for row in self._database.execute(_LASTS)]
 
-    def _want(self, keys: Iterable[bytes], spans: Mapping[int, tuple[int, int]]) -> None:
-        self._database.execute("DELETE FROM temp.wanted_key")
-        self._database.execute("DELETE FROM temp.wanted_span")
-        self._database.executemany("INSERT INTO temp.wanted_key VALUES (?)", [(key,) for key in keys])
-        rows = [(partition, start, end) for partition, (start, end) in spans.items()]
-        self._database.executemany("INSERT INTO temp.wanted_span VALUES (?, ?, ?)", rows)
-
-    def copies(self, keys: Iterable[bytes], spans: Mapping[int, tuple[int, int]]) -> dict[tuple[int, int], RawMessage]:
-        """Returns by partition and offset the copies of messages that the index has of these keys.
-
-        `spans`: as in `lasts`. A copy may be older than the key's last entry, if of two processes that fill the index
-        the slower one wrote it.
-        """
-        if not self.keeps_values:
-            return {}
-        with self._errors():
-            self._want(keys, spans)
-            return {(row[1], row[2]): self._message_of(*row) for row in self._database.execute(_COPIES)}
-
-    def _message_of(
-        self, key: bytes, partition: int, offset: int, time_ms: int, content: bytes, checksum: int
-    ) -> RawMessage:
+    def _copy_of(
+        self, key: bytes, partition: int, offset: int, time_ms: int, content: bytes | None, checksum: int
+    ) -> RawMessage | None:
+        if content is None:
+            return None
         if crc32(content) != checksum:  # SQLite itself has none, and nobody reads the message again
             raise IndexUnusable(str(self.path), f"its copy of {self.topic}:{partition}@{offset} is damaged: delete it")
         value, headers = _content.decode(content)
@@ -289,8 +286,9 @@ class KeyIndex:
         reached = self.progress()
         with self._errors():
             [(keys, messages)] = self._database.execute("SELECT count(DISTINCT key), count(*) FROM entry")
+            [(copies,)] = self._database.execute("SELECT count(*) FROM last_message")
         behind = sum(max(0, end - reached.get(tp.partition, 0)) for tp, end in ends.items())
-        return Status(self.topic, keys, messages, behind)
+        return Status(self.topic, keys, messages, behind, copies)
 
     # --- the file
 

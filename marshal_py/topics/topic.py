@@ -244,27 +244,25 @@ class Topic:
                 raise MessageNotFound(self.name, f"key={shown(key)}")
             return write_tombstones(self._transport, self.name, wanted, numbers, self._timeout_s)
 
-    def key_index(self, path: str | Path, *, values: bool = False) -> KeyIndex:
+    def key_index(self, path: str | Path) -> KeyIndex:
         """Opens the key index in this file, or creates it, and answers questions by key with it from now on.
 
         Each question brings the index up to date first. For a long topic that takes a while the first time;
         `update_index` does it beforehand.
 
-        With `values` the file also keeps a copy of the last message of each key, from now on and until the file is
-        deleted. Then `last_by_key` and `multi_last` as of now read nothing from Kafka. Messages of more than 64 KiB and
-        tombstones are not copied; on a cluster without topic ids (Apache Kafka before 2.8) copies are not used.
+        The file also has a copy of the last message of each key, so `last_by_key` and `multi_last` as of now read
+        nothing from Kafka. Messages of more than 64 KiB and tombstones are not copied. Nothing is with
+        read_uncommitted, whose newest messages go when their transaction aborts, nor on a cluster without topic ids
+        (Apache Kafka before 2.8).
 
-        Raises InvalidOption for `values` with read_uncommitted, whose newest messages may be deleted when their
-        transaction aborts; IndexUnusable, IndexBusy, TopicMissing, ClusterUnreachable.
+        Raises IndexUnusable, IndexBusy, TopicMissing, ClusterUnreachable.
         """
-        if values and self._isolation != "read_committed":
-            raise InvalidOption("values", values, "left out with isolation='read_uncommitted'")
         with self._lock:
             admin, _ = self._connection()
             there = admin.describe_topic(self.name)
             if there is None:
                 raise TopicMissing(self.name)
-            index = KeyIndex(path, self.name, there.topic_id, self._isolation, values)
+            index = KeyIndex(path, self.name, there.topic_id, self._isolation)
             if self._index is not None:
                 self._index.close()
             self._index = index

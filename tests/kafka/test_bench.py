@@ -168,7 +168,6 @@ def check_stream(result: Result) -> None:
 def check_direct_get(result: Result) -> None:
     questions = {row[0] for row in result.rows if row[1] == "marshal_py"}
     assert {"offset", "time", "last of a key, index", "index build", "scan for a key, no index"} <= questions
-    assert {"last of a key, index with values", "index build with values"} <= questions
     assert all(row[2] == "not run: --tiny" for row in result.rows if row[1] in ("kcat", "console consumer"))
     assert all(cell["median"] > 0 for cell in column(result, "result") if cell != "not run: --tiny")
 

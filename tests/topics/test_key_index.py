@@ -40,9 +40,9 @@ def write(broker: MemoryBroker, dice: random.Random, count: int) -> None:
         broker.produce(NAME, sum(key) % 3, value, None if dice.random() < 0.05 else key, None, T0 + total)
 
 
-def opened(broker: MemoryBroker, path: Path, values: bool = False) -> Topic:
+def opened(broker: MemoryBroker, path: Path) -> Topic:
     topic = Topic(MemoryTransport(broker), NAME)
-    topic.key_index(path, values=values)
+    topic.key_index(path)
     return topic
 
 
@@ -103,17 +103,18 @@ def questions(dice: random.Random) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_same_answers_as_reading_everything(broker: MemoryBroker, tmp_path: Path, seed: int, values: bool) -> None:
+def test_the_same_answers_as_reading_everything(broker: MemoryBroker, tmp_path: Path, seed: int, copies: bool) -> None:
     """While the topic grows, across restarts of the index, and after retention deleted records."""
     dice = random.Random(seed)
+    broker.tells_ids = copies
     plain = Topic(MemoryTransport(broker), NAME)
     for round_ in range(4):
         write(broker, dice, dice.randrange(0, 60))
         if round_ == 2:
             broker.delete_records(TopicPartition(NAME, 0), min(5, len(broker.topics[NAME][0])))
-        with_index = opened(broker, tmp_path / "keys.db", values)
+        with_index = opened(broker, tmp_path / "keys.db")
         for question in questions(dice):
             assert answer(with_index, question) == answer(plain, question), question
         pages = [list(page) for page in with_index.pages(GetRequest(multi_last=[">"], batch=3))]
@@ -123,17 +124,17 @@ def test_the_same_answers_as_reading_everything(broker: MemoryBroker, tmp_path: 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_same_answers_on_a_compacted_topic(broker: MemoryBroker, tmp_path: Path, seed: int) -> None:
-    """With values: what compaction may have deleted is read from Kafka, and what it keeps is in the index."""
+    """What compaction may have deleted is read from Kafka, and what it keeps is in the index."""
     broker.settings[NAME]["cleanup.policy"] = "compact"
     dice = random.Random(seed)
     plain = Topic(MemoryTransport(broker), NAME)
     for _ in range(4):
         write(broker, dice, dice.randrange(0, 60))
-        with_index = opened(broker, tmp_path / "keys.db", values=True)
+        with_index = opened(broker, tmp_path / "keys.db")
         assert with_index._index is not None
-        with_index._index.keeps_values = dice.random() < 0.6  # else copies are left behind, as by a slower writer
+        with_index._index.has_copies = dice.random() < 0.6  # else copies are left behind, as by a slower writer
         with_index.update_index()
-        with_index._index.keeps_values = True
+        with_index._index.has_copies = True
         compact(broker, dice, [plain, with_index])
         for question in questions(dice):
             assert answer(with_index, question) == answer(plain, question), question
@@ -151,8 +152,9 @@ def test_the_last_message_of_a_key_is_in_the_index(
     headers = [("h", b"1"), ("h", None)]
     for key, value, given in ((b"a", b"0", None), (b"a", b"1", headers), (b"b", b"2" * 20, None), (b"c", None, None)):
         broker.produce(NAME, 0, value, key, given, T0)
-    topic = opened(broker, tmp_path / "keys.db", values=True)
-    topic.update_index()
+    topic = opened(broker, tmp_path / "keys.db")
+    status = topic.update_index()
+    assert (status.keys, status.messages, status.copies) == (3, 4, 1)
     reads = count_reads(topic, monkeypatch)
     assert topic["a"] == Topic(MemoryTransport(broker), NAME)["a"]
     assert topic["a"].headers == tuple(headers)
@@ -172,14 +174,14 @@ def test_a_deleted_key_leaves_no_value_in_the_index(broker: MemoryBroker, tmp_pa
     for value in (b"secret", None):
         broker.produce(NAME, 0, value, b"a", None, T0)
         broker.produce(NAME, 0, b"other", b"b", None, T0)
-        topic = opened(broker, tmp_path / "keys.db", values=True)
+        topic = opened(broker, tmp_path / "keys.db")
         topic.update_index()
         topic.close()
     broker.delete_records(TopicPartition(NAME, 0), 4)
     broker.produce(NAME, 0, None, b"c", None, T0)
     with sqlite3.connect(tmp_path / "keys.db") as database:
         assert database.execute("SELECT key FROM last_message").fetchall() == [(b"b",)]
-    topic = opened(broker, tmp_path / "keys.db")  # it goes on keeping values
+    topic = opened(broker, tmp_path / "keys.db")
     topic.update_index()
     topic.close()
     with sqlite3.connect(tmp_path / "keys.db") as database:
@@ -189,7 +191,7 @@ def test_a_deleted_key_leaves_no_value_in_the_index(broker: MemoryBroker, tmp_pa
 
 def test_a_damaged_copy_is_refused(broker: MemoryBroker, tmp_path: Path) -> None:
     broker.produce(NAME, 0, b"right", b"k", None, T0)
-    topic = opened(broker, tmp_path / "keys.db", values=True)
+    topic = opened(broker, tmp_path / "keys.db")
     topic.update_index()
     topic.close()
     (tmp_path / "keys.db").write_bytes((tmp_path / "keys.db").read_bytes().replace(b"right", b"wrong"))
@@ -206,7 +208,7 @@ def test_copies_of_a_topic_that_is_created_again_are_not_used(
     """Its id shows it. Without ids values are not taken from the index, and the message that is read shows it."""
     broker.tells_ids = tells_ids
     broker.produce(NAME, 0, b"1", b"k", None, T0)
-    topic = opened(broker, tmp_path / "keys.db", values=True)
+    topic = opened(broker, tmp_path / "keys.db")
     topic.update_index()
     reads = count_reads(topic, monkeypatch)
     assert topic["k"].value == b"1"
@@ -219,11 +221,50 @@ def test_copies_of_a_topic_that_is_created_again_are_not_used(
     topic.close()
 
 
-def test_values_are_for_committed_messages(broker: MemoryBroker, tmp_path: Path) -> None:
+def test_copies_are_of_committed_messages(
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest message of a key may go with its transaction, and then the one before counts."""
+    broker.produce(NAME, 0, b"1", b"k", None, T0)
     topic = Topic(MemoryTransport(broker), NAME, isolation="read_uncommitted")
-    with pytest.raises(InvalidOption, match="values=True is not allowed: left out with isolation='read_uncommitted'"):
-        topic.key_index(tmp_path / "keys.db", values=True)
-    assert not (tmp_path / "keys.db").exists()
+    topic.key_index(tmp_path / "keys.db")
+    topic.update_index()
+    reads = count_reads(topic, monkeypatch)
+    assert topic["k"].value == b"1"
+    assert len(reads) == 1
+    topic.close()
+
+
+@pytest.mark.parametrize("limit", ["REACH_MESSAGES", "REACH_KEYS", "REACH_BYTES"])
+def test_an_update_that_ends_early_is_taken_up(
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Entries may be there without copies. The messages since the last copies are read again."""
+    monkeypatch.setattr(indexed_reads, "ADD_AT_ONCE", 1)
+    monkeypatch.setattr(indexed_reads, limit, 3)
+    monkeypatch.setattr("marshal_py.transport.memory.READ_MAX", 1)
+    for at in range(5):
+        broker.produce(NAME, 0, b"%d" % at, b"k%d" % at, None, T0)
+    topic = opened(broker, tmp_path / "keys.db")
+    reach, calls = key_index.KeyIndex.reach, iter(range(9))
+
+    def fails(self: Any, *arguments: Any) -> None:
+        if next(calls):
+            raise KeyboardInterrupt
+        reach(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index.KeyIndex, "reach", fails)
+        with pytest.raises(KeyboardInterrupt):
+            topic.update_index()
+    status = topic.index_status()
+    assert (status.messages, status.behind) == (5, 2)
+    reads = count_reads(topic, monkeypatch)
+    assert topic["k4"].value == b"4"
+    assert reads == [{TopicPartition(NAME, 0): (3, 5)}]
+    assert [topic[f"k{at}"].value for at in range(5)] == [b"%d" % at for at in range(5)]
+    assert len(reads) == 1
+    topic.close()
 
 
 def test_it_catches_up_incrementally(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +295,7 @@ def test_a_compacted_topic_has_entries_without_messages(broker: MemoryBroker, tm
 def test_many_keys_take_few_reads(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All partitions are read at once, and offsets that are close together in one run."""
     monkeypatch.setattr(indexed_reads, "GAP_MAX", 5)
+    broker.tells_ids = False  # so there are no copies
     for at in range(300):  # of each partition: two keys near each other, and two far away
         name = {0: b"a", 2: b"b", 100: b"c", 200: b"d"}.get(at, b"")
         for partition in range(3):
