@@ -49,17 +49,18 @@ def lines(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
     candidates = candidates_by_session(group, order)
     for sid, candidate in candidates.items():
         candidate.conditioned = conditioned(group.sessions[sid])
-    shown = {sid for sid in order if not conditioned(group.sessions[sid]) or helps(group.sessions[sid])}
+    shown = [sid for sid in order if not conditioned(group.sessions[sid]) or helps(group.sessions[sid])]
+    others = [sid for sid in order if sid not in shown]
+    able = [*(sid for sid in shown if has_room(group.sessions[sid])), *others]
     found: dict[tuple[str, int, bool], Line] = {}
     lines: dict[TopicPartition, Line] = {}
     for tp, first in balanced.share(group, candidates).items():
         known = group.partitions.get(tp)
-        key = tp.topic, first, known is None or known.owner == NONE
+        free = known is None or known.owner == NONE
+        key = tp.topic, first, free
         if key not in found:
-            line = [first, *(sid for sid, one in candidates.items() if sid != first and tp.topic in one.topics)]
-            if key[2]:
-                line = [sid for sid in line if sid in shown and (sid == first or has_room(group.sessions[sid]))]
-                line += [sid for sid in order if sid not in shown and tp.topic in candidates[sid].topics]
-            found[key] = line
+            rest = [sid for sid in (able if free else order) if sid != first and tp.topic in candidates[sid].topics]
+            at = sum(sid not in others for sid in rest) if free and first in others else 0
+            found[key] = [*rest[:at], first, *rest[at:]]
         lines[tp] = found[key]
     return lines
