@@ -120,6 +120,7 @@ def test_a_topic_that_appears_is_shared_and_nothing_else_moves() -> None:
         found(client, orders_a=4)
     cluster.run(3 * INTERVAL_MS)
     assert owned(first) == owned(second) == {A: 2}
+    assert first.member.candidacy.others(first.group, A) == [second.session], "A2: they count in ranks"
     kept = {**first.member.claims, **second.member.claims}
     found(first, orders_b=2)
     cluster.run(3 * INTERVAL_MS)
