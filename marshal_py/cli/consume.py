@@ -80,10 +80,6 @@ def consume(
             "their beginnings."
         ),
     ] = "fail",
-    max_acks_pending: Annotated[
-        int | None,
-        typer.Option(min=1, help="The most messages of a partition that are delivered and not acknowledged."),
-    ] = None,
     max_deliver: Annotated[
         int | None, typer.Option(min=1, help="After so many deliveries a message goes to --dead-letter-topic instead.")
     ] = None,
@@ -137,7 +133,6 @@ def consume(
         "heartbeat_interval_s": heartbeat_interval,
         "release_behind_s": release_behind,
         "on_topic_recreated": on_topic_recreated,
-        "max_acks_pending": max_acks_pending,
         "max_deliver": max_deliver,
         "dead_letter_topic": dead_letter_topic,
         **options.deserializers(),
