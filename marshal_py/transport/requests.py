@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # re-exported, but not by name
 
 from marshal_py.errors import AccessDenied, ClusterError, ClusterUnreachable
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.connecting import metadata
 from marshal_py.transport.connection_errors import ConnectionErrors, principal_of
@@ -172,13 +172,16 @@ def list_offsets(
                 )
                 for spec in specs
             ]
-            return [
+            found = [
                 {
                     TopicPartition(tp.topic, tp.partition): future.result(patience_s).offset
                     for tp, future in futures.items()
                 }
                 for futures in asked
             ]
+            if any(offset < NONE for each in found for offset in each.values()):
+                raise TimeoutError  # librdkafka's OFFSET_INVALID, without an error: a broker left this partition out
+            return found
         except (KafkaException, TimeoutError) as error:
             if (isinstance(error, TimeoutError) or code_of(error) in passing) and time.monotonic() < deadline:
                 time.sleep(RETRY_PAUSE_S)

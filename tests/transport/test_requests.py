@@ -88,6 +88,18 @@ def test_a_broker_that_does_not_know_the_new_coordination_topic_is_asked_again(c
         list_bounds(Client(failed(code), failed(code)), [tp], DEADLINE_S, {"bootstrap.servers": "x"})
 
 
+def test_a_partition_that_an_answer_leaves_out_is_asked_for_again() -> None:
+    """librdkafka gives it the offset -1001 and no error, for example while 1,000 partitions get their leaders."""
+
+    class Invalid:
+        offset = -1001
+
+    tp = TopicPartition(LOG, 0)
+    client = Client(done(Invalid), done(Offset), done(Offset), done(Offset))  # two per attempt
+    assert list_bounds(client, [tp], DEADLINE_S, {}) == ({tp: (7, 7)}, [])
+    assert client.looked == 1
+
+
 def test_a_leader_lost_during_a_request_is_looked_up_again(brokers: Broker) -> None:
     log = KafkaTransport({"bootstrap.servers": brokers.bootstrap_servers, "log_level": 0}, DEADLINE_S).log(LOG, "c")
     assert log.bounds(0, DEADLINE_S).end == 0
