@@ -49,6 +49,7 @@ NAMES = (
     "rewind",
     "backlog",
     "takeover",
+    "policies",
 )
 
 

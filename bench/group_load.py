@@ -1,4 +1,4 @@
-"""A group under load with a log of every delivery, used by takeover, join, leave, rewind and traffic.
+"""A group under load with a log of every delivery, used by takeover, join, leave, rewind, traffic and policies.
 
 Each group has a topic and a process that writes to it (load_generator.py). Its members are processes (group_member.py)
 that log every delivery; this file reads the logs as they grow. `steady` waits until the members share all partitions

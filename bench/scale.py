@@ -117,7 +117,7 @@ class Fleet:
         for tp, _ in ready.start_prefetch:
             member.prefetched(tp)
         for want in ready.resolve:
-            member.start_resolved(want.tp, 0, self.now())
+            member.start_resolved(want.tp, 0, 0, self.now())
         return ready
 
     def heartbeats(self) -> None:

@@ -179,6 +179,11 @@ def check_threads(result: Result) -> None:
         assert left == 0
 
 
+def check_policies(result: Result) -> None:
+    assert {"target, balanced", "target, blocks", "target, pinned"} <= set(column(result, "what"))
+    assert min(cell["median"] for cell in column(result, "ms")) > 0
+
+
 CHECKS = {
     "direct_get": check_direct_get,
     "startup": check_startup,
@@ -193,6 +198,7 @@ CHECKS = {
     "throughput": check_throughput,
     "latency": check_latency,
     "fold": check_fold,
+    "policies": check_policies,
     "scale": check_scale,
     "threads": check_threads,
     "races": check_races,
