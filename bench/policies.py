@@ -4,8 +4,8 @@
   and then everybody its part. CPU time in one process.
 - *pinned*: two processes, one has everything, defaults. It is killed (`kill -9`), or an admin unpins it. Per partition:
   from the last delivery of the one to the first of the other, less the normal spacing (12 ms).
-- *members*: 100 consumers in this process share 1,000 empty partitions. An admin drops one member, then half of them:
-  from the call to the callback of the last claim, when the others own everything.
+- *members*: 100 consumers in ten processes share 1,000 empty partitions. An admin drops one member, then half of them:
+  from the call until the log says that the others own everything.
 
 With --tiny the targets alone.
 """
@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 import marshal_py
@@ -29,10 +32,11 @@ PARTITIONS, MEMBERS = 1_000, 100
 PARTITIONS_TINY, MEMBERS_TINY = 40, 4
 ROUNDS: Final = 5  # of a target
 CLAIMING: Final = 2  # rounds after which it comes true: first the pin or the topic, then what is beneath
+A_PROCESS: Final = 10  # members
 SWITCHES: Final = 8  # of each kind
 TIMEOUT_S: Final = 120.0
 PHASE_S: Final = 0.7  # each kill falls into any phase of a heartbeat
-POLL_S: Final = 0.01
+POLL_S: Final = 0.1
 JOBS: Final = "jobs"
 
 
@@ -129,28 +133,22 @@ def _members(environment: BenchEnvironment, partitions: int, members: int) -> li
     topic = environment.topic(partitions)
     names = [f"m{number:03}" for number in range(members)]
     settings = {"bootstrap.servers": environment.bootstrap, "log_level": 0}
-    claimed: list[float] = []
     rows = []
     with contextlib.ExitStack() as stack:
         admin = stack.enter_context(marshal_py.connect(settings, coordination_topic=coordination))
         admin.create_group(name, marshal_py.GroupConfig(policy="members", max_members=partitions, members=names))
-        consumers: dict[str, marshal_py.Consumer] = {}
-        for member in names:
-            marshal = stack.enter_context(
-                marshal_py.connect(settings, coordination_topic=coordination, client_id=member)
-            )
-            consumers[member] = stack.enter_context(
-                marshal.consumer(name, [topic], member=member, on_claim=lambda _: claimed.append(time.monotonic()))
-            )
+        for first in range(0, members, A_PROCESS):
+            run_by = names[first : first + A_PROCESS]
+            stack.enter_context(_process(environment.bootstrap, coordination, name, topic, *run_by))
         listed = names
         for dropped in (0, 1, members // 2):
             gone, listed = listed[:dropped], listed[dropped:]
 
             def shared(listed: list[str] = listed) -> bool:
-                owned = {member: len(consumers[member].claims()) for member in names}
+                found = {member["member"]: len(member["claims"]) for member in admin.group(name).members()}
                 least = partitions // len(listed)
-                return sum(owned.values()) == partitions and all(
-                    least <= owned[member] <= least + 1 for member in listed
+                return sum(found.values()) == partitions and all(
+                    least <= found.get(member, 0) <= least + 1 for member in listed
                 )
 
             began = time.monotonic()
@@ -158,9 +156,31 @@ def _members(environment: BenchEnvironment, partitions: int, members: int) -> li
                 admin.group(name).drop_members(*gone)
             _until(shared, f"{len(listed)} members own everything")
             if gone:
-                rows.append(_row(f"members, {len(gone)} of {members} dropped", [1000 * (max(claimed) - began)], 10_000))
+                took_ms = [1000 * (time.monotonic() - began)]
+                rows.append(_row(f"members, {len(gone)} of {members} dropped", took_ms, 10_000))
     environment.drop(topic, coordination)
     return rows
+
+
+@contextlib.contextmanager
+def _process(*arguments: str) -> Iterator[None]:
+    """A process with some members, until the end of the block. Arguments as for `_consume`."""
+    command = [sys.executable, "-m", "bench.policies", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        try:
+            yield
+        finally:
+            process.kill()  # nothing to lose: the topic is empty
+
+
+def _consume(bootstrap: str, coordination: str, group: str, topic: str, *names: str) -> None:
+    """Consumes as these members of the group, until stdin ends."""
+    settings = {"bootstrap.servers": bootstrap, "log_level": 0}
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            marshal = stack.enter_context(marshal_py.connect(settings, coordination_topic=coordination, client_id=name))
+            stack.enter_context(marshal.consumer(group, [topic], member=name))
+        sys.stdin.read()
 
 
 def _until(condition: Any, what: str) -> None:
@@ -169,3 +189,7 @@ def _until(condition: Any, what: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {TIMEOUT_S:g} s: {what}")
         time.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    _consume(*sys.argv[1:])
