@@ -27,7 +27,7 @@ from marshal_py.admin.runner import OperationRunner, Watcher
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.suggestions import suggestion
 from marshal_py.admin.targets import Target, target_of
-from marshal_py.client.group_config import Wanted, origin_of, priority_of
+from marshal_py.client.group_config import Wanted, lag_weights_of, origin_of, priority_of
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
@@ -119,6 +119,8 @@ class Group:
             if state.config is not None and state.config.policy in PRIORITY:
                 found |= priority_of(state.config)
                 found["priority_groups"] = pins.entries(state, runner.incarnation, runner.pinned_ms)
+            if state.config is not None:
+                found |= lag_weights_of(state.config)
             return {**found, "settings_from": origin_of(state)}
 
     def pin_info(self) -> dict[str, Any]:
@@ -173,11 +175,11 @@ class Group:
         decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members", "blocks",
         "prioritized", "pinned" or "overflow". `max_members`, and `members` (names) or `mappings` (name -> partitions),
         go with "members" and "blocks"; `priority_groups`, a list of one name, goes with "prioritized", "pinned" and
-        "overflow", `priority_timeout_s` with "pinned", and `failover_s` with "overflow". With `on_topic_recreated`
-        "fail" nobody consumes the partitions of a topic that was deleted and created again until somebody moves their
-        positions; with "earliest" they are consumed from their beginnings; if it is None, each consumer does what its
-        own option says. `max_request_batch`, `max_request_expires_s`, `max_request_max_bytes`: the most messages,
-        seconds and bytes that one request of a consumer may ask for.
+        "overflow", `priority_timeout_s` with "pinned", `failover_s` with "overflow", `lag_weighted` (bool) with
+        "balanced". With `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and
+        created again until somebody moves their positions; with "earliest" they are consumed from their beginnings; if
+        it is None, each consumer does what its own option says. `max_request_batch`, `max_request_expires_s`,
+        `max_request_max_bytes`: the most messages, seconds and bytes that one request of a consumer may ask for.
         Raises GroupExists, InvalidOption.
         """
         return self._settle(_named(settings), True, reason, watcher=watcher)

@@ -83,6 +83,13 @@ FailoverOption = Annotated[
         "0: never.",
     ),
 ]
+LagWeightedOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--lag-weighted/--no-lag-weighted",
+        help="Policy balanced: share the backlog, too, and not only the number of partitions.",
+    ),
+]
 RecreatedOption = Annotated[
     str | None,
     typer.Option(
@@ -126,6 +133,7 @@ class SettingOptions:
     mappings: MapOption = None
     priority_timeout_s: TimeoutOption = None
     failover_s: FailoverOption = None
+    lag_weighted: LagWeightedOption = None
     max_request_batch: BatchLimitOption = None
     max_request_expires_s: ExpiryLimitOption = None
     max_request_max_bytes: BytesLimitOption = None
@@ -236,6 +244,7 @@ def info(
         "max members": found.get("max_members"),
         "priority timeout": f"{found['priority_timeout_s']:g} s" if "priority_timeout_s" in found else None,
         "failover": f"{found['failover_s']:g} s" if found.get("failover_s") else None,
+        "lag weights": "yes" if found.get("lag_weighted") else None,
         "priority group": ", ".join(one["name"] for one in found.get("priority_groups", ())) or None,
         "on topic recreated": found["on_topic_recreated"],
         **{name.replace("_", " "): found[name] for name in LIMITS if found[name]},

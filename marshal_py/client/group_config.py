@@ -33,21 +33,23 @@ LIMIT_MAX: Final = 10**9  # far above what a request can use
 LIMITS: Final = ("max_request_batch", "max_request_expires_s", "max_request_max_bytes")
 LISTS: Final = ("members", "priority_groups")  # of names
 TIMES: Final = ("priority_timeout_s", "failover_s")
-NAMES: Final = (*WORDS, "max_members", "mappings", *LISTS, *TIMES, *LIMITS)
+NAMES: Final = (*WORDS, "lag_weighted", "max_members", "mappings", *LISTS, *TIMES, *LIMITS)
 
 
 def check_settings(wanted: Wanted) -> dict[str, Any]:
     """Returns a copy of `wanted`.
 
-    It may name `delivery`, `policy`, `on_topic_recreated`, `max_members` (int), `members` and `priority_groups` (lists
-    of names), `mappings` (name -> list of partitions), TIMES and LIMITS. Raises InvalidOption for any
-    other name, and for a value that its setting cannot have.
+    It may name `delivery`, `policy`, `on_topic_recreated`, `lag_weighted` (bool), `max_members` (int), `members` and
+    `priority_groups` (lists of names), `mappings` (name -> list of partitions), TIMES and LIMITS.
+    Raises InvalidOption for any other name, and for a value that its setting cannot have.
     """
     for name, value in wanted.items():
         if name not in NAMES:
             raise InvalidOption(name, value, "settings of a group are " + ", ".join(NAMES))
         if name in WORDS and value not in WORDS[name]:
             raise InvalidOption(name, value, "one of " + ", ".join(WORDS[name]))
+        if name == "lag_weighted" and not isinstance(value, bool):
+            raise InvalidOption(name, value, "True or False")
         if name == "max_members" and (isinstance(value, bool) or not isinstance(value, int)):
             raise InvalidOption(name, value, "a whole number")
         if name in LISTS and (isinstance(value, str) or not _has_names(value)):
@@ -117,6 +119,7 @@ def settle(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: st
         priority_groups=tuple(wanted.get("priority_groups", base.priority_groups)),
         priority_timeout_ms=round(1000 * wanted.get("priority_timeout_s", base.priority_timeout_ms / 1000)),
         failover_ms=round(1000 * wanted.get("failover_s", base.failover_ms / 1000)),
+        lag_weighted=wanted.get("lag_weighted", base.lag_weighted),
         max_batch=wanted.get("max_request_batch", base.max_batch),
         max_expires_ms=round(1000 * wanted.get("max_request_expires_s", base.max_expires_ms / 1000)),
         max_bytes=wanted.get("max_request_max_bytes", base.max_bytes),
@@ -141,8 +144,8 @@ def changes_mode(group: Group | None, wanted: Wanted) -> bool:
 def settings_of(group: Group | None) -> dict[str, Any]:
     """Returns the group's settings by name; None for a setting that is not set.
 
-    `max_members`, `members` and `mappings` are there for a partitioned group alone, and `priority_groups` only where
-    the policy has them.
+    `max_members`, `members` and `mappings` are there for a partitioned group alone, and `lag_weighted` and
+    `priority_groups` only where the policy has them.
     """
     if group is None or group.deleted:
         return {"delivery": None, "policy": None, "on_topic_recreated": None, **limits_of(None)}
@@ -159,10 +162,16 @@ def _in_config(config: ConfigRecord) -> dict[str, Any]:
     return {
         "policy": config.policy or None,
         "on_topic_recreated": config.on_topic_recreated or None,
+        **lag_weights_of(config),
         **limits_of(config),
         **partitioned_of(config),
         **priority_of(config),
     }
+
+
+def lag_weights_of(config: ConfigRecord) -> dict[str, Any]:
+    """Returns the setting that only a group with the policy `balanced` has; nothing for another group."""
+    return {"lag_weighted": config.lag_weighted} if config.policy == "balanced" else {}
 
 
 def priority_of(config: ConfigRecord) -> dict[str, Any]:
@@ -204,7 +213,8 @@ class GroupConfig:
     three are for the group's whole life.
     `priority_timeout_s`: after how many seconds without a request of the pinned consumer another one is pinned; 120 if
     it is not set. `failover_s`: after how many seconds without a request of a consumer without conditions those with
-    conditions get partitions under the policy overflow; 0, the default, is never.
+    conditions get partitions under the policy overflow; 0, the default, is never. `lag_weighted`: whether the policy
+    balanced shares the backlog, too, and not only the number of partitions.
     `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
     nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
     `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes`: the most messages, seconds and bytes that
@@ -220,6 +230,7 @@ class GroupConfig:
     priority_groups: Sequence[str] | None = None
     priority_timeout_s: float | None = None
     failover_s: float | None = None
+    lag_weighted: bool | None = None
     max_request_batch: int | None = None
     max_request_expires_s: float | None = None
     max_request_max_bytes: int | None = None

@@ -25,6 +25,7 @@ class Claim:
 
     __slots__ = (
         "drain_until_ms",
+        "end_before",
         "end_offset",
         "epoch",
         "generation",
@@ -77,6 +78,7 @@ class Claim:
         self.out_of_line_ms: int | None = None  # monotonic, since when a restricted policy takes it away (A7)
         self.pin: int = NONE  # epoch of the own pin when it was accepted, under policy `pinned` (A11)
         self.end_offset: int = NONE  # end of the partition as last seen, for lag
+        self.end_before: int = NONE  # the same as the log had it when the claim began, with lag weights (A14)
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
         """Ends delivery; handlers may finish until `drain_until_ms`, or as long as they need if it is None.
@@ -141,7 +143,8 @@ class Claim:
         return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else self.tracker.handed_to
 
     def lag(self, position: int) -> int:
-        return max(0, self.end_offset - position) if self.end_offset != NONE else 0
+        end = self.end_before if self.end_offset == NONE else self.end_offset
+        return max(0, end - position) if end != NONE else 0
 
     def handler_since_ms(self) -> int | None:
         """Returns the monotonic ms since when the longest silent handler has been silent (D4).

@@ -51,6 +51,8 @@ def check(config: GroupConfig, named: Collection[str]) -> None:
         _check_timeout(config)
     if "failover_s" in named:
         _check_failover(config)
+    if "lag_weighted" in named and config.lag_weighted and policy != "balanced":
+        raise InvalidOption("lag_weighted", True, "only the policy balanced has lag weights: name it, too")
     if policy not in PRIORITY and "priority_groups" in named:
         raise InvalidOption(
             "priority_groups",

@@ -52,7 +52,7 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.transitions import free, partition_of, reshape
 from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, Partition, Session, World, hash64
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, Partition, Session, World, hash64, lag_weight
 
 PROTOCOL_VERSION: Final = 2
 
@@ -201,6 +201,7 @@ def _heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str
         session.extended = offset
         dirty.add(session)
     claims, owner, at_least_once = group.claims, record.session, group.mode == AT_LEAST_ONCE
+    weighted = group.config is not None and group.config.lag_weighted
     for entry in record.claims:
         partition = claims.get(entry.epoch)
         if partition is None or partition.owner != owner or partition.tp[1] < 0:
@@ -210,6 +211,8 @@ def _heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str
                 continue
             partition.position = entry.position
             partition.attempts, partition.progress = entry.attempts, entry.progress
+        if weighted and lag_weight(entry.lag) != lag_weight(partition.lag):
+            reshape(group, partition)  # the target may change (A14)
         partition.lag, partition.in_flight = entry.lag, entry.in_flight
         dirty.add(partition)
     if record.ready != session.ready or record.idle_ms != session.idle_ms:

@@ -250,6 +250,8 @@ class RecordHandler:
         topic = group.topics.get(tp.topic)
         claim = Claim(tp, verdict.offset, partition.generation, tracker, "" if topic is None else topic.id)
         claim.pin = member.pin
+        if group.config is not None and group.config.lag_weighted:
+            claim.end_before = partition.position + partition.lag
         member.claims[verdict.offset] = claim
         unfit = self.topics.unfit(group, tp)
         covered = self.candidacy.owns_cover(group, tp)

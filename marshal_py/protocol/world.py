@@ -30,6 +30,7 @@ CHECKPOINT_OFFSETS: Final = 16  # so many offsets apart are the checkpoints, whe
 CHANGES_KEPT: Final = 1_024  # changes of a group's shape; a reader that has missed more compares everything
 CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that lags more than 65,536 records is not compared; 32 KB per group
 U64: Final = 2**64 - 1
+LAG_BITS: Final = 11  # the length of 1,024, the lag that weighs 1 as an idle partition does (A14)
 NULL_LENGTH: Final = 2**32 - 1  # stands for the length of a missing value, because no value is so long (G2)
 
 _hash128 = mmh3.mmh3_x64_128_uintdigest
@@ -43,6 +44,11 @@ _CHAIN = Pack("<Qq16I").pack
 def hash64(data: bytes) -> int:
     """Returns the first word of MurmurHash3 x64-128 with seed 0, the hash H of PROTOCOL.md 6."""
     return _hash128(data, 0) & U64
+
+
+def lag_weight(lag: int) -> int:
+    """Returns what a partition counts for with lag weights: 1 up to a lag of 2,047, then a power of two (A14)."""
+    return 1 << max(0, lag.bit_length() - LAG_BITS)
 
 
 def text_hash(text: str) -> int:
@@ -185,7 +191,9 @@ class Group:
         self.sessions: dict[int, Session] = {}
         self.partitions: dict[TopicPartition, Partition] = {}
         self.claims: dict[int, Partition] = {}  # by epoch, live ones only (W1)
-        self.shape: int = 0  # grows with every change except of positions, counts and extensions: policies cache on it
+        self.shape: int = (
+            0  # grows with all that targets depend on, but no position, count or extension: policies cache
+        )
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)  # the changes of the shape, oldest first
         self.dirty: set[Topic | Session | Partition | Group] = {self}  # entries changed since the last digest
         self.digest_sum: int = 0

@@ -65,6 +65,7 @@ INVALID = {
         *("--delivery", "at_most_once"),
     ],
     "only the policy overflow": ["--policy", "pinned", "--priority-group", "a", "--failover", "9"],
+    "only the policy balanced has lag": ["--policy", "greedy", "--lag-weighted"],
     "have it: overflow, pinned, prioritized": ["--policy", "greedy", "--priority-group", "a"],
     "have it": ["--policy", "balanced", "--member", "a"],
     "members have it": ["--policy", "topic", "--max-members", "2"],
@@ -160,7 +161,11 @@ def test_greedy_keeps_and_balanced_shares(shell: Shell, consumers: Consumers) ->
     assert "hand-over" not in shell.run("advisories", "free", "--kind", "released").stdout, "greedy moves nothing"
     shell.json("groups", "update", "free", "--policy", "balanced", "--yes")
     wait_until(lambda: claims(shell, "free") == {"b": 3, "c": 3}, "balanced shares")
-    assert info(shell, "free")["policy"] == "balanced"
+    shell.json("groups", "update", "free", "--lag-weighted", "--yes")
+    assert (info(shell, "free")["policy"], info(shell, "free")["lag_weighted"]) == ("balanced", True)
+    assert "lag weights: yes\n" in shell.run("groups", "info", "free").stdout
+    shell.json("groups", "update", "free", "--no-lag-weighted", "--yes")
+    assert info(shell, "free")["lag_weighted"] is False
     step_down(shell, "free", "b", {"c": 6})
 
 

@@ -9,8 +9,11 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from marshal_py.cli.app import app
+from marshal_py.protocol import world
 from marshal_py.protocol.group_settings import PARTITIONED, PRIORITY
+from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import MemberOptions
+from marshal_py.protocol.records import GroupConfig
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import GroupPlan, Options
@@ -39,6 +42,24 @@ def test_members_with_patterns_keep_every_promise(monkeypatch: pytest.MonkeyPatc
     results = [simulate(seed) for seed in range(5)] + [simulate(20, Options(policy="topic"))]
     assert [(result.seed, result.violations) for result in results if result.violations] == []
     assert sum(result.takeovers + result.handovers for result in results) > 20
+
+
+def test_lag_weights_break_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A14: the runs have few messages, so here a lag of one counts already."""
+    named = Cluster.new_options
+
+    def weighted(cluster: Cluster, group: GroupPlan, name: str) -> MemberOptions:
+        settings = GroupConfig(NONE, policy="balanced", lag_weighted=True)
+        return structs.replace(named(cluster, group, name), policy="balanced", group_config=settings)
+
+    monkeypatch.setattr(Cluster, "new_options", weighted)
+    monkeypatch.setattr(world, "LAG_BITS", 0)
+    options = Options(clients=3, partitions=8, kinds=KINDS_BEHIND, intervals=8)
+    results = [simulate(seed, options) for seed in range(4)]
+    assert [(result.seed, result.violations) for result in results if result.violations] == []
+    exchanged = sum(result.handovers for result in results)
+    monkeypatch.setattr(world, "LAG_BITS", 64)
+    assert exchanged > sum(simulate(seed, options).handovers for seed in range(4))
 
 
 def test_whole_topics_are_never_split() -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Final
 
-from marshal_py.protocol.assignment.candidates import Candidate, candidates_by_session, distribute, pools_of
+from marshal_py.protocol.assignment import backlog
+from marshal_py.protocol.assignment.candidates import Candidate, Pool, candidates_by_session, distribute, pools_of
 from marshal_py.protocol.assignment.slots import fill
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
@@ -23,7 +24,12 @@ def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
 
     Members compute the same target if they hold the same world and have the same candidates.
     """
-    return share(group, candidates_by_session(group, order))
+    candidates = candidates_by_session(group, order)
+    pools = pools_of(group, candidates.values(), candidates)
+    found = _share(group, pools)
+    if backlog.weighted(group):
+        backlog.share(group, pools, found)
+    return found
 
 
 def share(
@@ -33,7 +39,11 @@ def share(
 
     Partitions that sessions of `later` own are given away last.
     """
-    pools = pools_of(group, candidates.values(), candidates, taken)
+    return _share(group, pools_of(group, candidates.values(), candidates, taken), later)
+
+
+def _share(group: Group, pools: Sequence[Pool], later: Container[int] = ()) -> dict[TopicPartition, int]:
+    """Fills the pools, which then know how many partitions each candidate gets; returns who gets which."""
     looked: dict[int, list[int]] = {}  # by pool, when last filled: how many of other pools its candidates had
     for _ in range(SWEEPS_MAX):
         changed = False
