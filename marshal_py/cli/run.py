@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Final
 
 import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import command
-from marshal_py.last_will import connecting, death
+from marshal_py.last_will import death, starting
 
 EXAMPLE: Final = output.example("marshal run -- python app.py")
 WORDS: Final = {
@@ -29,5 +28,4 @@ def run(
     """
     if why := death.unsupported():
         raise output.CommandFailed(f"marshal run cannot prove here that a process has died: {why}")
-    words = connecting.command("run", "--", *program)
-    os.execv(words[0], words)  # a small process: this one has all of the library in memory
+    starting.become(program)

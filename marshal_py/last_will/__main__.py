@@ -1,4 +1,4 @@
-"""Starts a witness with little memory: `python -P .../last_will/__main__.py witness`, or `run -- COMMAND`.
+"""Starts a witness with little memory: `python -P .../last_will/__main__.py witness`, or `run HELD... -- COMMAND`.
 
 It is run by its path. The packages `marshal_py` and `confluent_kafka` are entered as empty shells before anything is
 imported from them, because their own `__init__` would import all of the library: 23 MB instead of 80.
@@ -32,7 +32,10 @@ def main(arguments: list[str]) -> int:
         setattr(sys.modules["confluent_kafka.admin"], name, type(name, (), {}))  # of an answer that nobody reads
     from marshal_py.last_will import runner
 
-    return runner.serve_parent() if arguments[:1] == ["witness"] else runner.run(arguments[2:])
+    if arguments[:1] == ["witness"]:
+        return runner.serve_parent()
+    words = arguments.index("--")
+    return runner.run(arguments[words + 1 :], frozenset(map(int, arguments[1:words])))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Final
 
+from marshal_py.last_will import starting
 from marshal_py.last_will.messages import DESCRIPTORS_MAX
 from marshal_py.last_will.rendezvous import VARIABLE, describe
 from marshal_py.last_will.witness import Witness
@@ -33,6 +35,10 @@ FORWARDED: Final = frozenset(
         *(signal.SIGWINCH, signal.SIGCONT, signal.SIGALRM),
     }
 )
+UNREMARKABLE: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM})
+# `timeout` sends its signal to its child, then to its group: the command shall get one.
+GROUP_S: Final = 0.1  # how long the second may take to reach the probe
+SAME_S: Final = 0.3  # how long a second one of those that end a program counts as the first
 STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})  # with which a terminal stops its processes
 ANSWER_S: Final = 10.0  # a probe that does not answer for so long is given up; every signal is passed on then
 # A witness of one process ends with that process. A signal to its control group must not end it sooner.
@@ -52,9 +58,16 @@ def serve_parent() -> int:
     return 0
 
 
-def run(command: list[str]) -> int:
-    """Runs a command and is the witness of every consumer in it. Returns the exit status for this process."""
-    return Runner(command).run()
+def run(command: list[str], held: frozenset[int]) -> int:
+    """Runs a command and is the witness of every consumer in it. Returns the exit status for this process.
+
+    `held`: the signals that were blocked while this process started (`starting.hold`).
+    """
+    for number in sorted(held.intersection(signal.sigpending())):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            _die_of(number)
+            return SIGNALLED + number
+    return Runner(command, held).run()
 
 
 class SignalProbe:
@@ -93,14 +106,16 @@ class SignalProbe:
 class Runner:
     """Holds a running command: its process, its witness, and what has ended below it."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], held: frozenset[int] = frozenset()) -> None:
         self._command = command
+        self._held = held
         self._terminal = _has_terminal()
         self._child = 0
         self._status: int | None = None  # of the command, once it has ended, as os.waitpid returns it
         self._statuses: dict[int, int] = {}
         self._probe: SignalProbe | None = None
         self._shared: set[int] = set()  # signals that the command got without this process
+        self._again: dict[int, float] = {}  # signal -> until when one more of it is the same (time.monotonic)
         self._witness = Witness(f"marshal run {os.getpid()}", bare_producer.create, self._how)
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._theirs = theirs.detach()
@@ -113,7 +128,7 @@ class Runner:
         # A thread takes them, in the order of their numbers: a handler of Python would lose that order.
         handled = FORWARDED | {signal.SIGCHLD} | (STOPS if self._terminal else frozenset())
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-        self._child = self._start(mask)
+        self._child = self._start(mask - self._held)
         os.close(self._theirs)
         self._probe = SignalProbe() if self._terminal else None
         listener = threading.Thread(target=self._listen, args=(handled,), name="marshal-signals", daemon=True)
@@ -131,6 +146,8 @@ class Runner:
         code = os.waitstatus_to_exitcode(self._status)
         if -code in self._shared:
             _die_of(-code)  # a script around this process ends only if it learns of ctrl-C
+        elif code < 0 and -code not in UNREMARKABLE:  # a shell would name it; it sees an exit status
+            sys.stderr.write(f"marshal run: {self._command[0]} ended by {in_words(self._status)}\n")
         return code if code >= 0 else SIGNALLED - code
 
     def _settle(self) -> None:
@@ -167,6 +184,10 @@ class Runner:
             sys.stderr.write(f"marshal run: {self._command[0]}: {error.strerror}\n")
             sys.stderr.flush()
             os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
+        except ValueError:  # of an empty name
+            sys.stderr.write(f"marshal run: {self._command[0]!r}: No such file or directory\n")
+            sys.stderr.flush()
+            os._exit(NOT_FOUND)
 
     # --- signals
 
@@ -176,7 +197,14 @@ class Runner:
         """
         while True:
             number = signal.sigwait(handled)
+            if time.monotonic() < self._again.get(number, 0):
+                continue
             shared = self._probe is not None and number != signal.SIGCHLD and self._probe.got(number)
+            if number in starting.ENDING:
+                if self._probe is not None and not shared:
+                    time.sleep(GROUP_S)
+                    shared = self._probe.got(number)
+                self._again[number] = time.monotonic() + SAME_S
             os.write(self._waker, bytes((number, shared)))
             if number == signal.SIGCHLD and self._status is not None:
                 return

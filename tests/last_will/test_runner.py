@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,13 @@ def run(*command: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProc
     return subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, start_new_session=True)
 
 
+def close(runner: Runner) -> None:
+    for end in (runner._theirs, runner._woken, runner._waker):
+        os.close(end)
+    runner._ours.close()
+    runner._witness.close()
+
+
 @pytest.mark.parametrize(
     ("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
 )
@@ -41,6 +49,65 @@ def test_a_command_that_cannot_be_started() -> None:
     missing, no_program = run("/nonexistent/program"), run("/etc/passwd")
     assert (missing.returncode, no_program.returncode) == (127, 126)
     assert missing.stderr == "marshal run: /nonexistent/program: No such file or directory\n"
+
+
+def test_a_command_without_a_name_does_not_exist() -> None:
+    """An empty variable in an entry point: `marshal run -- "$COMMAND"`."""
+    done = run("")
+    assert (done.returncode, done.stderr) == (127, "marshal run: '': No such file or directory\n")
+
+
+def test_it_says_which_signal_ended_the_command() -> None:
+    """The shell around it sees an exit status. Who ends a program on purpose knows that."""
+    assert run("sh", "-c", "kill -SEGV $$").stderr == "marshal run: sh ended by signal 11 (SIGSEGV)\n"
+    assert run("sh", "-c", "kill -TERM $$").stderr == ""
+
+
+@pytest.mark.parametrize("before", [(), ("unshare", "--pid", "--fork")])
+def test_a_signal_that_comes_before_the_command_is_started(before: tuple[str, ...]) -> None:
+    """It ends `marshal run`, as process 1 too, and nothing is started."""
+    script = """
+import os, signal
+from marshal_py.last_will import starting
+starting.hold()
+os.kill(os.getpid(), signal.SIGTERM)
+starting.become(["echo", "started"])
+"""
+    words = [*before, sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT, start_new_session=True)
+    assert (done.returncode, done.stdout) == (143 if before else -15, "")
+
+
+def test_the_command_gets_the_signals_that_its_start_held() -> None:
+    script = """
+import sys
+from marshal_py.last_will import starting
+starting.hold()
+starting.become([sys.executable, "-c", "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
+    assert done.stdout == "set()\n"
+
+
+def test_two_signals_of_timeout_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` signals its child and then its group. One that comes later is another one."""
+    runner = Runner(["true"])
+    taken = iter([(0.0, signal.SIGTERM), (0.1, signal.SIGTERM), (0.1, signal.SIGUSR1), (0.1, signal.SIGUSR1)])
+    later = iter([(1.0, signal.SIGTERM), (1.0, signal.SIGCHLD)])
+    clock = 0.0
+
+    def sigwait(_: object) -> signal.Signals:
+        nonlocal clock
+        clock, number = next(taken, None) or next(later)
+        return number
+
+    monkeypatch.setattr(signal, "sigwait", sigwait)
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    runner._status = 0
+    runner._listen(frozenset())
+    read = list(os.read(runner._woken, 100)[::2])
+    close(runner)
+    assert read == [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD]
 
 
 def test_the_command_of_the_package_is_the_same() -> None:
@@ -161,10 +228,7 @@ def test_what_was_not_read_before_the_command_ended_counts(monkeypatch: pytest.M
         ReleasingPartition(7, 9, 100, reason="died", attempts=1),
         Leave(7, "died"),
     ]
-    for end in (fd, runner._woken, runner._waker):
-        os.close(end)
-    runner._ours.close()
-    runner._witness.close()
+    close(runner)
 
 
 def test_connecting_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
