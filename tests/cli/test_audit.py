@@ -304,7 +304,7 @@ def test_the_positions_of_a_group_go_to_a_file_and_back(shell: Shell, group: str
     assert [(row["position"], row["target"]) for row in back["partitions"]] == [(0, 2)] * PARTITIONS
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_move_says_what_is_true_and_takes_its_pause_back(
     shell: Shell, group: str, marshal: Marshal, writer: CoordinationLog, number: int
 ) -> None:
