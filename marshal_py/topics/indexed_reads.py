@@ -10,22 +10,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import methodcaller
 from typing import Final
 
 from marshal_py.errors import IndexBusy, IndexUnusable, RangeLost, TooManyKeys
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.topics.key_index import Entry, EntryRow, KeyIndex, prefix_of
+from marshal_py.topics.key_index import Entry, EntryColumns, KeyIndex, Lasts, contents_of, prefix_of
 from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
 from marshal_py.topics.reads import Offsets, Page, Reads, newer, place
 from marshal_py.topics.request import KEYS_MAX, GetRequest
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
-ADD_AT_ONCE: Final = 50_000  # entries of one transaction
+ADD_AT_ONCE: Final = 100_000  # entries of one transaction; more are hardly faster
 # How much is read between two writes of copies: what an update reads again after a crash. The more, the fewer messages
 # are copied that are not the last of their key.
 REACH_MESSAGES: Final = 1_000_000
-REACH_KEYS: Final = 200_000  # with the message of each in memory
-REACH_BYTES: Final = 128 * 1024 * 1024  # of values
+REACH_KEYS: Final = 200_000  # with the last message of each in memory
+REACH_BYTES: Final = 128 * 1024 * 1024  # of keys and of what is copied
 GAP_MAX: Final = 500  # offsets that are read and thrown away: they come with the same fetch, or cost as much as one
 
 
@@ -81,31 +83,20 @@ class IndexedReads(Reads):
         return True
 
     def _index_range(self, starts: Offsets, ends: Offsets, wait: bool) -> None:
-        entries: list[EntryRow] = []
-        lasts: dict[tuple[bytes, int], RawMessage] = {}  # by key and partition
-        progress: dict[TopicPartition, int] = {}
-        count = size = 0
+        new = _Unwritten(self._index.has_copies)
         for messages in self._read(starts, ends):
-            # Of equal keys of a dict the last one stays: the last message of each partition.
-            for number, last in {message.partition() or 0: message for message in messages}.items():
-                progress[TopicPartition(self.topic, number)] = (last.offset() or 0) + 1
-            size += sum([len(message.value() or b"") for message in messages])
-            count += len(messages)
-            keys = [message.key() for message in messages]
-            if None in keys:
-                messages = [message for message in messages if message.key() is not None]
-            new = [(m.key() or b"", m.partition() or 0, m.offset() or 0, m.timestamp()[1]) for m in messages]
-            entries += new
-            lasts.update(zip([(row[0], row[1]) for row in new], messages, strict=True))
-            if len(entries) >= ADD_AT_ONCE:
-                self._index.add(entries, wait)
-                entries = []
-            if count >= REACH_MESSAGES or len(lasts) >= REACH_KEYS or size >= REACH_BYTES:
-                self._index.add(entries, wait)
-                self._index.reach(lasts, progress, wait)
-                entries, lasts, count, size = [], {}, 0, 0
-        self._index.add(entries, wait)
-        self._index.reach(lasts, ends, wait)
+            for number, run in groupby(messages, methodcaller("partition")):
+                new.append(number or 0, list(run))
+            full = new.is_full()
+            if full or len(new.entries.keys) >= ADD_AT_ONCE:
+                self._index.add(new.entries, wait)
+                new.entries = EntryColumns([], [], [], [])
+            if full:
+                progress = {TopicPartition(self.topic, number): offset for number, offset in new.progress.items()}
+                self._index.reach(new.lasts, progress, wait)
+                new = _Unwritten(self._index.has_copies)
+        self._index.add(new.entries, wait)
+        self._index.reach(new.lasts, ends, wait)
 
     def bounds(self) -> dict[TopicPartition, Bounds]:
         """Returns first and end offset of every partition."""
@@ -248,6 +239,48 @@ class IndexedReads(Reads):
             if len(spans) == 1:
                 return []
             return [message for tp, run in spans.items() for message in self._read_runs({tp: run})]
+
+
+class _Unwritten:
+    """Collects what an update has read and not written yet.
+
+    Python's garbage collector visits each message and each tuple that is kept, again and again, which took as long as
+    everything else. So only bytes and numbers are kept, in a few lists and dicts.
+    """
+
+    def __init__(self, copies: bool) -> None:
+        self.entries: EntryColumns = EntryColumns([], [], [], [])
+        self.lasts: dict[int, Lasts] = {}  # by partition
+        self.progress: dict[int, int] = {}  # by partition, the offset after the last one
+        self._copies, self._count, self._size = copies, 0, 0
+
+    def append(self, partition: int, run: Sequence[RawMessage]) -> None:
+        """Adds messages of one partition, in offset order."""
+        self.progress[partition] = (run[-1].offset() or 0) + 1
+        self._count += len(run)
+        keys: list[bytes] = [message.key() for message in run]
+        if None in keys:
+            run = [message for message in run if message.key() is not None]
+            keys = [message.key() for message in run]
+        offsets = [message.offset() or 0 for message in run]
+        times = [message.timestamp() for message in run]
+        self._size += sum(map(len, keys))
+        entries = self.entries
+        entries.keys.extend(keys)
+        entries.partitions.extend([partition] * len(run))
+        entries.offsets.extend(offsets)
+        entries.times_ms.extend([at_ms for _, at_ms in times])
+        if self._copies:
+            contents = contents_of(run, [kind for kind, _ in times])
+            self._size += sum([len(content or b"") for content in contents])
+            lasts = self.lasts.setdefault(partition, Lasts({}, {}))
+            lasts.offsets.update(zip(keys, offsets, strict=True))
+            lasts.contents.update(zip(keys, contents, strict=True))
+
+    def is_full(self) -> bool:
+        """Returns whether everything should be written now."""
+        keys = sum(len(lasts.offsets) for lasts in self.lasts.values())
+        return self._count >= REACH_MESSAGES or keys >= REACH_KEYS or self._size >= REACH_BYTES
 
 
 def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:

@@ -13,24 +13,24 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 from zlib import crc32
 
 import msgspec
 
 from marshal_py.errors import IndexBusy, IndexUnusable
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.topics.reads import size_of
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import Bounds, RawMessage
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 LOCK_TIMEOUT_S: Final = 30.0
-COPY_BYTES_MAX: Final = 65_536  # of a message that is copied; a larger one takes Kafka no longer than SQLite
+COPY_BYTES_MAX: Final = 65_536  # of value and headers; Kafka hands out a larger message as fast as SQLite
 CACHE_KIB: Final = 32_768  # of pages at most; a build touches pages everywhere, and SQLite's default is 2 MB
-LOG_PAGES: Final = 16_384  # of the write-ahead log before SQLite merges it into the file: 64 MiB
+PAGE_BYTES: Final = 8_192  # fewer pages for a build to find and to write than with SQLite's 4,096
+LOG_PAGES: Final = 8_192  # of the write-ahead log before SQLite merges it into the file: 64 MiB
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS about (topic TEXT, topic_id TEXT, isolation TEXT, version INTEGER);
 CREATE TABLE IF NOT EXISTS progress (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL);
@@ -38,13 +38,14 @@ CREATE TABLE IF NOT EXISTS entry (
     key BLOB, partition INTEGER, offset INTEGER, time_ms INTEGER NOT NULL, PRIMARY KEY (key, partition, offset)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS last_message (
-    key BLOB, partition INTEGER, offset INTEGER NOT NULL, time_ms INTEGER NOT NULL, content BLOB, checksum INTEGER,
-    PRIMARY KEY (key, partition)
+    key BLOB, partition INTEGER, offset INTEGER NOT NULL, content BLOB, checksum INTEGER, PRIMARY KEY (key, partition)
 );
 """
+ROWS_AT_ONCE: Final = 50  # that one statement inserts: each run of a statement costs as much as a row
+_ADD_ENTRY: Final = "INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)"
 _ADD_COPY: Final = """
-INSERT INTO last_message VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key, partition) DO UPDATE
-SET offset = excluded.offset, time_ms = excluded.time_ms, content = excluded.content, checksum = excluded.checksum
+INSERT INTO last_message VALUES (?, ?, ?, ?, ?) ON CONFLICT (key, partition) DO UPDATE
+SET offset = excluded.offset, content = excluded.content, checksum = excluded.checksum
 WHERE excluded.offset > last_message.offset
 """
 _DELETE_COPY: Final = "DELETE FROM last_message WHERE key = ? AND partition = ? AND offset < ?"
@@ -65,9 +66,7 @@ LEFT JOIN last_message AS last
     ON last.key = entry.key AND last.partition = entry.partition AND last.offset = entry.offset
 """
 _content: Final = msgspec.msgpack.Decoder(tuple[bytes, list[tuple[str, bytes | None]] | None])  # value and headers
-
-
-EntryRow = tuple[bytes, int, int, int]  # the fields of an Entry
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Entry(NamedTuple):
@@ -77,6 +76,22 @@ class Entry(NamedTuple):
     partition: int
     offset: int
     time_ms: int
+
+
+class EntryColumns(NamedTuple):
+    """Holds entries as lists of equal length, one per field of an Entry."""
+
+    keys: list[bytes]
+    partitions: list[int]
+    offsets: list[int]
+    times_ms: list[int]
+
+
+class Lasts(NamedTuple):
+    """Holds by key the offset and the content (see `contents_of`) of its last message in one partition."""
+
+    offsets: dict[bytes, int]
+    contents: dict[bytes, bytes | None]
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -119,6 +134,7 @@ class KeyIndex:
             ) from error
         try:
             with self._errors():
+                self._database.execute(f"PRAGMA page_size={PAGE_BYTES}")  # of a new file
                 self._database.execute("PRAGMA journal_mode=WAL")
                 self._database.execute("PRAGMA synchronous=NORMAL")
                 self._database.execute(f"PRAGMA cache_size={-CACHE_KIB}")
@@ -168,32 +184,35 @@ class KeyIndex:
 
     # --- writing
 
-    def add(self, entries: Sequence[EntryRow], wait: bool) -> None:
+    def add(self, entries: EntryColumns, wait: bool) -> None:
         """Adds entries in one transaction.
 
         While another process is writing, this method raises IndexBusy: with `wait` after 30 s, without it at once.
         """
-        rows = sorted(entries)  # neighbours in the file
+        # Sorted, so that rows that follow each other are neighbours in the file.
+        order = sorted(range(len(entries.keys)), key=entries.keys.__getitem__)
+        cut = len(order) - len(order) % ROWS_AT_ONCE
         with self._errors(), self._transaction(wait):
-            self._database.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", rows)
+            for part, count in ((order[:cut], ROWS_AT_ONCE), (order[cut:], 1)):
+                rows = zip(*[map(column.__getitem__, part) for column in entries], strict=True)
+                values = chain.from_iterable(rows)
+                sql = _ADD_ENTRY + ", (?, ?, ?, ?)" * (count - 1)
+                self._database.executemany(sql, zip(*[values] * (4 * count), strict=True))
 
-    def reach(
-        self, lasts: Mapping[tuple[bytes, int], RawMessage], progress: Mapping[TopicPartition, int], wait: bool
-    ) -> None:
+    def reach(self, lasts: Mapping[int, Lasts], progress: Mapping[TopicPartition, int], wait: bool) -> None:
         """Copies messages and notes how far each partition is indexed, in one transaction. All entries must be there.
 
-        `lasts`: by key and partition, the last message that is indexed since this method was called before. `progress`:
-        by partition, the offset after the last one that is indexed. `wait` means what it means in `add`.
+        `lasts`: by partition, the last message of each key that is indexed since this method was called before; nothing
+        without `has_copies`. `progress`: by partition, the offset after the last one that is indexed. `wait` means what
+        it means in `add`.
         """
-        copies, outdated = [], []
-        for place, message in sorted(lasts.items(), key=itemgetter(0)) if self.has_copies else ():
-            if _fits(message):
-                copies.append(_copied(message))
-            else:
-                outdated.append((*place, message.offset()))
         with self._errors(), self._transaction(wait):
-            self._database.executemany(_ADD_COPY, copies)
-            self._database.executemany(_DELETE_COPY, outdated)
+            for partition, (offsets, contents) in lasts.items():
+                kept = sorted([(key, content) for key, content in contents.items() if content is not None])
+                copies = ((key, partition, offsets[key], content, crc32(content)) for key, content in kept)
+                self._database.executemany(_ADD_COPY, copies)
+                outdated = sorted([key for key, content in contents.items() if content is None])
+                self._database.executemany(_DELETE_COPY, ((key, partition, offsets[key]) for key in outdated))
             self._database.executemany(
                 "INSERT INTO progress VALUES (?, ?) ON CONFLICT (partition) DO UPDATE SET "
                 "next_offset = max(next_offset, excluded.next_offset)",
@@ -320,17 +339,17 @@ class KeyIndex:
             raise IndexUnusable(str(self.path), f"{error}: it is no index, or damaged; delete the file") from error
 
 
-def _fits(message: RawMessage) -> bool:
-    """Returns whether the index copies a message: not a tombstone, none without a time, and none that is too large.
+def contents_of(messages: Iterable[RawMessage], kinds: Iterable[int]) -> list[bytes | None]:
+    """Returns value and headers of each message as bytes, and None for a message that is not copied.
 
-    Compaction deletes tombstones after a while, so only the topic knows whether one is still there.
+    Such a message is a tombstone, has no time, or is too large. Compaction deletes tombstones after a while, so only
+    the topic knows whether one is still there. `kinds`: of the messages' timestamps, 0 for none.
     """
-    return message.value() is not None and message.timestamp()[0] != 0 and size_of(message) <= COPY_BYTES_MAX
-
-
-def _copied(message: RawMessage) -> tuple[Any, ...]:
-    content = msgspec.msgpack.encode((message.value(), message.headers()))
-    return message.key(), message.partition(), message.offset(), message.timestamp()[1], content, crc32(content)
+    found = [
+        _encode((message.value(), message.headers())) if kind and message.value() is not None else None
+        for message, kind in zip(messages, kinds, strict=True)
+    ]
+    return [None if content is None or len(content) > COPY_BYTES_MAX else content for content in found]
 
 
 def _with_way_out(reason: str) -> str:

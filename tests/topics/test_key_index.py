@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sqlite3
@@ -19,7 +20,7 @@ from marshal_py.topics.key_index import prefix_of
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
 
 NAME = "users"
 T0 = 1_700_000_000_000
@@ -105,9 +106,12 @@ def questions(dice: random.Random) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_same_answers_as_reading_everything(broker: MemoryBroker, tmp_path: Path, seed: int, copies: bool) -> None:
+def test_the_same_answers_as_reading_everything(
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, copies: bool
+) -> None:
     """While the topic grows, across restarts of the index, and after retention deleted records."""
     dice = random.Random(seed)
+    monkeypatch.setattr(key_index, "ROWS_AT_ONCE", dice.choice((1, 3, 7)))
     broker.tells_ids = copies
     plain = Topic(MemoryTransport(broker), NAME)
     for round_ in range(4):
@@ -235,13 +239,13 @@ def test_copies_are_of_committed_messages(
     topic.close()
 
 
-@pytest.mark.parametrize("limit", ["REACH_MESSAGES", "REACH_KEYS", "REACH_BYTES"])
+@pytest.mark.parametrize(("limit", "most"), [("REACH_MESSAGES", 3), ("REACH_KEYS", 3), ("REACH_BYTES", 21)])
 def test_an_update_that_ends_early_is_taken_up(
-    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
     """Entries may be there without copies. The messages since the last copies are read again."""
     monkeypatch.setattr(indexed_reads, "ADD_AT_ONCE", 1)
-    monkeypatch.setattr(indexed_reads, limit, 3)
+    monkeypatch.setattr(indexed_reads, limit, most)
     monkeypatch.setattr("marshal_py.transport.memory.READ_MAX", 1)
     for at in range(5):
         broker.produce(NAME, 0, b"%d" % at, b"k%d" % at, None, T0)
@@ -265,6 +269,21 @@ def test_an_update_that_ends_early_is_taken_up(
     assert [topic[f"k{at}"].value for at in range(5)] == [b"%d" % at for at in range(5)]
     assert len(reads) == 1
     topic.close()
+
+
+def test_an_update_keeps_nothing_that_the_garbage_collector_visits() -> None:
+    """It would visit each message and each tuple again and again, and take longer than the rest of the update."""
+    new = indexed_reads._Unwritten(copies=True)
+    headers = [("h", b"1")]
+    new.append(1, [MemoryMessage(NAME, 1, at, b"k%d" % at, b"v", headers if at % 2 else None, T0) for at in range(10)])
+    new.append(2, [MemoryMessage(NAME, 2, 7, None, b"v", None, T0), MemoryMessage(NAME, 2, 8, b"k", None, None, T0)])
+    kept = [*new.entries, *new.progress.items(), *(part for lasts in new.lasts.values() for part in lasts)]
+    found = [item for part in kept for item in (part.items() if isinstance(part, dict) else part)]
+    assert not [
+        item for pair in found for item in (pair if isinstance(pair, tuple) else (pair,)) if gc.is_tracked(item)
+    ]
+    assert (len(new.entries.keys), new.progress) == (11, {1: 10, 2: 9})
+    assert new.lasts[2] == ({b"k": 8}, {b"k": None})
 
 
 def test_it_catches_up_incrementally(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
