@@ -16,6 +16,7 @@ from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import Join, Snapshot
 from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.waiting import unserved
 from marshal_py.protocol.world import Group
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
@@ -139,7 +140,8 @@ def of_groups(
     extended_ms: Mapping[tuple[str, int], int],
 ) -> Iterator[Check]:
     """Yields a warning for each group that nobody uses, for silent sessions that nobody ends, for partitions that
-    nobody may claim, and for topics that are gone or have become smaller. Yields one "ok" if there is no warning.
+    nobody may claim or is given, and for topics that are gone or have become smaller. Yields one "ok" if there is no
+    warning.
 
     `infos`: what Kafka says of each topic, None if the topic is gone; a topic that this client may not describe is left
     out. `extended_ms`: timestamp of the last sign of life, by group and session.
@@ -152,6 +154,7 @@ def of_groups(
             _orphan(group, study),
             _silent(group, study, extended_ms),
             *_parked(group, infos),
+            *_unserved(group),
             *_gone(group, infos),
         ):
             if check is not None:
@@ -199,6 +202,16 @@ def _parked(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Che
     recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
     for one in stopped(group, recreated, {}):
         yield Check("parked partitions", "warn", f"{group.name!r}: {one}", str(one.error))
+
+
+def _unserved(group: Group) -> Iterator[Check]:
+    for topic, why in unserved(group).items():
+        yield Check(
+            "unserved partitions",
+            "warn",
+            f"{group.name!r}: no partition of {topic!r} has an owner: {why.cause}",
+            why.advice,
+        )
 
 
 def _gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:

@@ -16,6 +16,7 @@ from marshal_py.protocol.assignment.partitioned import listed, names
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
 from marshal_py.protocol.records import MODE_NAMES, GroupConfig
+from marshal_py.protocol.waiting import unserved
 from marshal_py.protocol.world import Group, Session
 
 
@@ -93,11 +94,15 @@ def _ids(one: RecreatedTopic | None) -> tuple[str, str]:
     return ("", "") if one is None else (one.known, one.found)
 
 
-def notices(found: list[Stopped]) -> list[str]:
-    """Returns one text for each item of `found`: which partitions nobody consumes, and how the group can consume them
-    again.
+def notices(group: Group, found: list[Stopped]) -> list[str]:
+    """Returns texts: which partitions nobody consumes, and how the group can consume them again.
+
+    `found`: those that nobody consumes until an admin acts. After them come those that the policy gives to nobody.
     """
-    return [f"{one}: {one.error}" for one in found]
+    return [
+        *(f"{one}: {one.error}" for one in found),
+        *(f"no partition of {topic!r} has an owner: {why}" for topic, why in unserved(group).items()),
+    ]
 
 
 def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> dict[str, Any] | None:
@@ -331,10 +336,10 @@ def lag(
     """Returns the lag per partition and in total, in messages, and `time_s`, the time to catch up at the speed of the
     last minute.
 
-    `time_s` ignores new messages, and is None where there is a lag but the position has not moved. A lag is None where
-    it is unknown: if the partition has no position or no known end, if the position is beyond the end, if records were
-    lost, or if the topic was created again (it is in `recreated`, or the log says so). `unknown` counts these
-    partitions. The total leaves them out, and is None if no lag is known.
+    `time_s` ignores new messages, and is None where there is a lag but the position has not moved, or nobody owns the
+    partition. A lag is None where it is unknown: if the partition has no position or no known end, if the position
+    is beyond the end, if records were lost, or if the topic was created again (it is in `recreated`, or the log says
+    so). `unknown` counts these partitions. The total leaves them out, and is None if no lag is known.
     """
     rows = []
     for tp in partitions(group):
@@ -342,7 +347,8 @@ def lag(
             row = _partition(group, tp, ends.get(tp), recreated)
             speed = rate.per_second(group.name, tp, now_ms)
             behind = row["lag"]
-            time_s = None if behind is None else 0.0 if not behind else round(behind / speed, 1) if speed > 0 else None
+            moves = speed > 0 and row["owner"] is not None
+            time_s = None if behind is None else 0.0 if not behind else round(behind / speed, 1) if moves else None
             names = ("topic", "partition", "owner", "position", "end", "lag", "parked")
             rows.append({**{name: row[name] for name in names}, "per_second": round(speed, 1), "time_s": time_s})
     known = [row for row in rows if row["lag"] is not None]

@@ -68,6 +68,7 @@ def explain(
                 **_standing(found.standing),
                 "paused": found.paused,
                 "deleted": found.deleted,
+                "unserved": found.unserved or None,
                 "records": [_line(line) for line in found.lines],
                 "left_out": found.left_out,
             }
@@ -77,9 +78,10 @@ def explain(
     owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
     position = f"position {now.position}" if now.position != NONE else "without a position"
     parked = f", parked: {parking.describe(group, found.tp, now.parked)}" if now.parked else ""
+    unserved = f", {found.unserved}" if found.unserved else ""
     paused = ", the group is paused" if found.paused else ", the group is deleted" if found.deleted else ""
     when = f"at offset {found.at_offset}, {_time(found.at_ms)}"
-    print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}{parked}")
+    print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}{parked}{unserved}")
     if found.left_out:
         print(f"({found.left_out} older records left out)")
     for line in found.lines:

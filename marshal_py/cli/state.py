@@ -60,7 +60,7 @@ def _state(
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     recreated = find_recreated(group, observer.topics)
     plain = overview.state(group, log, observer.signs_of(log), ends, now_ms, pause_history, recreated)
-    return {**plain, "notices": overview.notices(overview.stopped(group, recreated, ends))}
+    return {**plain, "notices": overview.notices(group, overview.stopped(group, recreated, ends))}
 
 
 # --- for people

@@ -44,6 +44,7 @@ from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import Ready, Wanted
+from marshal_py.protocol.waiting import why_idle
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import DataSource, OutOfRange
 
@@ -425,10 +426,10 @@ class ConsumerDriver:
             return found
         parked, group = self.parked(), self.member.group
         if group is None or not parked:
-            return ""
+            return why_idle(self.member)
         whole = sum(group.topics[topic].count for topic in self.member.found_topics if topic in group.topics)
         if len(parked) < whole:
-            return ""
+            return why_idle(self.member)
         tp, reason = min(parked.items())
         return f"an admin: all of its {whole} partitions are parked: {parking.describe(group.name, tp, reason)}"
 

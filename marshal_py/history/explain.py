@@ -28,6 +28,7 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.waiting import unserved
 from marshal_py.protocol.world import Group, World
 
 LINES_MAX: Final = 20  # how many lines a story has; older lines are only counted
@@ -91,7 +92,8 @@ class Explanation(NamedTuple):
     (`lines`).
 
     `at_offset`, `at_ms`: offset and time of the last record that was read, of any group. `left_out`: how many older
-    lines of the story are not in `lines`. `known`: whether the group had the partition at the cut.
+    lines of the story are not in `lines`. `known`: whether the group had the partition at the cut. `unserved`: why the
+    policy gives the partition to nobody, "" if somebody may claim it, owns it, or it is parked.
     """
 
     group: str
@@ -104,6 +106,7 @@ class Explanation(NamedTuple):
     lines: list[Line]
     left_out: int
     known: bool
+    unserved: str
 
 
 def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple[RawRecord, Verdict]]:
@@ -131,6 +134,9 @@ def explain(
     group = world.groups.get(name)
     paused, deleted = (group.paused, group.deleted) if group is not None else (False, False)
     known = group is not None and (tp in group.partitions or group.partition_exists(tp))
+    now = story.standing
+    free = tp.partition >= 0 and now.owner == NONE and not now.parked
+    why = unserved(group).get(tp.topic, "") if group is not None and free else ""
     return Explanation(
         group=name,
         tp=tp,
@@ -142,6 +148,7 @@ def explain(
         lines=story.lines,
         left_out=story.left_out,
         known=known,
+        unserved=str(why),
     )
 
 

@@ -29,6 +29,7 @@ class Overflow:
         self.member = member
         self.met: bool = False  # whether the own conditions are met, as of the last look
         self.behind: int = 0  # how many like it come earlier, as long as the log does not show that it helps (A2)
+        self.found: tuple[int, int] | None = None  # pending and in flight, as of the last look
         self._low = 0  # how many of the last looks, in a row, found less than half
         self._looked_ms: int | None = None  # when the newest look began
         self._awaited: set[TopicPartition] = set()  # partitions whose ends it still waits for
@@ -101,7 +102,7 @@ class Overflow:
             pending += max(0, end - (start if position == NONE else position) - delivered)
             in_flight += delivered
         asked = self.member.options.min_pending, self.member.options.min_ack_pending
-        found = pending, in_flight
+        self.found = found = pending, in_flight
         if any(0 < least <= figure for least, figure in zip(asked, found, strict=True)):
             self.met, self._low = True, 0
         elif any(0 < least <= LOW_SHARE * figure for least, figure in zip(asked, found, strict=True)):

@@ -116,6 +116,18 @@ def test_a_group_that_nobody_uses_any_more() -> None:
     assert story.health() == {}
 
 
+def test_partitions_that_the_policy_gives_to_nobody() -> None:
+    """A12: all consumers wait for their conditions."""
+    story = Story()
+    story.tell(GroupConfig(-1, policy="overflow", priority_groups=("jobs",)))
+    story.tell(Join("west", bytes(16), 1, 2_000, ("orders",), priority_group="jobs", min_pending=1000))
+    story.tell(Topology("orders", 2, -1))
+    found = story.health()
+    assert list(found) == ["unserved partitions"]
+    assert found["unserved partitions"].startswith("'g': no partition of 'orders' has an owner: under the policy")
+    assert found["unserved partitions"].endswith("marshal groups update g --failover 60")
+
+
 def test_a_silent_session_is_named_with_what_to_do() -> None:
     """Longer than twice its interval, and than clocks may differ: by then a running consumer would have evicted it."""
     story = Story()

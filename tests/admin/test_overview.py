@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from marshal_py.admin import overview
 from marshal_py.admin.recreated_topics import RecreatedTopic
 from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ClaimState, Heartbeat, ReleasingPartition
+from marshal_py.protocol.records import ClaimState, GroupConfig, Heartbeat, Leave, ReleasingPartition
 from tests.support.differential_log import TOPIC, DifferentialLog
 
 ONE, TWO = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -66,10 +67,27 @@ def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: DifferentialLo
     book.must(ReleasingPartition(session, book.partition().epoch, 130, parked="Newer"))
     (one,) = overview.stopped(book.group, {}, {})
     assert (one.topic, one.reason, one.partitions, one.parked) == (TOPIC, "Newer", (0,), True)
-    assert overview.notices([one]) == [f"1 partitions of '{TOPIC}' are parked (Newer): {one.error}"]
+    assert overview.notices(book.group, [one]) == [f"1 partitions of '{TOPIC}' are parked (Newer): {one.error}"]
     (one,) = overview.stopped(book.group, {TOPIC: RecreatedTopic(TOPIC, "old", "new", 2, 1)}, {})
     assert (one.reason, one.partitions, one.parked) == ("DataTopicRecreated", (0, 1, 2, 3), False)
     assert "its id was old, now it is new" in str(one.error)
+
+
+def test_partitions_that_the_policy_gives_to_nobody_are_said() -> None:
+    """A12: all consumers wait for their conditions."""
+    book = DifferentialLog()
+    config = GroupConfig(-1, policy="overflow", priority_groups=("jobs",))
+    book.must(config)
+    book.join("west", min_pending=1000, priority_group="jobs")
+    book.topology()
+    (notice,) = overview.notices(book.group, [])
+    assert notice.startswith(f"no partition of '{TOPIC}' has an owner: under the policy overflow")
+    assert "west (min_pending 1000)" in notice
+    assert "marshal groups update billing --failover 60" in notice
+    book.must(replace(config, observed=book.group.config_offset, failover_ms=9_000))
+    assert overview.notices(book.group, [])[0].endswith("no consumer without conditions has asked for messages for 9 s")
+    book.join("local", priority_group="jobs")
+    assert overview.notices(book.group, []) == [], "one of them will own it"
 
 
 def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:
@@ -82,5 +100,8 @@ def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:
     assert [row["time_s"] for row in found["partitions"]] == [5.0, None, None, None]
     still = overview.lag(book.group, {ONE: 150}, ConsumptionRate(), 0)
     assert (still["lag"], still["time_s"]) == (20, None)
+    book.must(Leave(next(iter(book.group.sessions)), "bye"))
+    nobody = overview.lag(book.group, {ONE: 150}, Steady(), 0)
+    assert (nobody["lag"], nobody["time_s"]) == (20, None), "without an owner the position does not move"
     done = overview.lag(book.group, {ONE: 130}, ConsumptionRate(), 0)
     assert (done["lag"], done["time_s"]) == (0, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from marshal_py.history.explain import Cut, Difference, Explanation, diff, explain
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import ClaimingPartition, ClaimState, Heartbeat, Leave, Move, SetPosition
+from marshal_py.protocol.records import ClaimingPartition, ClaimState, GroupConfig, Heartbeat, Leave, Move, SetPosition
 from marshal_py.protocol.world import World
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
@@ -115,6 +115,17 @@ def test_a_long_story_keeps_the_move_it_rests_on(book: DifferentialLog) -> None:
     assert len(found.lines) == 5
     assert found.left_out == 7 + 30 - 5
     assert [line.verdict["type"] for line in found.lines].count("SetPosition") == 1
+
+
+def test_why_the_policy_gives_a_partition_to_nobody() -> None:
+    """A12: the only consumer waits for its condition, until it owns a partition."""
+    book = DifferentialLog()
+    book.must(GroupConfig(-1, policy="overflow", priority_groups=("jobs",)))
+    session = book.join("west", min_ack_pending=9, priority_group="jobs")
+    book.topology()
+    assert "west (min_ack_pending 9)" in story(book).unserved
+    book.claim(session, 1)
+    assert story(book).unserved == ""
 
 
 def test_a_difference(book: DifferentialLog) -> None:

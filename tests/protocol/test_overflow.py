@@ -13,6 +13,7 @@ from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.overflow import LOOKS_LOW
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimingPartition, GroupConfig, ReleasingPartition
+from marshal_py.protocol.waiting import unserved, why_idle
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster, tp
 
 CONFIG = GroupConfig(NONE, policy="overflow", priority_groups=("jobs",))
@@ -81,6 +82,25 @@ def test_it_hands_back_when_little_is_left() -> None:
     before = cluster.moves()
     cluster.run(20 * INTERVAL_MS)
     assert cluster.moves() == before
+
+
+def test_what_an_idle_consumer_waits_for() -> None:
+    """Its conditions, with what the last look found; and that nobody else is given anything."""
+    cluster = Overflow()
+    local, remote = cluster.join("local"), cluster.join("remote", min_pending=1000)
+    cluster.pend(15)
+    cluster.run(2 * INTERVAL_MS)
+    conditions = "its conditions, min_pending 1000 (the last look found 60 pending, 0 in flight)"
+    assert (why_idle(local.member), why_idle(remote.member)) == ("", conditions)
+    assert unserved(cluster.group) == {}
+    cluster.kill(local)
+    cluster.run_until(lambda: not cluster.owners())
+    cluster.run(INTERVAL_MS)
+    assert why_idle(remote.member).startswith(f"{conditions}; nobody else is given partitions: start a consumer")
+    assert list(unserved(cluster.group)) == [tp(0).topic]
+    cluster.pend(250)
+    cluster.run(6 * INTERVAL_MS)
+    assert (why_idle(remote.member), unserved(cluster.group)) == ("", {})
 
 
 def test_figures_that_go_up_and_down_move_nothing() -> None:

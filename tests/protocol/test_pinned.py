@@ -20,6 +20,7 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     StepDown,
 )
+from marshal_py.protocol.waiting import why_idle
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
 
 CONFIG = GroupConfig(NONE, policy="pinned", priority_groups=("jobs",))
@@ -87,6 +88,13 @@ def test_one_has_everything_and_the_others_wait() -> None:
     cluster.run(8 * INTERVAL_MS)
     assert owned(clients) == [PARTITIONS, 0, 0]
     under_the_pin(cluster)
+
+
+def test_a_standby_says_who_has_everything() -> None:
+    cluster, clients = cluster_of("a", "b", "c")
+    cluster.run(4 * INTERVAL_MS)
+    says = "a partition that is free: all of its topics belong to a"
+    assert [why_idle(client.member) for client in clients] == ["", says, says]
 
 
 def test_an_admin_unpins() -> None:
