@@ -84,7 +84,11 @@ def _check_failover(config: GroupConfig) -> None:
 def _check_priority_groups(config: GroupConfig) -> None:
     names = list(config.priority_groups)
     if len(names) != 1:
-        raise InvalidOption("priority_groups", names, f"the policy {config.policy} needs exactly one: name it")
+        raise InvalidOption(
+            "priority_groups",
+            names,
+            f"the policy {config.policy} needs exactly one: name {'one alone' if names else 'it'}",
+        )
     if not isinstance(names[0], str) or not GROUP_NAME.fullmatch(names[0]):
         raise InvalidOption("priority_groups", names[0], "1 to 16 of the characters A-Z a-z 0-9 - _ / =")
     _check_acks(config.policy, config.mode)
@@ -184,13 +188,10 @@ def check_consumer(group: str, config: GroupConfig, options: MemberOptions) -> N
 
 
 def _check_priority(group: str, config: GroupConfig, options: MemberOptions) -> None:
+    chosen = f"the policy {config.policy}" if config.policy else "no policy in its settings"
     for name, policy in (("priority", "prioritized"), ("min_pending", "overflow"), ("min_ack_pending", "overflow")):
         if getattr(options, name) and config.policy != policy:
-            raise InvalidOption(
-                name,
-                getattr(options, name),
-                f"group {group!r} has the policy {config.policy or OWN_POLICY}: only {policy} obeys it",
-            )
+            raise InvalidOption(name, getattr(options, name), f"group {group!r} has {chosen}: only {policy} obeys it")
     if config.policy in PRIORITY and options.priority_group not in config.priority_groups:
         raise InvalidOption(
             "priority_group",

@@ -102,7 +102,8 @@ class _Reader:
         return step
 
     def _wrong(self, what: str) -> ValueError:
-        return ValueError(f"{what}, at character {self._at + 1}")
+        where = "the end" if self._at >= len(self._text) else f"character {self._at + 1}"
+        return ValueError(f"{what}, at {where}")
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
@@ -201,7 +202,9 @@ class _Reader:
                 if not low.isdecimal() or not (high.isdecimal() or not high):
                     raise self._wrong("{ begins no repetition as {3}, {3,} or {3,5}")
                 least, most = int(low), int(high) if high else REPEATS_MAX if comma else int(low)
-                if not least <= most <= REPEATS_MAX:
+                if most < least:
+                    raise self._wrong(f"a repetition of at least {least} and at most {most}")
+                if most > REPEATS_MAX:
                     raise self._wrong(f"a repetition outside 0 to {REPEATS_MAX}")
                 self._at = end
             case _:

@@ -54,7 +54,7 @@ INVALID = {
     "partitions are 0 to 1": ["--policy", "members", "--max-members", "2", "--map", "a=0,1,2"],
     "1 to 100000": ["--policy", "blocks", "--max-members", "0", "--member", "a"],
     "exactly one": ["--policy", "prioritized"],
-    "exactly one: name it": ["--policy", "prioritized", "--priority-group", "a", "--priority-group", "b"],
+    "exactly one: name one alone": ["--policy", "prioritized", "--priority-group", "a", "--priority-group", "b"],
     "1 to 16": ["--policy", "prioritized", "--priority-group", "a.b"],
     "explicit acks": ["--policy", "pinned", "--priority-group", "a", "--delivery", "at_most_once"],
     "1 to 86400": ["--policy", "pinned", "--priority-group", "a", "--priority-timeout", "0.5"],
@@ -265,6 +265,7 @@ def test_consumers_with_conditions(shell: Shell) -> None:
     assert info(shell, "over")["failover_s"] == 60
     shell.json("groups", "update", "over", "--failover", "0", "--yes")
     assert info(shell, "over")["failover_s"] is None
+    assert "failover: never" in shell.run("groups", "info", "over").stdout
     consume = ("consume", "orders", "--group", "over", "--start", "earliest", "--max-messages", "1")
     refused = shell.run(*consume, "--priority-group", "eu", "--min-pending", "1", "--priority", "1")
     assert (refused.exit_code, "only prioritized obeys it" in refused.stderr) == (1, True), refused.output

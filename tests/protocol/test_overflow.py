@@ -266,7 +266,7 @@ def test_an_unanswered_look_decides_nothing() -> None:
     ("settings", "reason"),
     [
         ({"priority_groups": ()}, "exactly one: name it"),
-        ({"priority_groups": ("a", "b")}, "exactly one: name it"),
+        ({"priority_groups": ("a", "b")}, "exactly one: name one alone"),
         ({"priority_groups": ("a b",)}, "1 to 16"),
         ({"mode": AT_MOST_ONCE}, "explicit acks"),
         ({"failover_ms": 4_999}, "5 to 3600"),
@@ -303,7 +303,11 @@ def test_the_failover_time_alone_can_change() -> None:
         (CONFIG, {"mode": AT_MOST_ONCE}, "explicit acks"),
         (CONFIG, {"priority": 1}, "only prioritized obeys it"),
         (replace(CONFIG, policy="prioritized"), {"min_pending": 1}, "only overflow obeys it"),
-        (GroupConfig(NONE), {"priority_group": "", "min_ack_pending": 1}, "only overflow obeys it"),
+        (
+            GroupConfig(NONE),
+            {"priority_group": "", "min_ack_pending": 1},
+            "has no policy in its settings: only overflow obeys it",
+        ),
     ],
 )
 def test_consumers_that_are_refused(config: GroupConfig, options: dict[str, Any], reason: str) -> None:

@@ -80,13 +80,14 @@ def test_no_pattern_takes_long(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "error"),
     [
-        ("^(a", r"a \( without its \), at character 4"),
+        ("^(a", r"a \( without its \), at the end"),
         ("^a)", r"a \) without its \(, at character 3"),
-        ("^[a", r"a \[ without its \]"),
+        ("^[a", r"a \[ without its \], at the end"),
         ("^a|*", r"nothing before \* to repeat, at character 4"),
         ("^a**", "two repetitions in a row"),
         ("^a{2", "begins no repetition"),
-        ("^a{3,2}", "a repetition outside 0 to 255"),
+        ("^a{3,2}", "a repetition of at least 3 and at most 2, at character 3"),
+        ("^a{3,256}", "a repetition outside 0 to 255"),
         ("^a\\", r"nothing after \\"),
         (r"^\bx", r"\\b means nothing here"),
         ("^(?!a)", "begins no group here"),
