@@ -101,6 +101,7 @@ def test_a_consumer_with_conditions_takes_part_while_much_is_pending(
         with join() as local:
             running = [local, remote]
             wait_for(2, 0)
+            until(lambda: "min_pending 20" in remote.cached_info().waiting_for, "it says what it waits for")
             for number in range(20):
                 broker.produce("orders", number % 2, b"")
             wait_for(1, 1)
