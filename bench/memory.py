@@ -258,7 +258,7 @@ class VirtualGroup:
         for tp, _ in ready.start_prefetch:
             member.prefetched(TopicPartition(*tp))
         for want in ready.resolve:
-            member.start_resolved(want.tp, 0, self.now())
+            member.start_resolved(want.tp, 0, 0, self.now())
 
 
 def live(hours: float) -> dict[str, Any]:

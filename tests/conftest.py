@@ -39,10 +39,11 @@ settings.register_profile(
 settings.load_profile("default")
 
 
-# A background job of a shell without job control (nohup, some CI runners) ignores Ctrl-C, and so would every command
-# that a test starts and interrupts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A background job of a shell without job control (some CI runners) ignores Ctrl-C, and `nohup` the end of its terminal;
+# so would every command that a test starts and interrupts.
+for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis' plugin reads the option

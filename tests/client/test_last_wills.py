@@ -175,6 +175,7 @@ def test_a_lost_witness_is_started_again(embedded: EmbeddedTestCluster, monkeypa
     others = witnesses(MARK)
     with embedded.connect(last_will="process") as marshal, joined(marshal, group, [topic]) as consumer:
         (first,) = witnesses(MARK) - others
+        until(consumer.claims, "its claim")
         os.kill(first, signal.SIGKILL)
         texts: list[str] = []
         until(lambda: (texts.extend(lost(consumer)), texts)[1], "last_will_lost")
