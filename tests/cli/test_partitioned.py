@@ -20,7 +20,7 @@ from tests.cli.shell import DEADLINE_S, Shell, wait_until
 from tests.support.kafka import Cluster
 from tests.support.kafka_topics import create_topic
 
-TOPICS = {"orders": 6, "bills": 2, "users": 3}
+TOPICS = {"orders": 6, "bills": 2, "users": 3, "pays": 2}
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,11 @@ def test_a_consumer_of_a_priority_group_names_it(shell: Shell, consumers: Consum
     wait_until(lambda: claims(shell, "jobs") == {"a": 6}, "the other one is gone")
 
 
-def test_consumers_with_conditions(shell: Shell) -> None:
+def test_consumers_with_conditions(shell: Shell, consumers: Consumers) -> None:
+    """One with a condition has nothing, then everything of a backlog; one without takes over from it.
+
+    ADR-42: "otherwise those Pull requests will sit idle in the same way that they would if no messages were available"
+    """
     create = ("--policy", "overflow", "--priority-group", "eu", "--failover", "60", "--yes")
     shell.json("groups", "create", "over", *create)
     assert info(shell, "over")["failover_s"] == 60
@@ -271,6 +275,16 @@ def test_consumers_with_conditions(shell: Shell) -> None:
     assert (refused.exit_code, "only prioritized obeys it" in refused.stderr) == (1, True), refused.output
     done = shell.run(*consume, "--priority-group", "eu", "--min-pending", "1", "--min-ack-pending", "1000")
     assert (done.exit_code, done.stdout) == (0, "0\n"), done.output
+    consumers.start("b", "over", "--priority-group", "eu", "--min-pending", "200", topics=("pays",))
+    wait_until(lambda: len(info(shell, "over")["members"]) == 1, "it has joined")
+    said = " ".join(shell.run("state", "over").stdout.split())
+    assert "none is met as far as the log shows: b (min_pending 200)" in said
+    shell.json("produce", "pays", stdin=b"1\n" * 300)
+    wait_until(lambda: claims(shell, "over") == {"b": 2}, "its condition is met")
+    consumers.start("a", "over", "--priority-group", "eu", topics=("pays",))
+    wait_until(lambda: len(info(shell, "over")["members"]) == 2, "one without conditions has joined")
+    consumers["b"].kill()
+    wait_until(lambda: claims(shell, "over") == {"a": 2}, "the other one is gone")
 
 
 def test_a_pinned_consumer_is_killed_and_unpinned(shell: Shell, consumers: Consumers) -> None:
