@@ -4,7 +4,7 @@
   and then everybody its part. CPU time in one process.
 - *pinned*: two processes, one has everything, defaults. It is killed (`kill -9`), or an admin unpins it. Per partition:
   from the last delivery of the one to the first of the other, less the normal spacing (12 ms).
-- *members*: 100 consumers in ten processes share 1,000 empty partitions. An admin drops one member, then half of them:
+- *members*: 100 consumers of ten Marshals, each a process, share 1,000 empty partitions. An admin drops one member, then half of them:
   from the call until the log says that the others own everything.
 
 With --tiny the targets alone.
@@ -177,8 +177,8 @@ def _consume(bootstrap: str, coordination: str, group: str, topic: str, *names: 
     """Consumes as these members of the group, until stdin ends."""
     settings = {"bootstrap.servers": bootstrap, "log_level": 0}
     with contextlib.ExitStack() as stack:
+        marshal = stack.enter_context(marshal_py.connect(settings, coordination_topic=coordination))
         for name in names:
-            marshal = stack.enter_context(marshal_py.connect(settings, coordination_topic=coordination, client_id=name))
             stack.enter_context(marshal.consumer(group, [topic], member=name))
         sys.stdin.read()
 
