@@ -4,8 +4,8 @@
   and then everybody its part. CPU time in one process.
 - *pinned*: two processes, one has everything, defaults. It is killed (`kill -9`), or an admin unpins it. Per partition:
   from the last delivery of the one to the first of the other, less the normal spacing (12 ms).
-- *members*: 100 consumers of ten Marshals, each a process, share 1,000 empty partitions. An admin drops one member, then half of them:
-  from the call until the log says that the others own everything.
+- *members*: 100 consumers of ten Marshals, each a process, share 1,000 empty partitions. An admin drops one member,
+  then half of them: from the call until the log says that the others own everything.
 
 With --tiny the targets alone.
 """
