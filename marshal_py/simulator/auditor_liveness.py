@@ -333,7 +333,7 @@ def v9_parked(demands: Demands, history: History) -> Iterator[Violation]:
             yield Violation("V9", due_ms, held.epoch, f"{key} stands at {position}, its end is lower")
 
 
-def v12_one_per_window(demands: Demands, history: History) -> Iterator[Violation]:
+def v13_one_per_window(demands: Demands, history: History) -> Iterator[Violation]:
     """Yields each breach of V13: an owner that releases a partition on which it falls behind owns another one, releases
     no second one within its window, and does not claim the first one again within it.
     """
@@ -372,5 +372,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     v7_drained,
     v8_handed_over,
     v9_parked,
-    v12_one_per_window,
+    v13_one_per_window,
 )
