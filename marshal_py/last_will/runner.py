@@ -9,6 +9,7 @@ group reaches both, and is not passed on. A third process of the group tells whi
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import selectors
@@ -29,11 +30,8 @@ NOT_FOUND: Final = 127  # exit codes of shells for a command that cannot be star
 NOT_EXECUTABLE: Final = 126
 SIGNALLED: Final = 128
 STATUSES_MAX: Final = 1_000  # of reaped processes, kept until their pidfd has been looked at
-FORWARDED: Final = frozenset(
-    {
-        *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
-        *(signal.SIGWINCH, signal.SIGCONT, signal.SIGALRM),
-    }
+FORWARDED: Final = starting.ENDING.union(
+    (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGALRM)
 )
 UNREMARKABLE: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM})
 # `timeout` sends its signal to its child, then to its group: the command shall get one.
@@ -41,13 +39,11 @@ GROUP_S: Final = 0.1  # how long the second may take to reach the probe
 SAME_S: Final = 0.3  # how long a second one of those that end a program counts as the first
 STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})  # with which a terminal stops its processes
 ANSWER_S: Final = 10.0  # a probe that does not answer for so long is given up; every signal is passed on then
-# A witness of one process ends with that process. A signal to its control group must not end it sooner.
-IGNORED: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def serve_parent() -> int:
     """Is the witness of the process at the other end of standard input. Returns when nobody needs it any more."""
-    for number in IGNORED:
+    for number in starting.ENDING:  # it ends with that process; a signal to its control group must not end it sooner
         signal.signal(number, signal.SIG_IGN)
     witness = Witness(f"process {os.getpid()}", bare_producer.create, lambda _pid: "")
     witness.connect(socket.socket(fileno=os.dup(0)))
@@ -180,14 +176,11 @@ class Runner:
             os.set_inheritable(self._theirs, True)
             os.environ[VARIABLE] = describe(self._theirs)
             os.execvp(self._command[0], self._command)
-        except OSError as error:
-            sys.stderr.write(f"marshal run: {self._command[0]}: {error.strerror}\n")
+        except (OSError, ValueError) as error:
+            why = (isinstance(error, OSError) and error.errno) or errno.ENOENT  # ValueError: the name is empty
+            sys.stderr.write(f"marshal run: {self._command[0] or repr('')}: {os.strerror(why)}\n")
             sys.stderr.flush()
-            os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
-        except ValueError:  # of an empty name
-            sys.stderr.write(f"marshal run: {self._command[0]!r}: No such file or directory\n")
-            sys.stderr.flush()
-            os._exit(NOT_FOUND)
+            os._exit(NOT_FOUND if why == errno.ENOENT else NOT_EXECUTABLE)
 
     # --- signals
 
@@ -197,9 +190,11 @@ class Runner:
         """
         while True:
             number = signal.sigwait(handled)
-            if time.monotonic() < self._again.get(number, 0):
-                continue
+            same = time.monotonic() < self._again.get(number, 0)
+            # Asked for a skipped one, too: the probe's copy of it would make a later signal seem to be the group's.
             shared = self._probe is not None and number != signal.SIGCHLD and self._probe.got(number)
+            if same:
+                continue
             if number in starting.ENDING:
                 if self._probe is not None and not shared:
                     time.sleep(GROUP_S)

@@ -14,7 +14,7 @@ import pytest
 
 from marshal_py.cli.app import app
 from marshal_py.last_will import connecting, rendezvous
-from marshal_py.last_will.runner import Runner, in_words
+from marshal_py.last_will.runner import Runner, SignalProbe, in_words
 from marshal_py.protocol.records import Leave, ReleasingPartition
 from marshal_py.transport import bare_producer
 from tests.last_will.test_witness import CONSUMER, FakeProducer
@@ -89,25 +89,55 @@ starting.become([sys.executable, "-c", "import signal; print(signal.pthread_sigm
     assert done.stdout == "set()\n"
 
 
-def test_two_signals_of_timeout_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`timeout` signals its child and then its group. One that comes later is another one."""
-    runner = Runner(["true"])
-    taken = iter([(0.0, signal.SIGTERM), (0.1, signal.SIGTERM), (0.1, signal.SIGUSR1), (0.1, signal.SIGUSR1)])
-    later = iter([(1.0, signal.SIGTERM), (1.0, signal.SIGCHLD)])
-    clock = 0.0
+class FakeProbe(SignalProbe):
+    """A probe without a process: the test says what has gone to the group."""
+
+    def __init__(self) -> None:
+        self.pending: set[int] = set()
+
+    def got(self, number: int) -> bool:
+        got = number in self.pending
+        self.pending.discard(number)
+        return got
+
+
+def passed_on(
+    monkeypatch: pytest.MonkeyPatch, signals: list[tuple[float, signal.Signals, bool]], probe: FakeProbe | None = None
+) -> list[tuple[int, bool]]:
+    """Returns the signals that a runner's loop gets, and whether each is held to have reached the command already.
+
+    `signals`: when each comes, in seconds, and whether it goes to the group.
+    """
+    runner, coming, clock = Runner(["true"]), iter([*signals, (1_000.0, signal.SIGCHLD, False)]), 0.0
 
     def sigwait(_: object) -> signal.Signals:
         nonlocal clock
-        clock, number = next(taken, None) or next(later)
+        clock, number, to_group = next(coming)
+        if probe is not None and to_group:
+            probe.pending.add(number)
         return number
 
     monkeypatch.setattr(signal, "sigwait", sigwait)
     monkeypatch.setattr(time, "monotonic", lambda: clock)
-    runner._status = 0
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    runner._status, runner._probe = 0, probe
     runner._listen(frozenset())
-    read = list(os.read(runner._woken, 100)[::2])
+    read = os.read(runner._woken, 100)[:-2]
     close(runner)
-    assert read == [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD]
+    return [(number, bool(shared)) for number, shared in zip(read[::2], read[1::2], strict=True)]
+
+
+def test_two_signals_of_timeout_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` signals its child and then its group. One that comes later is another one."""
+    term, usr1 = signal.SIGTERM, signal.SIGUSR1
+    signals = [(0.0, term, False), (0.1, term, True), (0.1, usr1, False), (0.1, usr1, False), (1.0, term, False)]
+    assert [number for number, _ in passed_on(monkeypatch, signals)] == [term, usr1, usr1, term]
+
+
+def test_a_skipped_signal_does_not_swallow_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second `kill %1` within 0.3 s is skipped. The third SIGTERM is for this process alone: it is passed on."""
+    signals = [(0.0, signal.SIGTERM, True), (0.1, signal.SIGTERM, True), (1.0, signal.SIGTERM, False)]
+    assert passed_on(monkeypatch, signals, FakeProbe()) == [(signal.SIGTERM, True), (signal.SIGTERM, False)]
 
 
 def test_the_command_of_the_package_is_the_same() -> None:
