@@ -236,16 +236,16 @@ def info(
     if options.as_json:
         output.print_json(found)
         return
-    origin = found["settings_from"]
+    origin, failover = found["settings_from"], None
+    if "failover_s" in found:
+        failover = f"{found['failover_s']:g} s" if found["failover_s"] else "never"
     rows = {
         "group": found["group"],
         "delivery": found["delivery"],
         "policy": found["policy"],
         "max members": found.get("max_members"),
         "priority timeout": f"{found['priority_timeout_s']:g} s" if "priority_timeout_s" in found else None,
-        "failover": (f"{found['failover_s']:g} s" if found["failover_s"] else "never")
-        if "failover_s" in found
-        else None,
+        "failover": failover,
         "lag weights": "yes" if found.get("lag_weighted") else None,
         "priority group": ", ".join(one["name"] for one in found.get("priority_groups", ())) or None,
         "on topic recreated": found["on_topic_recreated"],

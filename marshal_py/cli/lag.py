@@ -24,9 +24,8 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
 
     Positions are those of the coordination log; kafka-consumer-groups shows copies that are some seconds older.
     The time is how long it takes to read these messages, without new ones, at the speed of the last minute; it is - if
-    the position does not move, or nobody owns the partition. A lag of - is unknown: the topic is
-    gone or was created again, the partition has no position yet, the position lies beyond the end, or records were
-    lost.
+    the position does not move, or nobody owns the partition. A lag of - is unknown: the topic is gone or was created
+    again, the partition has no position yet, the position lies beyond the end, or records were lost.
     """
     with options.observer() as observer:
         rate = ConsumptionRate()

@@ -11,9 +11,8 @@ from marshal_py.cli.options import command
 from marshal_py.last_will import death, starting
 
 EXAMPLE: Final = output.example("marshal run -- python app.py")
-WORDS: Final = {
-    "allow_interspersed_args": False
-}  # options behind the program's name are the program's, with or without --
+# Options behind the program's name are the program's, with or without --.
+WORDS: Final = {"allow_interspersed_args": False}
 
 
 @command

@@ -60,13 +60,7 @@ class Candidacy:
         self.outdated: bool = False  # whether the world has changed since order and target were computed
         # what the last refresh saw: shape, sessions waited out, the own session, those idle (A11) or served (A12),
         # topics that are gone (A13)
-        self._refreshed: tuple[int, frozenset[int], int, frozenset[int] | None, frozenset[str]] = (
-            -1,
-            frozenset(),
-            NONE,
-            None,
-            frozenset(),
-        )
+        self._refreshed: tuple[object, ...] = (-1, frozenset(), NONE, None, frozenset())
         self._refreshed_ms = 0  # when order and target were computed, on the wait clock
         self._before: list[int] = []  # sessions before this one in the order, sorted by id
         self._all: list[int] = []  # all candidates, sorted by id

@@ -191,9 +191,8 @@ class Group:
         self.sessions: dict[int, Session] = {}
         self.partitions: dict[TopicPartition, Partition] = {}
         self.claims: dict[int, Partition] = {}  # by epoch, live ones only (W1)
-        self.shape: int = (
-            0  # grows with all that targets depend on, but no position, count or extension: policies cache
-        )
+        # grows with all that targets depend on, but no position, count or extension: policies cache
+        self.shape: int = 0
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)  # the changes of the shape, oldest first
         self.dirty: set[Topic | Session | Partition | Group] = {self}  # entries changed since the last digest
         self.digest_sum: int = 0

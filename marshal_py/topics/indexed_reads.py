@@ -2,8 +2,8 @@
 
 Before each answer the index catches up with the topic as it is at that moment. The last message of a key comes from the
 index itself if that has a copy, and from Kafka otherwise. While another process is writing the index, `Reads` answers
-instead. It also answers batches of a key on a compacted topic, because the index still counts
-messages that compaction has removed.
+instead. It also answers batches of a key on a compacted topic, because the index still counts messages that compaction
+has removed.
 """
 
 from __future__ import annotations
