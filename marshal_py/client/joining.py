@@ -21,6 +21,7 @@ from marshal_py.client.options import ConsumerOptions, check_topics
 from marshal_py.client.planner import Planner
 from marshal_py.client.topic_watch import check_count, find_topics
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
+from marshal_py.protocol import later_topics
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import Genesis
@@ -127,8 +128,8 @@ class Joining:
         with context.lock:
             known, later = world.groups.get(group), frozenset[str]()
             if options.new_topics == "earliest":
-                later = start_positions.new_topics(known, names_of(topics))
-            later |= start_positions.found_later(known, topics, tuple(found))
+                later = later_topics.new_topics(known, names_of(topics))
+            later |= later_topics.found_later(known, topics, tuple(found))
             member = Member(world, group, chosen, secrets.token_bytes)
             for topic, info in found.items():  # before it can claim anything (D10)
                 member.learn_topic(topic, info.partitions, info.topic_id)

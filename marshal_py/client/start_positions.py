@@ -18,8 +18,7 @@ from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.ready import Wanted
 from marshal_py.protocol.records import OFFSET_MAX
-from marshal_py.protocol.subscription import consumes, names_of
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.subscription import consumes
 from marshal_py.topics.request import epoch_ms
 from marshal_py.transport.ports import Bounds, ClusterAdmin
 
@@ -101,37 +100,6 @@ def check_topics(start: str, topics: Sequence[str]) -> None:
     others = sorted(topic for topic in {tp.topic for tp in parse(start).named} if not consumes(tuple(topics), topic))
     if others:
         raise InvalidOption("start", start, f"{others[0]} is none of the consumer's topics ({', '.join(topics)})")
-
-
-def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
-    """Returns the consumer's topics that its group does not have yet; none if it has none of them, as a new group."""
-    unknown = frozenset(topics) - (group.topics.keys() if group is not None else set())
-    return unknown if len(unknown) < len(topics) else frozenset()
-
-
-def found_later(group: Group | None, topics: tuple[str, ...], found: Sequence[str]) -> frozenset[str]:
-    """Returns which topics came after the group began, of those that a consumer's patterns match when it joins (D5).
-
-    They are those that the log does not know, while it knows other topics of the consumer, or members that found none;
-    and those that became known after another topic of the consumer was claimed, as their finder may have died before it
-    claimed them. `topics`: as in the Join. `found`: all topics that the consumer reads.
-    """
-    if group is None:
-        return frozenset()
-    named, known = names_of(topics), group.topics
-    joined = bool(group.mode) and (group.config is None or not group.config.mode) and group.pause_change == NONE
-    # A member reports what it has found before its first heartbeat.
-    waited = joined and not known and all(session.extended > session.id for session in group.sessions.values())
-    began = waited or any(topic in known for topic in found)
-    claimed = sorted((p.version, tp.topic) for tp, p in group.partitions.items() if p.version != NONE)
-
-    def is_later(topic: str) -> bool:
-        if topic not in known:
-            return began
-        first = next((version for version, other in claimed if other != topic and other in found), OFFSET_MAX)
-        return first < known[topic].offset
-
-    return frozenset(topic for topic in found if topic not in named and is_later(topic))
 
 
 def resolve(

@@ -6,24 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from marshal_py import Consumer, aio
 from marshal_py.client import loop, topic_watch
-from marshal_py.client.start_positions import found_later
 from marshal_py.errors import InvalidName, InvalidOption
-from marshal_py.protocol.records import (
-    ClaimingPartition,
-    GroupConfig,
-    Heartbeat,
-    Join,
-    Leave,
-    Record,
-    ReleasingPartition,
-    Topology,
-)
+from marshal_py.protocol.records import ClaimingPartition, Join, ReleasingPartition
 from tests.support.client_fixtures import MemoryTestCluster, TestCluster, collect, joined, until
-from tests.support.virtual_cluster import VirtualCluster
 
 PATTERN = "^orders-.*"
 A, B, C = "orders-a", "orders-b", "orders-c"
@@ -32,13 +20,6 @@ A, B, C = "orders-a", "orders-b", "orders-c"
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "METADATA_S", 0.1)
-
-
-JOIN = Join("c", bytes(16), 1, 1_000, (PATTERN,))
-
-
-def claim(topic: str, partition: int) -> ClaimingPartition:
-    return ClaimingPartition(1, topic, partition, -1, 3)
 
 
 def make(cluster: TestCluster, topic: str, messages: int = 3, partitions: int = 1) -> None:
@@ -145,31 +126,6 @@ def test_nothing_is_lost_that_comes_while_nobody_lives(memory: MemoryTestCluster
     make(memory, B, partitions=2)
     with memory.connect("c2") as marshal, joined(marshal, group, [PATTERN], start="latest") as consumer:
         assert values(collect(consumer, 6)) == sorted(all_of(B) * 2)
-
-
-@pytest.mark.parametrize(
-    ("records", "later"),
-    [
-        ([], set()),
-        ([Heartbeat(1, 1)], {A, B}),
-        ([Leave(1)], {A, B}),
-        ([Topology(A, 2, -1), Topology(B, 2, -1)], set()),
-        ([Topology(A, 2, -1), Topology(B, 2, -1), claim(A, 0)], set()),
-        ([Topology(A, 2, -1), claim(A, 0)], {B}),
-        ([Topology(A, 2, -1), claim(A, 0), Topology(B, 2, -1)], {B}),
-        ([Topology(A, 2, -1), claim(A, 0), Topology(B, 2, -1), claim(B, 1)], {B}),
-        ([Topology("other", 2, -1)], set()),
-        ([GroupConfig(-1, mode=1)], set()),
-    ],
-)
-def test_which_topics_are_later(records: list[Record], later: set[str]) -> None:
-    """D5: wherever between the discovery of a topic and its claims all members of the group died."""
-    cluster = VirtualCluster()
-    for record in ([] if isinstance(next(iter(records), None), GroupConfig) else [JOIN]) + records:
-        cluster.must(structs.replace(record, session=1) if isinstance(record, ClaimingPartition) else record)
-    assert found_later(cluster.group, (PATTERN,), (A, B)) == later
-    assert found_later(cluster.group, (A, B), (A, B)) == frozenset(), "these have options of their own"
-    assert found_later(None, (PATTERN,), (A, B)) == frozenset()
 
 
 def test_a_group_that_waited_for_its_first_topic_begins_there(memory: MemoryTestCluster) -> None:
