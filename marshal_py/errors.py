@@ -89,10 +89,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
 
 CLAIMED_SHOWN: Final = 10  # partitions in the text of ClaimLost
+
+
+def first_of(words: Iterable[str], most: int, between: str = ", ") -> str:
+    """Returns a text that names `most` words and counts the others, such as "orders, payments and 3 more".
+
+    Without words it is "".
+    """
+    found = list(words)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return between.join(found[:most]) + more
 
 
 class MarshalError(Exception):
@@ -772,11 +782,10 @@ class ClaimLost(PeerError):
     def __init__(self, group: str, lost: tuple[str, ...], claimed: tuple[str, ...] | None = None) -> None:
         self.group, self.lost, self.claimed = group, lost, claimed
         if claimed is not None:
-            more = len(claimed) - CLAIMED_SHOWN
-            shown = ", ".join(claimed[:CLAIMED_SHOWN]) + (f" and {more} more" if more > 0 else "")
+            shown = first_of(claimed, CLAIMED_SHOWN) or "nothing"
             super().__init__(
                 f"group {group!r}: this consumer does not own {', '.join(lost)}, so it cannot move the position "
-                f"there; it owns {shown or 'nothing'}: Group.set_position moves positions of partitions that others own"
+                f"there; it owns {shown}: Group.set_position moves positions of partitions that others own"
             )
             return
         super().__init__(

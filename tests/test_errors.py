@@ -1,4 +1,4 @@
-"""Errors reach another process unchanged."""
+"""Errors reach another process unchanged; their texts do not grow without end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from marshal_py.errors import GroupOpaque, InvalidOption, MarshalError, ModeMismatch, SessionCloned
+from marshal_py.errors import GroupOpaque, InvalidOption, MarshalError, ModeMismatch, SessionCloned, first_of
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,8 @@ def test_an_error_survives_a_pickle(error: MarshalError) -> None:
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert vars(again) == vars(error)
+
+
+def test_a_text_names_the_first_and_counts_the_others() -> None:
+    assert [first_of("abcd"[:count], 2) for count in range(4)] == ["", "a", "a, b", "a, b and 1 more"]
+    assert first_of(iter("abcd"), 2, " ") == "a b and 2 more"

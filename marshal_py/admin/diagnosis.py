@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from marshal_py.admin.overview import positions, stopped
 from marshal_py.admin.recreated_topics import find_recreated
+from marshal_py.errors import first_of
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import Join, Snapshot
 from marshal_py.protocol.verdict import Verdict
@@ -100,7 +101,7 @@ def of_clocks(study: Study) -> Check:
     return Check(
         "clocks",
         "warn",
-        _some(words),
+        first_of(words, NAMES_MAX),
         "set the clocks there: ownership does not depend on them, times in "
         "`marshal explain --at` and positions by time do",
     )
@@ -118,9 +119,8 @@ def of_versions(groups: Iterable[Group]) -> Check:
     if len(libraries) == 1:
         return Check("versions", "ok", found)
     fewest = min(libraries, key=lambda library: len(libraries[library]))
-    return Check(
-        "versions", "warn", found, f"harmless while you upgrade; {_some(sorted(libraries[fewest]))} still run {fewest}"
-    )
+    names = first_of(sorted(libraries[fewest]), NAMES_MAX)
+    return Check("versions", "warn", found, f"harmless while you upgrade; {names} still run {fewest}")
 
 
 def of_witnesses(groups: Iterable[Group]) -> Check:
@@ -130,7 +130,7 @@ def of_witnesses(groups: Iterable[Group]) -> Check:
     if not sessions:
         return Check("witnesses", "ok", "no consumer is live")
     found = f"{len(sessions) - len(without)} of {len(sessions)} consumers had one when they joined"
-    return Check("witnesses", "ok", f"{found}; none: {_some(without)}" if without else found)
+    return Check("witnesses", "ok", f"{found}; none: {first_of(without, NAMES_MAX)}" if without else found)
 
 
 def of_groups(
@@ -188,7 +188,7 @@ def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], in
             )
     if not silent:
         return None
-    found = f"{group.name!r}: no sign of life of {_some([words for _, words in sorted(silent.items())])}"
+    found = f"{group.name!r}: no sign of life of {first_of([words for _, words in sorted(silent.items())], NAMES_MAX)}"
     return Check(
         "silent consumer",
         "warn",
@@ -255,8 +255,3 @@ def of_growth(study: Study, bounds: Mapping[int, Bounds]) -> Check:
             "that snapshots are written and old records deleted",
         )
     return Check("growth", "ok", found)
-
-
-def _some(words: list[str]) -> str:
-    more = f" and {len(words) - NAMES_MAX} more" if len(words) > NAMES_MAX else ""
-    return ", ".join(words[:NAMES_MAX]) + more

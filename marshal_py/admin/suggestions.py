@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
+from marshal_py.errors import first_of
+
 LISTED_MAX: Final = 5  # names of a list for people
 SIMILAR: Final = 0.6  # difflib's own default: two typing errors in a name of six letters
 
@@ -20,5 +22,4 @@ def suggestion(name: str, known: Iterable[str]) -> str:
         return f"; did you mean {near[0]!r}?"
     if not names:
         return "; there is none yet"
-    more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
-    return f"; there is {', '.join(map(repr, names[:LISTED_MAX]))}{more}"
+    return f"; there is {first_of(map(repr, names), LISTED_MAX)}"

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from marshal_py.errors import first_of
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import (
     MODE_NAMES,
@@ -28,6 +29,8 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.verdict import Outcome, Verdict
+
+MOVES_SHOWN: Final = 3  # of a SetPosition, in its sentence
 
 # Each reason of PROTOCOL.md as the end of a sentence. A reason that is missing here is printed as it is.
 REASONS: Final = {
@@ -112,9 +115,8 @@ def _request(record: Record) -> str:
                 return "the pause ends"
             return f"the group pauses for {record.duration_ms / 1000:g} s{_because(record.reason)}{_by(record.by)}"
         case SetPosition():
-            moves = ", ".join(f"{m.topic}:{m.partition} to {m.position}" for m in record.moves[:3])
-            more = f" and {len(record.moves) - 3} more" if len(record.moves) > 3 else ""
-            return f"positions move: {moves}{more}{_by(record.by)}"
+            moves = first_of((f"{m.topic}:{m.partition} to {m.position}" for m in record.moves), MOVES_SHOWN)
+            return f"positions move: {moves}{_by(record.by)}"
         case Topology():
             named = f", id {record.topic_id}" if record.topic_id else ""
             return f"topic {record.topic} has {record.partitions} partitions{named}"

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from marshal_py.errors import first_of
 from marshal_py.protocol.assignment import pinned
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.last_will import died
@@ -308,8 +309,7 @@ def _difference(was: Iterable[Mapping | str], now: Iterable[Mapping | str]) -> s
     old, new = ({each if isinstance(each, str) else each.member: each for each in names} for names in (was, now))
     found = [f"+{name}" for name, each in new.items() if old.get(name) != each]
     found += [f"-{name}" for name in old if name not in new]
-    more = [f"and {len(found) - NAMED_MAX} more"] if len(found) > NAMED_MAX else []
-    return " ".join(found[:NAMED_MAX] + more)
+    return first_of(found, NAMED_MAX, " ")
 
 
 def silence(record: Evict) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from marshal_py.errors import first_of
 from marshal_py.protocol.assignment import overflow
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.member import Member
@@ -51,7 +51,7 @@ def unserved(group: Group) -> dict[str, Unserved]:
     return {
         topic: Unserved(
             "under the policy overflow nobody may own them: all consumers have conditions, and none is met as far as "
-            f"the log shows: {_named(f'{join.client_id} ({_conditions(join)})' for join in joins)}",
+            f"the log shows: {first_of((f'{join.client_id} ({_conditions(join)})' for join in joins), NAMED_MAX)}",
             advice,
         )
         for topic, joins in sorted(waiting.items())
@@ -80,16 +80,10 @@ def why_idle(member: Member) -> str:
             if known is None or (known.owner == NONE and not known.parked):
                 return ""  # it may get this one
             owners.add(known.owner)
-    names = _named(sorted(group.sessions[owner].join.client_id for owner in owners if owner != NONE))
+    names = first_of(sorted(group.sessions[owner].join.client_id for owner in owners if owner != NONE), NAMED_MAX)
     return f"a partition that is free: all of its topics belong to {names}" if names else ""
 
 
 def _conditions(join: Join) -> str:
     conditions = {"min_pending": join.min_pending, "min_ack_pending": join.min_ack_pending}
     return " or ".join(f"{name} {least}" for name, least in conditions.items() if least)
-
-
-def _named(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
-    return ", ".join(found[:NAMED_MAX]) + more
