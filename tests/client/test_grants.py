@@ -72,6 +72,16 @@ def offers(partitions: Iterable[Partition]) -> list[tuple[int, int] | None]:
     return [one.claim.offer for one in partitions]
 
 
+def granted_twice() -> tuple[Partition, Partition]:
+    """Two partitions with nothing fetched, and with as many grants as a fast user may have."""
+    one, other = Partition(0), Partition(1)
+    for _ in range(2):
+        assert offer(one, other)
+        one.grant()
+        other.grant()
+    return one, other
+
+
 def test_a_fast_user_s_grants_are_asked_for_before_anything_is_fetched() -> None:
     """D2: `grant_messages` at a time below the end of the partition, two grants that are not used up at most."""
     one = Partition()
@@ -117,11 +127,7 @@ def test_a_second_of_work_is_shared_by_all_partitions_that_have_messages() -> No
 
 def test_grants_without_a_message_do_not_keep_the_next_message_waiting() -> None:
     """D2: compaction or a transaction has left a hole that is longer than two grants."""
-    one, other = Partition(0), Partition(1)
-    for _ in range(2):
-        assert offer(one, other)
-        one.grant()
-        other.grant()
+    one, other = granted_twice()
     one.fetch(5_000, 5_001)
     assert offer(one, other), "although the other partition needs no grant yet"
     assert one.grant() == (5_000, 5_100)
@@ -132,11 +138,7 @@ def test_grants_without_a_message_do_not_keep_the_next_message_waiting() -> None
 
 def test_one_record_asks_for_all_partitions() -> None:
     """D2: a fast user's next grant waits for the other partitions until half of the grant at hand is used."""
-    one, other = Partition(0), Partition(1)
-    for _ in range(2):
-        assert offer(one, other)
-        one.grant()
-        other.grant()
+    one, other = granted_twice()
     one.fetch(*range(200))
     one.tracker.deliver(99, 0, 100)
     assert not offer(one, other), "it has a whole grant left"
