@@ -93,6 +93,8 @@ class DeliveryContext:
     def forked(self, made_in_pid: int) -> None:
         """Makes acks raise UsedAfterFork in a forked child process, where it is called (forks.py)."""
         self.lock = ForkedLock("Message", made_in_pid)
+        for claim in self.member.claims.values():
+            claim.sealed = True  # so that acks ask for the lock
 
 
 class Delivered:
@@ -122,6 +124,12 @@ class Delivered:
         """
         return not self.context.member.ack_is_late(self.claim)
 
+    def noted(self, index: int) -> bool:
+        """Returns whether the ack of the message at `index` of `run` was noted when its claim was sealed."""
+        with self.context.lock:
+            assert self.run is not None
+            return self.run.is_finished(index) or self.finish_late()
+
     def returned(self) -> None:
         """Notes an ack in at-most-once mode, where it only says that the handler has returned."""
         if isinstance(self.claim.tracker, AtMostOnce):
@@ -150,6 +158,7 @@ class Delivered:
             if self.claim.sealed:
                 return self.finish_late()
             assert self.run is not None
+            self.run.settle()
             return context.answers.nak(self.claim, self.run, first, messages, delay_s, self.again)
 
     def term(self, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
@@ -160,6 +169,7 @@ class Delivered:
             if self.claim.sealed:
                 return self.finish_late()
             assert self.run is not None
+            self.run.settle()
             return context.answers.term(self.claim, self.run, first, messages, reason)
 
     def acked(self, first: int, stop: int, in_time: bool) -> Acked:
@@ -175,6 +185,7 @@ class Delivered:
             tracker, mono_ms = self.claim.tracker, self.context.clock_now().mono_ms
             if isinstance(tracker, AtLeastOnce):
                 if self.run is not None:
+                    self.run.settle()
                     tracker.touch(self.run, first, stop, mono_ms)
             elif tracker.in_flight_since_ms is not None:
                 tracker.in_flight_since_ms = mono_ms

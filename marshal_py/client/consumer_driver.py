@@ -161,6 +161,7 @@ class ConsumerDriver:
         """Reports to the member what the data source has noticed, ticks it, and executes its Ready."""
         if self.away and not self.member.ended:
             return
+        self.member.settle_acks()
         self._look_at_source(now)
         if self.claims.overdue(now) and not self.member.leaving:
             self.error = BatchOverdue(self.member.name, self.options.handler_timeout_s)
@@ -471,6 +472,7 @@ class ConsumerDriver:
 
     def position(self, claim: Claim) -> int:
         """Returns the next offset to process: the claim's position or the one in the log, whichever is higher."""
+        claim.settle()
         own = claim.position()
         group = self.member.group
         folded = group.partitions[claim.tp].position if group is not None else NONE

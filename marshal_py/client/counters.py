@@ -34,4 +34,5 @@ class Counters:
 
 def in_flight(claim: Claim) -> int:
     """Returns how many messages of the claim are delivered and not acked; 0 in at-most-once mode."""
+    claim.settle()
     return claim.tracker.in_flight if isinstance(claim.tracker, AtLeastOnce) else 0

@@ -194,9 +194,7 @@ class DeliveryQueue:
         grown: list[Buffer] = []
         for tp, round_, messages in chunks:
             buffer = self.buffers.get(tp)
-            if buffer is None:
-                continue
-            if round_ != self.source.round(tp):
+            if buffer is None or round_ != self.source.round(tp):
                 continue
             if buffer.held_back:
                 continue  # fetched before the source paused it; it will be fetched again
@@ -481,6 +479,8 @@ class DeliveryQueue:
                 continue
             if isinstance(claim.tracker, AtMostOnce):
                 claim.tracker.returned()
+            else:
+                claim.settle()
             if buffer.held_back and not buffer.paused_by_user:
                 held_back.append(buffer)
         if held_back and not self._gate_shut:

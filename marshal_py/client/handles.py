@@ -114,4 +114,5 @@ class Handles:
 def _open(message: Message[Any, Any]) -> bool:
     """Returns whether the message still waits for an answer that counts."""
     delivered = message._delivered
+    delivered.claim.settle()
     return not delivered.claim.sealed and delivered.run is not None and not delivered.run.is_finished(message._index)

@@ -111,19 +111,15 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         """
         if wait:
             return self.double_ack(timeout_s)
-        delivered, index = self._delivered, self._index
-        # Not acquire() and `try`, although that is faster: the handler of a signal may raise between the two.
-        with delivered.context.lock:
-            if delivered.claim.sealed:
-                return delivered.finish_late()
-            run = delivered.run
-            if run is None:
-                delivered.returned()
-            elif index == run.low and not run.finished:
-                run.low = index + 1  # in order, as nearly always
-            else:
-                run.finish(index)
-            return True
+        delivered = self._delivered
+        run = delivered.run
+        if run is None:
+            return delivered.finish_range(0, 0)
+        # Without the lock, and first: if the claim is sealed after it, sealing has noted it (Claim.seal).
+        run.acks.append(self._index)
+        if delivered.claim.sealed:
+            return delivered.noted(self._index)
+        return True
 
     def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Marks the message as done, and returns True once the log has accepted that it is.

@@ -104,13 +104,32 @@ class Claim:
         self.parking, self.reason, self.successor = parking, reason, NONE
 
     def seal(self, phase: ClaimPhase) -> None:
-        """Enters RELEASING or GONE: from then on nothing is delivered and no ack counts (T16)."""
-        self.phase, self.sealed = phase, True
+        """Enters RELEASING or GONE: from then on nothing is delivered and no ack counts (T16).
+
+        An ack is first appended to its run, without the lock, and then looks at `sealed`. So it either is noted here or
+        finds that it may have come too late. The position to release must be asked for after this call.
+        """
+        before, self.phase, self.sealed = self.sealed, phase, True
+        if not before:
+            self._settle()
+
+    def settle(self) -> None:
+        """Notes the acks that came without the lock, unless the claim is sealed: then they come too late.
+
+        Drivers call it before they ask for anything, but not between two questions whose answers belong together, such
+        as the position and the progress of one heartbeat.
+        """
+        if not self.sealed:
+            self._settle()
+
+    def _settle(self) -> None:
+        if isinstance(self.tracker, AtLeastOnce):
+            self.tracker.settle()
 
     def seek(self, position: int, now_ms: int) -> None:
         """Seals the claim at once, to be replaced by a new one that begins at `position` (F6.6, T20)."""
-        self.released_position = self.position()
         self.seal(ClaimPhase.RELEASING)
+        self.released_position = self.position()
         self.reason, self.seek_to, self.sealed_ms, self.revoking_reported = "seek", position, now_ms, True
 
     def give_up_seek(self) -> None:

@@ -104,6 +104,12 @@ class AtLeastOnce:
 
     # --- what this claim does
 
+    def settle(self) -> None:
+        """Notes the acks that came without the lock (OffsetRun.acks). Everything else here reads what was noted."""
+        for run in self.runs:
+            if run.acks:
+                run.settle()
+
     def add(self, offsets: Sequence[int]) -> OffsetRun:
         """Adds fetched offsets and returns the run that holds them.
 

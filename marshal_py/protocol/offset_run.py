@@ -1,7 +1,8 @@
 """Tracks offsets that were fetched together: which were handed over, which are finished, since when handlers have them.
 
 delivery.py has a run (OffsetRun) for each fetch of a claim in at-least-once mode. A handler is what the user does with
-a message. Times are monotonic ms. Nothing here is thread-safe: callers hold a lock.
+a message. Times are monotonic ms. Nothing here is thread-safe: callers hold a lock. Only `acks` may be appended to
+without it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ class OffsetRun:
       R3  `finished` holds exactly the finished indexes above low
     """
 
-    __slots__ = ("aside", "delivered", "finished", "low", "marks", "offsets", "touched")
+    __slots__ = ("acks", "aside", "delivered", "finished", "low", "marks", "offsets", "touched")
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self.offsets: Sequence[int] = offsets
         self.delivered: int = 0
         self.low: int = 0
         self.finished: set[int] = set()
+        # Indexes that handlers have acked and `settle` has not noted yet. Any thread appends to it without the lock,
+        # because taking a lock costs three times as much as all the rest of an ack.
+        self.acks: list[int] = []
         self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, at most one per MARK_MS
         # Indexes that no handler has, although they were handed over -> whether a Release waits for them all the same.
         self.aside: dict[int, bool] | None = None
@@ -43,6 +47,23 @@ class OffsetRun:
         if not marks or mono_ms - marks[-1][1] >= MARK_MS:
             marks.append((first, mono_ms))
         return first
+
+    def settle(self) -> None:
+        """Marks the messages in `acks` finished.
+
+        Until then they count as unfinished everywhere. So what is read of a run between two calls belongs together.
+        """
+        acks, low = self.acks, self.low
+        count = len(acks)
+        if not count:
+            return
+        noted, in_order = acks[:count], range(low, low + count)
+        if not self.finished and noted[0] == low and noted[-1] == in_order[-1] and noted == list(in_order):
+            self.low = in_order.stop  # as nearly always
+        else:
+            for index in noted:
+                self.finish(index)
+        del acks[:count]  # last, and the same list: others append to it meanwhile, and an interrupted call is repeated
 
     def finish(self, index: int) -> bool:
         """Marks the message at `index` finished; returns False if it was already, because an ack may come twice."""
@@ -66,6 +87,7 @@ class OffsetRun:
 
     def finish_range(self, first: int, stop: int) -> int:
         """Marks the indexes [first, stop) finished; returns how many of them were not finished before."""
+        self.settle()
         if first == self.low and not self.finished:
             self.low = stop
             return stop - first

@@ -167,6 +167,7 @@ class Client(Process):
             self.detached = False
         self.environment.events += 1
         now = self.clock.read(self.environment.now_ms)
+        self.member.settle_acks()
         ready = self.member.tick(now)
         if not self.options.deliver_late and any(advisory.kind == "fenced" for advisory in ready.advisories):
             self.environment.fenced(self)
@@ -436,7 +437,7 @@ class Client(Process):
         """Lets the handler acknowledge its message."""
         call.delivery.finish(self.environment.now_ms)
         if call.run is not None and not member.ack_is_late(claim):
-            call.run.finish(call.place)
+            call.run.acks.append(call.place)  # as `Message.ack` does, which takes no lock
 
     # --- a cloned machine
 

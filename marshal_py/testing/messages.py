@@ -60,6 +60,7 @@ class RecordedMessage(Message[K_co, V_co], frozen=True, kw_only=True, gc=True):
         tracker, run = self._delivered.claim.tracker, self._delivered.run
         if isinstance(tracker, AtMostOnce):
             return tracker.in_flight_since_ms is None
+        self._delivered.claim.settle()
         return run is not None and run.is_finished(self._index)
 
     def lose_claim(self) -> None:
