@@ -162,17 +162,20 @@ def absent(topic: Topic) -> None:
 
 
 def read_all(bootstrap: str, name: str, count: int) -> float:
-    """Reads the topic with a bare client that has the library's settings. Returns how many seconds that took."""
+    """Reads the topic with a bare client that has the library's settings. Returns how many seconds that took.
+
+    It takes 500 messages at once, with which it is fastest: larger pieces start collections of cyclic garbage.
+    """
     given = {"bootstrap.servers": bootstrap, **QUIET}
     consumer = Consumer({**settings.data_reader(given, "bench", "bench", None), "queued.max.messages.kbytes": 65_536})
     consumer.list_topics(name, timeout=TIMEOUT_S)  # connects
     began, seen = time.perf_counter(), 0
     consumer.assign([KafkaPartition(name, number, 0) for number in range(PARTITIONS)])
     while seen < count:
-        first = consumer.poll(TIMEOUT_S)
-        if first is None:
+        messages = consumer.consume(500, 1.0)
+        if not messages:
             raise TimeoutError("no message")
-        seen += sum(message.error() is None for message in (first, *consumer.consume(10_000, 0)))
+        seen += sum([not message.error() for message in messages])
     took_s = time.perf_counter() - began
     consumer.close()
     return took_s

@@ -16,7 +16,9 @@ from marshal_py.transport.connecting import metadata
 from marshal_py.transport.connection_errors import ConnectionErrors, principal_of
 
 POLL_S: Final = 0.25
-DRAIN_MAX: Final = 10_000
+# CPython collects cyclic garbage when 700 more objects were made than freed, and visits every message of a larger piece
+# then. Reading a topic in pieces of 10,000 takes a sixth longer.
+PIECE_MESSAGES: Final = 600
 NEAR: Final = 2_000  # offsets of a partition: a read of at most so many fetches little
 FETCH: Final[Mapping[str, Any]] = {
     "enable.partition.eof": True,  # the only sign of a range whose last offsets are missing at the log's end
@@ -93,16 +95,16 @@ class KafkaReader:
         deadline, topic = time.monotonic() + timeout_s, next((tp.topic for tp in at), "")
         while at:
             first = consumer.poll(max(0.0, min(POLL_S, deadline - time.monotonic())))
-            found = [] if first is None else [first, *consumer.consume(DRAIN_MAX, 0)]
+            found = [] if first is None else [first, *consumer.consume(PIECE_MESSAGES, 0)]
             if any(map(Message.error, found)):
                 for event in [message for message in found if message.error() is not None]:
                     self._note(event, at, ends)
                 found = [message for message in found if message.error() is None]
-            # By partition, its last message: of equal keys of a dict the last one stays.
             numbers = list(map(Message.partition, found))
-            lasts = dict(zip(numbers, found, strict=True))
+            backwards = numbers[::-1]
             beyond = {}
-            for number, last in lasts.items():
+            for number in set(numbers):
+                last = found[-1 - backwards.index(number)]
                 tp = TopicPartition(topic, number or 0)
                 if tp not in ends or (last.offset() or 0) + 1 >= ends[tp]:
                     beyond[number] = ends.get(tp, 0)
