@@ -29,6 +29,7 @@ from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
+from marshal_py.client.prefetch import LOOK_MS
 from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, ConsumeRequest, OnError, Request
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
 from marshal_py.errors import (
@@ -147,7 +148,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
     def _carry_out(self, wait: Wait) -> Any:
         if isinstance(wait, Poll):
-            return self._queue.pull(*wait)
+            return self._queue.pull(wait.timeout_s, wait.max_messages)
         if isinstance(wait, PollAhead):
             return self._queue.pull(0.0, wait.max_messages)
         return self._context.carry_out(wait)
@@ -161,14 +162,18 @@ class Consumer(Membership, Generic[K_co, V_co]):
         max_messages, max_bytes, min_messages, expires_s, _ = request
         deadline = time.monotonic() + expires_s
         watch = self._watch(request.idle_heartbeat_s)
+        came, look_again = False, 0.0
         while True:
-            left_s = deadline - time.monotonic()
-            with context.outbox, context.lock:
-                queue.user_returned()  # acks may have come from other threads
-                self._driver.report_finished()
-                looks = queue.looks()
-            if looks and not self._ending.draining:
-                yield from self._intake.look()
+            now_s = time.monotonic()
+            left_s = deadline - now_s
+            if not came or now_s >= look_again:  # else it has just done this
+                look_again = now_s + LOOK_MS / 1000
+                with context.outbox, context.lock:
+                    queue.user_returned()  # acks may have come from other threads
+                    self._driver.report_finished()
+                    looks = queue.looks()
+                if looks and not self._ending.draining:
+                    yield from self._intake.look()
             with context.lock:
                 full, missing = queue.suffices(min_messages, max_bytes), max_messages - queue.buffered()
             over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
@@ -182,6 +187,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 if parts or over:
                     return Batch([part for part, _ in parts])
                 self._ending.raise_if_ended()
+                came = False
                 yield from self._intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
                 continue
             self._ending.raise_if_ended()
@@ -351,16 +357,19 @@ class Consumer(Membership, Generic[K_co, V_co]):
         queue, context = self._queue, self._context
         now = context.clock.now
         demand.resume()
+        came = False
         while not self._ending.reason and not self._ending.must_stop() and not demand.over():
             if self._driver.pending_errors:
                 self._ending.raise_if_ended()
-            with context.lock:
-                queue.user_returned()
-                looks = queue.looks()
-            if not self._ending.draining:
-                if looks and demand.looks:
-                    yield from self._intake.look()
-                yield from demand.refill()
+            if not came:  # else it has just done this
+                with context.lock:
+                    queue.user_returned()
+                    looks = queue.looks()
+                if not self._ending.draining:
+                    if looks and demand.looks:
+                        yield from self._intake.look()
+                    yield from demand.refill()
+            came = False
             with context.outbox, context.lock:
                 reserved = queue.reserve(now(), demand.allows())
                 self._driver.report_finished()
@@ -386,7 +395,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
             if shut:
                 yield from self._intake.wait_for_gate(WAIT_SLICE_S)
             else:
-                yield from demand.wait(WAIT_SLICE_S)
+                came = yield from demand.wait(WAIT_SLICE_S)
 
     def _waits_for_handlers(self) -> bool:
         with self._context.lock:

@@ -59,13 +59,14 @@ class Demand:
         if self.watch is not None:
             self.watch.message()
 
-    def wait(self, timeout_s: float) -> Steps[None]:
-        """Waits up to `timeout_s` seconds for messages."""
-        yield from self.intake.pull(timeout_s)
+    def wait(self, timeout_s: float) -> Steps[bool]:
+        """Waits up to `timeout_s` seconds for messages. Returns whether any came."""
+        return bool((yield from self.intake.pull(timeout_s)))
 
-    def _watched(self, came: bool) -> None:
+    def _watched(self, came: bool) -> bool:
         if self.watch is not None:
             self.watch.message() if came else self.watch.check()
+        return came
 
 
 class LimitedDemand(Demand):
@@ -95,10 +96,10 @@ class LimitedDemand(Demand):
         if self._left_bytes is not None:
             self._left_bytes -= sum(map(message_bytes, reserved.raw()))
 
-    def wait(self, timeout_s: float) -> Steps[None]:
+    def wait(self, timeout_s: float) -> Steps[bool]:
         self._asked = True  # once in any case: without time to wait it takes what is there
         left_s = self._deadline - time.monotonic()
-        self._watched(bool((yield from self.intake.pull(max(0.0, min(timeout_s, left_s)), self._left))))
+        return self._watched(bool((yield from self.intake.pull(max(0.0, min(timeout_s, left_s)), self._left))))
 
 
 class ConsumeDemand(Demand):
@@ -163,9 +164,9 @@ class ConsumeDemand(Demand):
         units = self._refill.before_threshold(self._buffered()[self._in_bytes])
         return Allowance(size_bytes=units) if self._in_bytes else Allowance(units)
 
-    def wait(self, timeout_s: float) -> Steps[None]:
+    def wait(self, timeout_s: float) -> Steps[bool]:
         wanted = 0 if self.drain_until is not None else self._piece()
-        self._watched(self._came((yield from self.intake.pull(timeout_s, wanted, wanted))))
+        return self._watched(self._came((yield from self.intake.pull(timeout_s, wanted, wanted))))
 
     def _allowed(self, asked: int) -> int:
         return self._limits.most(asked, self._in_bytes)

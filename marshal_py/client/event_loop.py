@@ -142,6 +142,8 @@ class Feed:
             error, self._error = self._error, None
             raise error
         chunks, self._chunks = self._chunks, []
+        if wait.ahead and sum([len(chunk.messages) for chunk in chunks]) >= wait.max_messages:
+            self.poll_ahead(wait.max_messages)
         return chunks
 
     def poll_ahead(self, max_messages: int) -> None:

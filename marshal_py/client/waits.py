@@ -14,10 +14,14 @@ T = TypeVar("T")
 
 
 class Poll(NamedTuple):
-    """Waits up to `timeout_s` seconds for messages of the data source. Its result: chunks of `max_messages` at most."""
+    """Waits up to `timeout_s` seconds for messages of the data source. Its result: chunks of `max_messages` at most.
+
+    `ahead`: if so many came, a front whose polls run on another thread may poll for as many again meanwhile.
+    """
 
     timeout_s: float
     max_messages: int
+    ahead: bool = False
 
 
 class PollAhead(NamedTuple):
