@@ -82,9 +82,11 @@ class SignalProbe:
             self._source.close()
             os.closerange(0, 3)
             while asked := theirs.recv(1):
-                got = asked[0] in signal.sigpending()
-                if got:
-                    signal.sigwait(asked)
+                number = asked[0]
+                got = number in signal.sigpending()
+                if got:  # forgets it; sigwait would wait for ever for a SIGTSTP that a SIGCONT has just taken back
+                    signal.signal(number, signal.SIG_IGN)
+                    signal.signal(number, signal.SIG_DFL)
                 theirs.send(bytes((got,)))
         finally:
             os._exit(0)
@@ -186,19 +188,20 @@ class Runner:
 
     def _listen(self, handled: frozenset[signal.Signals]) -> None:
         """Takes signals until the command has ended. Each goes to the loop as two bytes: its number, and whether the
-        command got it without this process.
+        command got it without this process, or a later one that undoes it.
         """
         while True:
             number = signal.sigwait(handled)
             same = time.monotonic() < self._again.get(number, 0)
             # Asked for a skipped one, too: the probe's copy of it would make a later signal seem to be the group's.
-            shared = self._probe is not None and number != signal.SIGCHLD and self._probe.got(number)
+            probe = self._probe if number != signal.SIGCHLD else None
+            shared = probe is not None and (probe.got(number) or _undone(number))
             if same:
                 continue
             if number in starting.ENDING:
-                if self._probe is not None and not shared:
+                if probe is not None and not shared:
                     time.sleep(GROUP_S)
-                    shared = self._probe.got(number)
+                    shared = probe.got(number)
                 self._again[number] = time.monotonic() + SAME_S
             os.write(self._waker, bytes((number, shared)))
             if number == signal.SIGCHLD and self._status is not None:
@@ -273,6 +276,15 @@ def in_words(status: int) -> str:
         return f"signal {-code} ({signal.Signals(-code).name})"
     except ValueError:
         return f"signal {-code}"
+
+
+def _undone(number: int) -> bool:
+    """Tells whether a later signal, which still waits here, undoes this one: SIGCONT a stop, and a stop SIGCONT.
+
+    The later one has taken this one back in the probe. Passed on now, this one would undo the later one in the command.
+    """
+    later = STOPS if number == signal.SIGCONT else {signal.SIGCONT} if number in STOPS else frozenset()
+    return not later.isdisjoint(signal.sigpending())
 
 
 def _has_terminal() -> bool:

@@ -140,6 +140,40 @@ def test_a_skipped_signal_does_not_swallow_a_later_one(monkeypatch: pytest.Monke
     assert passed_on(monkeypatch, signals, FakeProbe()) == [(signal.SIGTERM, True), (signal.SIGTERM, False)]
 
 
+@pytest.mark.parametrize(
+    ("number", "waiting", "passed"),
+    [
+        (signal.SIGCONT, signal.SIGTSTP, False),
+        (signal.SIGTSTP, signal.SIGCONT, False),
+        (signal.SIGCONT, signal.SIGUSR1, True),
+        (signal.SIGUSR1, signal.SIGCONT, True),
+    ],
+)
+def test_ctrl_z_right_after_fg_counts(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, waiting: signal.Signals, passed: bool
+) -> None:
+    """A stop takes SIGCONT back where it waits, in the probe too, and SIGCONT a stop. The later of the two counts."""
+    monkeypatch.setattr(signal, "sigpending", lambda: {waiting})
+    assert passed_on(monkeypatch, [(0.0, number, False)], FakeProbe()) == [(number, not passed)]
+
+
+def test_the_probe_waits_for_no_signal_that_was_taken_back() -> None:
+    """SIGCONT takes back the SIGTSTP that the probe has just seen. It answers the next question, too."""
+    script = """
+import os, signal
+from marshal_py.last_will.runner import SignalProbe
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP, signal.SIGUSR1))
+sigpending = signal.sigpending
+signal.sigpending = lambda: sigpending() | {signal.SIGTSTP}
+probe = SignalProbe()
+os.killpg(0, signal.SIGUSR1)
+print(probe.got(signal.SIGTSTP), probe.got(signal.SIGUSR1), probe.got(signal.SIGUSR1))
+"""
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT, start_new_session=True)
+    assert done.stdout == "True True False\n", done.stderr
+
+
 def test_the_command_of_the_package_is_the_same() -> None:
     command = [sys.executable, "-m", "marshal_py.cli", "run", "--", "sh", "-c", "echo out; exit 5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
