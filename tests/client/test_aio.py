@@ -18,7 +18,8 @@ from marshal_py import Marshal, Topic, aio
 from marshal_py.admin.group import Group
 from marshal_py.client import async_consumer
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Threads
+from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Feed, Threads
+from marshal_py.client.intake import PIECE_MESSAGES
 from marshal_py.client.observer import Observer
 from marshal_py.client.receiver import Receiver, Request
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
@@ -326,6 +327,42 @@ def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> Non
 
     run(main())
     until(lambda: not threads(), "all of them end")
+
+
+@pytest.mark.parametrize("how", ["async for", "fetch", "consume"])
+def test_a_backlog_is_polled_ahead(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The next piece is polled while this one is handled, where nothing bounds what is buffered; order is kept."""
+    asked: list[int] = []
+    plainly = Feed.poll_ahead
+
+    def poll_ahead(self: Feed, max_messages: int) -> None:
+        asked.append(max_messages)
+        plainly(self, max_messages)
+
+    monkeypatch.setattr(Feed, "poll_ahead", poll_ahead)
+    topic = memory.topic()
+    memory.fill(topic, 0, 3 * PIECE_MESSAGES)
+
+    async def main() -> None:
+        offsets = []
+        async with (
+            aio.connect(memory.target) as marshal,
+            marshal.consumer(memory.group(), [topic], **OPTIONS) as consumer,
+        ):
+            while how == "fetch" and len(offsets) < 3 * PIECE_MESSAGES:
+                offsets += [message.offset for message in await consumer.fetch(PIECE_MESSAGES)]
+            messages = aiter(consumer.consume(max_messages=900)) if how == "consume" else aiter(consumer)
+            while len(offsets) < 3 * PIECE_MESSAGES:
+                offsets.append((await anext(messages)).offset)
+            pieces = len(asked)
+            memory.fill(topic, 0, 10, first=3 * PIECE_MESSAGES)
+            offsets += [(await anext(messages)).offset for _ in range(10)]
+            assert offsets == list(range(3 * PIECE_MESSAGES + 10))
+            assert len(asked) == pieces, "few messages are no backlog"
+            assert asked == ([] if how == "consume" else [PIECE_MESSAGES] * pieces)
+            assert (pieces > 0) == (how != "consume"), "a consume has its own limit"
+
+    run(main())
 
 
 # --- cancellation
