@@ -11,7 +11,9 @@ batch that is not full.
 
 The bare clients do the least that a correct program must do: they check whether a message is an error, because an error
 arrives as a message whose value is its text. They track no positions and check no lease. One of them calls a handler
-for each message of a batch, because `consume` hands over single messages, too.
+for each message of a batch, because `consume` hands over single messages, too. Another one does the least that Python
+can do to check a lease before each message and to take its ack: it reads a clock, makes an object and appends a number
+to a list. No `consume` can be faster than that.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
+
+from msgspec import Struct
 
 from bench.environment import BenchEnvironment, Result, spread
 
@@ -79,6 +84,49 @@ def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool, hand
             values = [message.value() for message in consumer.consume(BATCH, 1.0) if not message.error()]
             seen += len(values)
             yield values
+    consumer.close()
+
+
+class Acked(Struct, frozen=True, eq=False, gc=False):
+    """A message that can be acked, and nothing else."""
+
+    number: int
+    value: Any
+    acks: list[int]
+
+    def ack(self) -> None:
+        self.acks.append(self.number)
+
+
+def least(bootstrap: str, topic: str, count: int) -> Batches:
+    """The least work of any consumer that checks a lease before each message and takes its ack."""
+    from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+    from marshal_py.transport import settings
+
+    consumer = Consumer(settings.data_reader({"bootstrap.servers": bootstrap}, "bench", topic, None))
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
+    clock = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+
+    def messages() -> Iterator[Acked]:
+        while True:
+            lease_ends, acks = clock() + 10**10, list[int]()
+            for number, raw in enumerate(consumer.consume(BATCH // 2, 1.0)):
+                if raw.error():
+                    raise KafkaException(raw.error())
+                if clock() >= lease_ends:
+                    raise TimeoutError("the lease is over")
+                yield Acked(number, raw.value(), acks)
+
+    values: list[Any] = []
+    for seen, message in enumerate(messages(), 1):
+        values.append(message.value)
+        message.ack()
+        if len(values) == BATCH or seen == count:
+            yield values
+            values = []
+        if seen == count:
+            break
     consumer.close()
 
 
@@ -220,6 +268,7 @@ CONTESTANTS: Final[dict[str, Callable[[str, str, int], Batches]]] = {
     "bare consume(1000), default settings": lambda b, t, n: bare(b, t, n, False, False),
     "bare consume(1000), our settings": lambda b, t, n: bare(b, t, n, True, False),
     "bare consume(1000), a call per message": lambda b, t, n: bare(b, t, n, True, False, handled=True),
+    "bare, with a clock, an object and an ack per message": least,
     "marshal fetch(1000), at least once": lambda b, t, n: marshal_batches(b, t, n, "at_least_once"),
     "marshal fetch(1000), with a witness": lambda b, t, n: marshal_batches(b, t, n, "at_least_once", "process"),
     "marshal fetch(1000), at most once": lambda b, t, n: marshal_batches(b, t, n, "at_most_once"),
@@ -244,6 +293,8 @@ RATIOS: Final = (
     ("marshal fetch(1000), at most once", "bare consume(1000), our settings", ">= 0.85"),
     ("marshal consume(1000), iterator", "bare consume(1000), our settings", ">= 0.95"),
     ("marshal consume(1000), handler", "bare consume(1000), our settings", ">= 0.95"),
+    ("bare, with a clock, an object and an ack per message", "bare consume(1000), our settings", "none"),
+    ("marshal consume(1000), iterator", "bare, with a clock, an object and an ack per message", "none"),
     ("marshal consume(1000), iterator", "bare consume(1000), a call per message", "none"),
     ("marshal consume(1000), handler", "bare consume(1000), a call per message", "none"),
     ("marshal iteration with ack", "bare poll(), our settings", ">= 1.0"),
