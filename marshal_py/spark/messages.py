@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ class Column(NamedTuple):
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _TIME: Final = pa.timestamp("us", "UTC")
+_second: Final = itemgetter(1)
 
 
 def _each(method: str, messages: Sequence[RawMessage]) -> Iterator[Any]:
@@ -58,6 +60,9 @@ def _header_list(headers: Any) -> list[dict[str, Any]] | None:
 
 
 def _timestamps(messages: Sequence[RawMessage]) -> pa.Array:
+    times_ms = np.fromiter(map(_second, _each("timestamp", messages)), np.int64, len(messages))
+    if times_ms.min() > 0:  # a message without a timestamp has 0, or -1
+        return pa.array(times_ms * 1000, _TIME)
     pairs = np.fromiter(chain.from_iterable(_each("timestamp", messages)), np.int64, 2 * len(messages))
     kinds, times_ms = pairs[::2], pairs[1::2]
     return pa.array(times_ms * 1000, _TIME, mask=kinds == 0)

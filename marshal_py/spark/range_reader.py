@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -113,6 +114,8 @@ def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
     if task.once and context is not None and context.attemptNumber():
         raise RangeReadTwice([piece[:4] for piece in pieces], context.attemptNumber())
     configuration = settings.data_reader({**_FETCH, **_sizes(pieces), **task.kafka}, READER_ID, READER_ID, None)
+    if context is not None:
+        _spare_collector()
     consumer = _client(configuration)
     try:
         consumer.assign([KafkaPartition(piece.topic, piece.partition, piece.start) for piece in pieces])
@@ -251,6 +254,22 @@ class _RangeReader:
         if piece is not None and (error.code() in _REFUSED or error.fatal()):
             raise PartitionError(piece.topic, piece.partition, error.str())
         self.last_error = error.str()
+
+
+_spared: Final[list[int]] = []  # the process in which _spare_collector did its work
+
+
+def _spare_collector() -> None:
+    """Exempts the objects that a worker process of Spark has by now from its garbage collections, once per process.
+
+    After each task Spark's worker collects garbage. That visits every object of the modules it has loaded (pyspark,
+    pandas, pyarrow), and costs more than the rest of a small task. An exempt object is freed as always when its last
+    reference goes; only reference cycles that become garbage later stay.
+    """
+    if _spared != [os.getpid()]:  # also after a fork
+        _spared[:] = [os.getpid()]
+        gc.collect()
+        gc.freeze()
 
 
 @contextmanager

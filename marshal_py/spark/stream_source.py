@@ -20,6 +20,7 @@ Constructors must not claim anything: Spark also builds readers just for plannin
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import signal
@@ -356,6 +357,7 @@ def _stop_on_sigterm() -> None:
 
     def leave(number: int, frame: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        gc.freeze()  # Python collects garbage several times as it ends; over Spark's modules that takes 0.1 s and more
         raise SystemExit(0)
 
     if threading.current_thread() is threading.main_thread():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from typing import Any, cast
 
@@ -113,6 +114,8 @@ def test_offsets_and_times_are_those_of_each_message() -> None:
         at * 1000 for at in (1, 2, 3, 5, 7, 9, 8_640_000_000_123)
     ]
     assert found["partition"].to_pylist() == [0, 0, 0, 1, 1, 2, 2, 2]
+    stamped = as_arrow(runs[1:], ["timestamp"])["timestamp"].cast(pa.int64())
+    assert stamped.to_pylist() == [at * 1000 for at in (3, 5, 7, 9, 8_640_000_000_123)], "all messages have a time"
 
 
 @pytest.mark.parametrize("columns", ["", "value,", "value,value", "values", "value offset"])
@@ -199,6 +202,7 @@ def test_the_next_task_of_a_worker_reuses_its_client(make_topic: MakeTopic, monk
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: first))
     make = settings.create_client
     monkeypatch.setattr(settings, "create_client", lambda *given: made.append(given) or make(*given))
+    monkeypatch.setattr(range_reader, "_spare_collector", lambda: None)
     try:
         for partition, start, to in ((0, 20, 40), (0, 5, 10), (1, 0, 50), (0, 0, 50)):
             pieces = ranges_json(
@@ -211,6 +215,22 @@ def test_the_next_task_of_a_worker_reuses_its_client(make_topic: MakeTopic, monk
         assert len(made) == 1
     finally:
         range_reader._close_idle()
+
+
+def test_a_worker_spares_its_collector_what_it_has_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of later tasks are not exempt: what they leave in reference cycles is freed as always."""
+    monkeypatch.setattr(range_reader, "_spared", [])
+    before = gc.get_freeze_count()
+    try:
+        range_reader._spare_collector()
+        exempt = gc.get_freeze_count()
+        assert exempt > before
+        later = [[number] for number in range(1_000)]
+        range_reader._spare_collector()
+        assert gc.get_freeze_count() <= exempt
+        assert gc.is_tracked(later)
+    finally:
+        gc.unfreeze()
 
 
 def test_an_empty_range_makes_no_task() -> None:
