@@ -11,7 +11,7 @@ they are used.
 
 from __future__ import annotations
 
-from importlib import import_module, metadata, util
+from importlib import import_module, util
 from typing import Any, Final
 
 from marshal_py.errors import MissingSpark
@@ -81,6 +81,8 @@ def require_spark() -> None:
 
 def _version() -> str:
     """Returns the version of pyspark. If pip has not installed it under this name, asks the module itself."""
+    from importlib import metadata  # here, because it loads the package email: 0.03 s of each process that reads
+
     try:
         return metadata.version("pyspark")
     except metadata.PackageNotFoundError:  # SPARK_HOME/python in the path, or the light client of Spark Connect

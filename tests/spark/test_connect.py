@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,9 +75,9 @@ def test_a_pyspark_under_another_distribution_name_counts(monkeypatch: pytest.Mo
     """`pip install pyspark-client` has another distribution name, and a cluster's own pyspark has none."""
 
     def version(name: str) -> str:
-        raise marshal_py.spark.metadata.PackageNotFoundError(name)
+        raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(marshal_py.spark.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     marshal_py.spark.require_spark()
     monkeypatch.setattr("pyspark.version.__version__", "4.1.0")
     with pytest.raises(MissingSpark, match=r"pyspark 4\.2 or newer, and 4\.1\.0 is installed"):

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,7 @@ def test_a_table_format_that_is_not_installed(
 
 
 def test_an_old_pyspark_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marshal_py.spark.metadata, "version", lambda name: "4.1.9")
+    monkeypatch.setattr(metadata, "version", lambda name: "4.1.9")
     with pytest.raises(MissingSpark, match=r"pyspark 4\.2 or newer, and 4\.1\.9 is installed"):
         marshal_py.spark.require_spark()
 
