@@ -3,7 +3,8 @@
 Both read the same topics in one Spark session, in turn: a million small messages of eight partitions in one batch, into
 a sink that discards them and into Parquet; batches over 64 partitions with a hundred messages each; a query over few
 messages, from its start to its end. The processor time is that of the JVM and of all Python processes
-together: on a busy machine it says more than the clock.
+together: on a busy machine it says more than the clock. A third contestant is the cheapest source in Python that there
+can be (spark_floor.py): the part of a figure that no reader in Python can avoid.
 
 Spark's own source is a separate package that comes through Maven (`spark.jars.packages`; MARSHAL_BENCH_PACKAGES has the
 coordinates), so it runs in a process of its own. If the package cannot be downloaded, this contestant is left out, and
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import marshal_py
 from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.replay import SETTINGS, spark_session
+from bench.spark_floor import NAME, FloorSource
 from marshal_py.spark import claimed_batches, local_session
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ FEW: Final = 10
 ROUNDS: Final = 5
 WAIT_S: Final = 300
 OURS, THEIRS, MIXED = "marshal", "Spark's own", "claimed batches, reader=jvm"
+FLOOR: Final = "Python without Kafka"
+FORMATS: Final = {OURS: "marshal", THEIRS: "kafka", FLOOR: NAME}
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -83,6 +87,7 @@ class Runner:
 
     def __init__(self, spark: SparkSession, job: Mapping[str, Any]) -> None:
         self.spark, self.job, self.number = spark, job, 0
+        spark.dataSource.register(FloorSource)
 
     def options(self, name: str, topic: str, batch: int) -> dict[str, str]:
         if name == THEIRS:
@@ -92,6 +97,8 @@ class Runner:
                 "startingOffsets": "earliest",
                 "maxOffsetsPerTrigger": str(batch),
             }
+        if name == FLOOR:
+            return {"rows": str(batch), "tasks": str(WIDE)}
         return {
             "bootstrap.servers": self.job["bootstrap"],
             "topics": topic,
@@ -106,7 +113,7 @@ class Runner:
         self.number += 1
         folder = Path(self.job["folder"]) / f"spark-{self.number}"
         began_s, began_spent_s = time.perf_counter(), spent_s()
-        source = self.spark.readStream.format("kafka" if name == THEIRS else "marshal")
+        source = self.spark.readStream.format(FORMATS[name])
         writer = source.options(**self.options(name, topic, batch)).load().writeStream.format(sink)
         if sink != "noop":
             writer = writer.option("path", str(folder / "rows"))
@@ -158,7 +165,8 @@ class Runner:
 def contest(job: Mapping[str, Any], spark: SparkSession, missing: str) -> dict[str, Any]:
     runner = Runner(spark, job)
     names, rounds = [OURS] if missing else [THEIRS, OURS], job["rounds"]
-    found = {sink: runner.turns(names, rounds, job["wide"], job["rows"], sink) for sink in ("noop", "parquet")}
+    wide = [*names, FLOOR]
+    found = {sink: runner.turns(wide, rounds, job["wide"], job["rows"], sink) for sink in ("noop", "parquet")}
     if not missing:
         found["noop"][MIXED] = [runner.claimed(job["wide"], job["rows"]) for _ in range(rounds + 1)][1:]
     found["thin"] = runner.turns(names, min(rounds, 1), job["thin"], THIN * THIN_ROWS)
