@@ -38,6 +38,7 @@ class AtLeastOnce:
         "_finished_before",
         "_first",
         "_floor",
+        "_reported",
         "_touched",
         "redeliveries",
         "runs",
@@ -52,6 +53,7 @@ class AtLeastOnce:
         self._base = self._floor = self._fetched_to = position
         ranges = progress.decode(position, known)
         self._finished_before = [(start, to) for start, to, times in ranges if not times]
+        self._reported: Sequence[tuple[int, int]] = [*self._finished_before]  # finished, as last reported to the log
         self._delivered_before = progress.deliveries(position, attempts, in_flight, ranges)
         self._attempts = attempts
         self._first = NONE  # the message at the claim's position: the first that exists there; NONE until it is fetched
@@ -70,7 +72,7 @@ class AtLeastOnce:
 
     def discard_inherited(self) -> None:
         """Forgets what earlier owners reported, because a truncated partition has lost those messages (D1)."""
-        self._finished_before, self._delivered_before, self._attempts = [], [], 0
+        self._finished_before, self._reported, self._delivered_before, self._attempts = [], [], [], 0
 
     def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
         """Adds fetched offsets, which are in ascending order, but leaves out those that earlier owners finished.
@@ -215,8 +217,10 @@ class AtLeastOnce:
         known = again or self._finished_before or self._out_of_order() or (before and before[-1].to > position + 1)
         if not known and (in_flight <= 1 or mine - position == in_flight):
             return b""  # nearly always
-        finished = progress.union([*self._finished_spans(position), *self._finished_before])
-        done = [Range(start, to, 0) for start, to in finished]
+        finished = progress.union([*self._finished_spans(position), *self._finished_before, *self._reported])
+        finished = [(max(start, position), to) for start, to in finished if to > position]
+        self._reported = progress.fitting(position, finished, self._reported)
+        done = [Range(start, to, 0) for start, to in self._reported]
         before_me = progress.without(self._delivered_again(position, mine), [(one.start, one.to) for one in again])
         again = progress.without(sorted([*before_me, *again]), finished)
         open_spans = progress.without([Range(position, mine, 1)], finished)

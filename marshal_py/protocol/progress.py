@@ -6,12 +6,14 @@ also computes what a new owner concludes from it. The fold keeps the bytes and n
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from marshal_py.protocol.records import OFFSET_MAX, PROGRESS_BYTES_MAX
 
 NUMBER_BYTES_MAX = 9  # of a LEB128: 63 bits
+SPAN_BYTES_MIN = 3  # of a range: its distance, its length, its deliveries
 
 
 class Range(NamedTuple):
@@ -35,6 +37,46 @@ def encode(position: int, ranges: Iterable[Range]) -> bytes:
         data += piece
         position = to
     return bytes(data)
+
+
+def fitting(
+    position: int, spans: Sequence[tuple[int, int]], reported: Sequence[tuple[int, int]]
+) -> Sequence[tuple[int, int]]:
+    """Returns which of the finished `spans` above `position` go into the log, ascending (D1).
+
+    They are those that were `reported` before, and of the others the lowest, as many as fit into PROGRESS_BYTES_MAX. So
+    a later ack of a lower message does not make the log forget what it has accepted as finished. `spans` and `reported`
+    are ascending and disjoint; every reported span that ends above the position lies in one of `spans`.
+    """
+    if _bytes(position, spans) <= PROGRESS_BYTES_MAX:
+        return spans
+    kept = [(max(start, position), to) for start, to in reported if to > position]
+    grown = sorted({spans[bisect_right(spans, (start, OFFSET_MAX)) - 1] for start, _ in kept})
+    room = PROGRESS_BYTES_MAX - _bytes(position, grown)
+    if room < 0:
+        return kept
+    others = sorted({*spans} - {*grown}) if room >= SPAN_BYTES_MIN else []
+    low, high = 0, len(others)
+    while low < high:
+        count = (low + high + 1) // 2
+        if _bytes(position, sorted([*grown, *others[:count]])) <= PROGRESS_BYTES_MAX:
+            low = count
+        else:
+            high = count - 1
+    return sorted([*grown, *others[:low]])
+
+
+def _bytes(position: int, spans: Iterable[tuple[int, int]]) -> int:
+    """Returns how many bytes `encode` would need for all of these finished spans."""
+    size = 0
+    for start, to in spans:
+        size += _width(start - position) + _width(to - start) + 1
+        position = to
+    return size
+
+
+def _width(value: int) -> int:
+    return max(1, -(-value.bit_length() // 7))
 
 
 def decode(position: int, data: bytes) -> list[Range]:

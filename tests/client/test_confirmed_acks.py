@@ -214,6 +214,23 @@ def test_an_ack_for_which_the_log_has_no_room_says_so(
         assert [error.reason for error in found] == [NO_ROOM]
 
 
+def test_what_was_confirmed_never_comes_again(memory: MemoryTestCluster) -> None:
+    """Also if lower messages are confirmed later, until the log has no room (D1)."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 500)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        confirmed = set()
+        for message in reversed(collect(consumer, 500, ack=False)[1::2]):
+            try:
+                confirmed.add(message.offset * message.ack(wait=True, timeout_s=0.5))
+            except AckNotConfirmed:
+                break
+        assert len(confirmed) > 100
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        again = {message.offset for message in collect(consumer, 250)}
+    assert not again & confirmed
+
+
 @pytest.mark.parametrize("wrong", [-1, -0.001, float("nan"), "x", None, True])
 def test_a_wrong_timeout_is_refused_before_anything_is_acked(memory: MemoryTestCluster, wrong: Any) -> None:
     with memory.reading(1) as consumer:

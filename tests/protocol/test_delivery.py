@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.offset_run import MARK_MS, OffsetRun
 from marshal_py.protocol.progress import Range
-from marshal_py.protocol.records import OFFSET_MAX
+from marshal_py.protocol.records import OFFSET_MAX, PROGRESS_BYTES_MAX
 
 # --- at least once
 
@@ -188,6 +190,56 @@ def test_progress_that_does_not_fit() -> None:
     for index in range(1, 200):
         run.finish(index)
     assert [span for span in progress.decode(0, successor.progress()) if not span.times] == [(1, 370, 0)]
+
+
+@pytest.mark.parametrize("order", ["descending", "random", "ascending"])
+def test_what_was_reported_as_finished_stays_reported(order: str) -> None:
+    """D1: lower messages that are acked later, by this owner or the next, do not push reported ones out."""
+    tracker, indexes, seen = AtLeastOnce(0), list(range(1, 1_200, 2)), set[int]()
+    if order == "random":
+        random.Random(7).shuffle(indexes)
+    elif order == "descending":
+        indexes.reverse()
+    for half in (indexes[:300], indexes[300:]):
+        _, run = tracker.admit(range(1_200))
+        assert run is not None
+        run.deliver(len(run.offsets), 0)
+        places = {offset: at for at, offset in enumerate(run.offsets)}
+        for count, offset in enumerate(half):
+            if offset in places:
+                run.finish(places[offset])
+            if count % 10 == 0:
+                reported = tracker.progress()
+                assert len(reported) <= PROGRESS_BYTES_MAX
+                finished = {
+                    at for start, to, times in progress.decode(0, reported) if not times for at in range(start, to)
+                }
+                assert finished >= seen
+                seen = finished
+        assert len(seen) >= (150 if order == "random" else 165)
+        tracker = AtLeastOnce(0, 1, tracker.in_flight, reported)
+
+
+@given(
+    st.lists(st.integers(1, 400), unique=True, min_size=1, max_size=400),
+    st.lists(st.booleans(), min_size=400, max_size=400),
+    st.integers(1, 10**6),
+)
+def test_reported_is_finished_and_stays_so(order: list[int], reports: list[bool], stride: int) -> None:
+    """D1: whatever the order of acks and reports, and however many bytes an offset takes."""
+    tracker, seen, acked = AtLeastOnce(0), set[int](), set[int]()
+    run = tracker.add([at * stride for at in range(401)])
+    run.deliver(401, 0)
+    for index, report in zip(order, reports, strict=False):
+        run.finish(index)
+        acked.add(index)
+        if report:
+            data = tracker.progress()
+            spans = [(start, to) for start, to, times in progress.decode(0, data) if not times]
+            finished = {at for at in range(401) if any(start <= at * stride < to for start, to in spans)}
+            assert seen <= finished <= acked
+            assert len(data) <= PROGRESS_BYTES_MAX
+            seen = finished
 
 
 OPS = st.lists(
