@@ -259,10 +259,11 @@ class Consumer(Membership, Generic[K_co, V_co]):
         Without one, iterate over the returned context. The lease is checked before each message.
 
         At most `max_messages` (default 1,000) or `max_bytes` are pending, that is, asked for and not delivered; not
-        both can be given. When they have fallen to `threshold_messages` or `threshold_bytes` (default: half of the
-        limit, rounded up), what is missing is asked for. What has not come after `expires_s` seconds (at least 1) is
-        asked for again. `idle_heartbeat_s` is that of `fetch`; the default is half of `expires_s`, at most 30. A
-        message that is larger than `max_bytes` comes alone.
+        both can be given. Messages of a partition that waits for acks (`max_acks_pending`) do not count. When they have
+        fallen to `threshold_messages` or `threshold_bytes` (default: half of the limit, rounded up), what is missing is
+        asked for. What has not come after `expires_s` seconds (at least 1) is asked for again. `idle_heartbeat_s` is
+        that of `fetch`; the default is half of `expires_s`, at most 30. A message that is larger than `max_bytes` comes
+        alone.
 
         `on_error`: what happens, beside the event `handler_failed`, when the handler raises an Exception. With "nak",
         the default in at-least-once mode, the message is delivered again later, as after `Message.nak()`, and the

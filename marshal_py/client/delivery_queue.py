@@ -28,7 +28,7 @@ from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.prefetch import Prefetch, Room
-from marshal_py.client.redelivery import Redelivering, blocked, due_count, redeliveries_of
+from marshal_py.client.redelivery import Redelivering, due_count, redeliveries_of
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
@@ -257,11 +257,11 @@ class DeliveryQueue:
         return total
 
     def to_deliver(self, count_bytes: bool = False) -> tuple[int, int]:
-        """Returns how many messages are buffered of claims that deliver, granted or not, and of how many bytes.
+        """Returns how many messages are buffered of claims that may deliver more (AckWindow), and of how many bytes.
 
-        Without `count_bytes` the bytes are 0.
+        It counts messages without a grant, too. Without `count_bytes` the bytes are 0.
         """
-        sizes = [(buffer, buffer.size) for buffer, claim in self.delivering() if not blocked(claim)]
+        sizes = [(buffer, buffer.size) for buffer, claim in self.delivering() if self.window.room(claim)]
         size_bytes = sum([buffer.bytes_of(size, message_bytes) for buffer, size in sizes]) if count_bytes else 0
         return sum([size for _, size in sizes]), size_bytes
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from marshal_py.client.buffers import ENDLESS, Allowance, Reserved, message_bytes
 from marshal_py.client.context import Context
@@ -19,6 +20,10 @@ from marshal_py.client.refill import Refill
 from marshal_py.client.requests import ConsumeRequest, Request
 from marshal_py.client.waits import Steps
 from marshal_py.transport.ports import Chunk
+
+# How often one step of a consume asks its source while only messages come whose partitions wait for acks. Of a small
+# `max_messages` they come one by one: after so many the call looks whether it must end.
+HELD_PULLS_MAX: Final = 100
 
 
 class Demand:
@@ -129,6 +134,7 @@ class ConsumeDemand(Demand):
         """Returns how many messages and bytes were asked for and not delivered. Takes the lock.
 
         Bytes are counted if they are what is limited, else they are 0. Then messages that have not come are unknown.
+        What is buffered of a partition that delivers nothing before an ack does not count (`to_deliver`).
         """
         messages, size_bytes = self._buffered()
         if self._in_bytes:
@@ -153,10 +159,12 @@ class ConsumeDemand(Demand):
             return not self._queue.window.waits_for_handlers(self._queue.buffers.values())
 
     def refill(self) -> Steps[None]:
-        if self.drain_until is None:
+        """Asks for what is missing, again while all that comes waits for acks and so keeps nothing else from coming."""
+        for _ in range(HELD_PULLS_MAX if self.drain_until is None else 0):
             self._refill.request(self._buffered()[self._in_bytes], self._context.clock.now().mono_ms, self._allowed)
-            if wanted := self._piece():
-                self._came((yield from self.intake.pull(0.0, wanted, wanted)))
+            wanted = self._piece()
+            if not wanted or not self._came((yield from self.intake.pull(0.0, wanted, wanted))) or self._buffered()[0]:
+                return
 
     def allows(self) -> Allowance:
         if self.drain_until is not None:

@@ -39,7 +39,8 @@ class ConsumerInfo(Struct, frozen=True):
     admin has looked at them. `grants_dropped`: as in ConsumerMetrics (metrics.py).
 
     `pending_messages`: of a running `consume`, messages that were asked for and not delivered; with `max_bytes` only
-    those that have come. `pending_bytes`: the same in bytes; 0 unless `max_bytes` was given.
+    those that have come. `pending_bytes`: the same in bytes; 0 unless `max_bytes` was given. What is buffered of a
+    partition that delivers nothing new before an ack or a redelivery (`max_acks_pending`) counts in neither.
     """
 
     group: str

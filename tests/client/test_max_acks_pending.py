@@ -11,7 +11,8 @@ import pytest
 
 from marshal_py import ConsumerOptions, InvalidOption, Message, aio
 from marshal_py.client import waits
-from marshal_py.client.ack_window import WAIT_S_MIN
+from marshal_py.client.ack_window import WAIT_S_MAX, WAIT_S_MIN
+from marshal_py.client.buffers import Reserved
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, joined, positions, until
 
 NEVER_S = 3_600.0  # longer than any test
@@ -195,6 +196,103 @@ def test_a_drain_does_not_wait_for_what_was_given_back(memory: MemoryTestCluster
                 found.append((message.offset, message.delivery_count))
                 message.ack()
     assert found == [(0, 2), (1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_messages": 1}, {"max_messages": 4}, {"max_bytes": 50}], ids=str)
+@pytest.mark.parametrize("handled", [False, True], ids=["loop", "handler"])
+def test_a_partition_that_waits_for_an_ack_does_not_starve_the_others(
+    memory: MemoryTestCluster, asked: dict[str, int], handled: bool
+) -> None:
+    """`consume`: what is buffered of it does not keep messages of others from being asked for."""
+    topic = memory.topic(3)
+    memory.fill(topic, 0, 3_000)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], max_acks_pending=1) as consumer:
+        held: list[Message] = []
+        others: list[tuple[int, int]] = []
+        done = threading.Event()
+
+        def handle(message: Message) -> None:
+            if message.partition == 0:
+                held.append(message)
+                for partition in (1, 2):
+                    memory.fill(topic, partition, 5)
+                return
+            others.append((message.partition, message.offset))
+            message.ack()
+            if len(others) == 10:
+                done.set()
+
+        if handled:
+            with consumer.consume(handle, **asked):
+                assert done.wait(DEADLINE_S)
+        else:
+            timer = threading.Timer(DEADLINE_S, consumer.request_stop, [0.0])
+            timer.start()
+            with consumer.consume(**asked) as messages:
+                for message in messages:
+                    handle(message)
+                    if done.is_set():
+                        break
+            timer.cancel()
+        assert sorted(others) == [(partition, at) for partition in (1, 2) for at in range(5)]
+        assert offsets(held) == [(0, 0)]
+
+
+def test_with_asyncio_a_partition_that_waits_for_an_ack_does_not_starve_the_others(memory: MemoryTestCluster) -> None:
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 3_000)
+
+    async def run() -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+        async with (
+            aio.connect(memory.target) as marshal,
+            await marshal.consumer(memory.group(), [topic], start="earliest", max_acks_pending=1) as consumer,
+            consumer.consume(max_messages=4) as messages,
+            asyncio.timeout(DEADLINE_S),
+        ):
+            async for message in messages:
+                seen.append((message.partition, message.offset))
+                if message.partition == 0:
+                    memory.fill(topic, 1, 3)
+                else:
+                    message.ack()
+                if len(seen) == 4:
+                    break
+        return seen
+
+    assert asyncio.run(run()) == [(0, 0), (1, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_messages": 1}, {"max_bytes": 50}], ids=str)
+def test_a_consume_of_which_all_partitions_wait_for_acks_is_bounded_and_waits(
+    memory: MemoryTestCluster, asked: dict[str, int]
+) -> None:
+    """Its buffers have the bounds of every iteration, and between two looks at the source it waits."""
+    topic, most = memory.topic(), 40
+    memory.fill(topic, 0, 500)
+    options = {"max_acks_pending": 1, "unacked_max": most, "prefetch_messages": 10}
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], **options) as consumer:
+        context = consumer.consume(**asked)
+        assert next(iter(context)).offset == 0
+        queue, demand = consumer._queue, context._demand
+        assert not sum(demand.pending()) - demand._refill.to_come, "what waits for the ack is not pending"
+        steps = consumer._reserve(demand)
+        polls: list[int] = []  # between two waits
+        pauses_s: list[float] = []
+        wait: Any = next(steps)
+        while len(pauses_s) < 50:
+            assert not isinstance(wait, Reserved), "the partition is held"
+            if isinstance(wait, waits.Change):
+                pauses_s.append(wait.timeout_s)
+                polls.append(0)
+            elif polls:
+                polls[-1] += 1
+            wait = steps.send(None if isinstance(wait, waits.Change) else consumer._carry_out(wait))
+        steps.close()
+        assert queue.buffered() <= most + 10
+        assert max(polls[25:]) <= 2, "it does not ask again and again"
+        assert min(pauses_s[25:]) >= WAIT_S_MAX
+        context.stop()
 
 
 def test_a_dead_letter_counts_until_it_is_written(memory: MemoryTestCluster) -> None:
