@@ -85,7 +85,8 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Delivers what is buffered and ends, as `ConsumeContext.drain` does, with the same result.
 
-        With a handler the call waits for that. Inside the handler, and without a handler, it returns at once.
+        With a handler the call waits for that. Inside the handler, and without a handler, it returns at once. A message
+        that was given back is not waited for.
         """
         self._context.check_call("ConsumeContext", "drain", waits=True)
         await self.join(self._begin_drain(timeout_s) + LEAVE_TIMEOUT_S)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Generic
 
-from marshal_py.client.counters import in_flight
+from marshal_py.client.counters import held, in_flight
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.demand import ConsumeDemand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
@@ -29,7 +29,7 @@ from marshal_py.transport.serialization import K_co, V_co
 logger: Final = logging.getLogger("marshal_py")
 
 Handler = Callable[[Message[K_co, V_co]], object]
-ACKS_SLICE_S: Final = 0.02  # how often a drain looks whether the last messages are acked
+ACKS_SLICE_S: Final = 0.02  # how often a drain looks whether the last messages are answered
 
 
 class Reader:
@@ -190,17 +190,21 @@ class Consuming(Generic[K_co, V_co]):
                     self._end(None)
 
     def _confirmed(self) -> Steps[None]:
-        """Waits at the end of a drain until all messages are acked and the log has the positions."""
-        if self._demand.drain_until is not None and not self._demand.over():
-            if (yield from self._acked()):
-                yield from self._consumer._flush(LEAVE_TIMEOUT_S)
-                self._drained = True
+        """Waits at the end of a drain until no handler has a message and the log has the positions."""
+        if self._demand.drain_until is not None and (yield from self._answered()):
+            with self._context.lock:
+                acked = not sum(map(in_flight, self._driver.member.claims.values()))
+            yield from self._consumer._flush(LEAVE_TIMEOUT_S)
+            self._drained = acked
 
-    def _acked(self) -> Steps[bool]:
-        """Waits until all messages are acked, or the drain must end. Returns whether all are acked."""
+    def _answered(self) -> Steps[bool]:
+        """Waits until no handler has a message, or the drain must end. Returns whether none has.
+
+        What a handler has given back comes again only when messages are asked for next.
+        """
         while not self._demand.over() and not self._ending.over:
             with self._context.lock:
-                if not sum(map(in_flight, self._driver.member.claims.values())):
+                if not sum(map(held, self._driver.member.claims.values())):
                     return True
                 seen = self._context.changes
             yield Change(ACKS_SLICE_S, seen)

@@ -36,3 +36,9 @@ def in_flight(claim: Claim) -> int:
     """Returns how many messages of the claim are delivered and not acked; 0 in at-most-once mode."""
     claim.settle()
     return claim.tracker.in_flight if isinstance(claim.tracker, AtLeastOnce) else 0
+
+
+def held(claim: Claim) -> int:
+    """Returns how many messages of the claim handlers have: those in flight, without those that were given back."""
+    claim.settle()
+    return claim.tracker.held if isinstance(claim.tracker, AtLeastOnce) else 0

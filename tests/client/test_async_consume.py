@@ -226,6 +226,28 @@ def test_drain_delivers_what_is_buffered_and_says_whether_all_is_acked(memory: M
     run(main())
 
 
+def test_a_drain_does_not_wait_for_what_was_given_back(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            seen: list[int] = []
+
+            async def handle(message: Message) -> None:
+                seen.append(message.offset)
+                message.ack() if message.offset else message.nak(3_600.0)
+
+            context = consumer.consume(handle)
+            await turn_until(lambda: len(seen) == 2, "both are answered")
+            async with asyncio.timeout(DEADLINE_S):
+                assert await context.drain(3_600.0) is False
+            assert context.closed
+            assert positions(consumer) == [0]
+
+    run(main())
+
+
 def test_stop_waits_for_the_running_handler_and_cancels_nothing(memory: MemoryTestCluster) -> None:
     async def main() -> None:
         handler = Handler()

@@ -385,6 +385,43 @@ def test_a_drain_says_whether_everything_is_acked(memory: MemoryTestCluster) -> 
         assert positions(consumer) == {0: 4}
 
 
+@pytest.mark.parametrize("raises", [False, True], ids=["nak", "raises"])
+def test_a_drain_does_not_wait_for_what_was_given_back(memory: MemoryTestCluster, raises: bool) -> None:
+    """It waits for the handler in another thread, and then says that not everything is acked."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    held: list[Message] = []
+    given_back: list[Message] = []
+
+    def handle(message: Message) -> None:
+        if message.offset == 1:
+            given_back.append(message)
+            if raises:
+                raise ValueError("not now")
+            message.nak(3_600.0)
+        elif message.offset == 2:
+            held.append(message)
+        else:
+            message.ack()
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        context = consumer.consume(handle)
+        until(lambda: held, "somebody else has the last one")
+        drained: list[bool] = []
+        drain = threading.Thread(target=lambda: drained.append(context.drain(3_600.0)), daemon=True)
+        drain.start()
+        until(lambda: context._demand.drain_until is not None, "it drains")
+        assert not context.closed
+        assert held[0].ack()
+        until(lambda: drained, "the drain has ended")
+        assert drained == [False]
+        assert context.closed
+        assert context.error is None
+        assert context.drain() is False
+        assert positions(consumer) == {0: 1}
+        assert given_back[-1].ack(), "it is still this consumer's"
+
+
 def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -> None:
     handler = Handler()
     handler.open.clear()
