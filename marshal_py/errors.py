@@ -1090,7 +1090,8 @@ class PartitionUnreadable(PartitionParked):
             type(self).__name__,
             f"no consumer of group {group!r} can read {where}{_in_brackets(detail)}, so nobody consumes it: check "
             f"the rights (`marshal doctor {group} --as consumer`) and the broker's log, then `marshal "
-            f"set-position {group} {where} --shift-by 0` continues at the same position",
+            f"set-position {group} {where} --shift-by 0` continues at the same position "
+            f"(what was finished above it comes again)",
         )
 
 

@@ -136,10 +136,14 @@ class Delivered:
             self.claim.tracker.returned()
 
     def finish_range(self, first: int, stop: int) -> bool:
-        """Acks the messages with the indexes [first, stop) of `run`. Returns False if the claim has ended before."""
+        """Acks the messages with the indexes [first, stop) of `run`.
+
+        Returns False if the claim has ended before all of them were acked.
+        """
         with self.context.lock:
             if self.claim.sealed:
-                return self.finish_late()
+                in_time = self.run is not None and all(map(self.run.is_finished, range(first, stop)))
+                return in_time or self.finish_late()
             if self.run is not None:
                 self.run.finish_range(first, stop)
             else:

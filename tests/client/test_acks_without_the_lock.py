@@ -62,6 +62,14 @@ def test_an_ack_before_the_claim_ends_is_in_its_position() -> None:
     assert message._delivered.claim.position() == 8
 
 
+def test_a_part_and_a_batch_say_what_their_messages_say() -> None:
+    batch = make_batch([b"a", b"b", b"c"])
+    assert batch[:2].ack()
+    batch.messages[0]._delivered.claim.seal(ClaimPhase.GONE)
+    assert [message.ack() for message in batch.messages] == [True, True, False]
+    assert [batch[:2].ack(), batch[1:].ack(), batch.parts[0].ack()] == [True, False, False]
+
+
 def test_acks_count_once_they_are_noted() -> None:
     """What is read between two calls of `settle` belongs together: position, number in flight, progress."""
     batch = make_batch([b"a", b"b", b"c"])
