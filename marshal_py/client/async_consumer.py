@@ -28,9 +28,9 @@ from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.keywords import parameters_of
 from marshal_py.client.membership import HAND_OVER_S, Call
 from marshal_py.client.message import Batch, Message, Part
-from marshal_py.client.requests import ConsumeRequest, OnError, Request
+from marshal_py.client.requests import ConsumeRequest, OnError, Request, check_wait
 from marshal_py.client.waits import Poll, PollAhead, Steps, T, Wait, following
-from marshal_py.errors import ConcurrentUse, EventLoopMisuse, MarshalError
+from marshal_py.errors import ConcurrentUse, EventLoopMisuse, InvalidOption, MarshalError
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.serialization import K_co, V_co
@@ -119,6 +119,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         """
         consumer = self._consumer
         consumer._context.check_call("Consumer", "drain", waits=True)
+        timeout_s = check_wait(timeout_s)
         with consumer._context.lock:
             consumer._queue.drain()
         consumer._begin_drain(timeout_s)
@@ -338,6 +339,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
         Raises ClaimLost, AckNotConfirmed after `timeout_s` seconds; InvalidOption before anything is acked.
         """
         check_timeout(timeout_s)
+        if not isinstance(message, Message | Part | Batch):
+            raise InvalidOption("message", message, "a message, a part or a batch of this consumer")
         acked = message._acked()
         if acked:
             await self._complete(self._consumer._confirmations.accepted(acked, timeout_s))

@@ -54,7 +54,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended, at most `timeout_s` seconds (None: any time). Returns whether it has.
 
-        Raises what ended it, if that was an error.
+        Raises what ended it, if that was an error; InvalidOption.
         """
         self._context.check_call("ConsumeContext", "wait", waits=True)
         return self._context.complete(self._until_over(timeout_s))
@@ -95,7 +95,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
 
         Returns whether everything is delivered and acked, and the log has the positions: False if a message was given
         back, if the time was over, if `stop` or an error ended it before, and where the call returns at once. A later
-        call returns the outcome.
+        call returns the outcome. Raises InvalidOption.
         """
         self._context.check_call("ConsumeContext", "drain", waits=True)
         self.join(self._begin_drain(timeout_s) + LEAVE_TIMEOUT_S)

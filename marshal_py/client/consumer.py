@@ -80,9 +80,10 @@ class Consumer(Membership, Generic[K_co, V_co]):
         At most `prefetch_messages` more are delivered; the next owners begin after the last delivered message. While an
         iteration runs, `drain` returns at once, and the iteration ends when these messages are delivered. Otherwise,
         and with a handler of `consume`, the call waits for the acks of delivered messages, at most `timeout_s` seconds
-        (default: the handler timeout). Raises ReentrantCall.
+        (default: the handler timeout). Raises InvalidOption, ReentrantCall.
         """
         self._context.check_call("Consumer", "drain", waits=True)
+        timeout_s = requests.check_wait(timeout_s)
         with self._context.lock:
             self._queue.drain()
         self._begin_drain(timeout_s)

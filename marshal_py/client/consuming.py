@@ -20,7 +20,7 @@ from marshal_py.client.demand import ConsumeDemand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.message import Message
-from marshal_py.client.requests import OnError
+from marshal_py.client.requests import OnError, check_wait
 from marshal_py.client.waits import Change, Steps, T
 from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
@@ -93,6 +93,7 @@ class Consuming(Generic[K_co, V_co]):
 
     def _until_over(self, timeout_s: float | None) -> Steps[bool]:
         """Waits until it has ended, at most `timeout_s` seconds. Returns whether it has. Raises what ended it."""
+        timeout_s = check_wait(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._context.lock:
@@ -122,6 +123,7 @@ class Consuming(Generic[K_co, V_co]):
 
     def _begin_drain(self, timeout_s: float | None) -> float:
         """Lets it deliver what is buffered and then end. Returns for how many seconds it may drain."""
+        timeout_s = check_wait(timeout_s)
         if timeout_s is None:
             timeout_s = self._driver.options.handler_timeout_s
         if self._demand.drain_until is None:

@@ -17,7 +17,7 @@ from marshal_py.client.context import Context
 from marshal_py.client.counters import in_flight
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
-from marshal_py.client.requests import check_partitions
+from marshal_py.client.requests import check_partitions, check_wait
 from marshal_py.client.waits import Steps
 from marshal_py.errors import ConcurrentUse, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
@@ -117,10 +117,10 @@ class Membership:
     def drain(self, timeout_s: float | None = None) -> None:
         """Stops delivery, waits until the handlers have acked what was delivered, and leaves the group.
 
-        It waits at most `timeout_s` seconds, by default the handler timeout. Raises ReentrantCall.
+        It waits at most `timeout_s` seconds, by default the handler timeout. Raises InvalidOption, ReentrantCall.
         """
         self._context.check_call("Consumer", "drain", waits=True)
-        self._begin_drain(timeout_s)
+        self._begin_drain(check_wait(timeout_s))
         self._finish_drain()
 
     def _finish_drain(self) -> None:

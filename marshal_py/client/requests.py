@@ -1,4 +1,4 @@
-"""Checks what `fetch`, `next`, `consume`, `seek` and `pause` are asked for, and fills in the defaults.
+"""Checks what `fetch`, `next`, `consume`, `seek`, `pause`, `drain` and `wait` are asked for, and fills in the defaults.
 
 Source of the defaults and bounds: ADR-37 of JetStream ("JetStream Simplification"), sections "Fetch", "Next", "Consume"
 and "Idle heartbeats". Its `expires` is `expires_s` here.
@@ -145,6 +145,15 @@ def check_heartbeat(idle_heartbeat_s: float | None, expires_s: float) -> float |
 
 def default_heartbeat_s(expires_s: float) -> float:
     return min(expires_s / 2, HEARTBEAT_S_MAX)
+
+
+def check_wait(timeout_s: float | None) -> float | None:
+    """Returns for how many seconds a `drain` or `wait` may wait; None stays None. Raises InvalidOption."""
+    if timeout_s is None:
+        return None
+    if not _is_number(timeout_s) or not timeout_s >= 0:
+        raise InvalidOption("timeout_s", timeout_s, "a number of seconds, at least 0, or None")
+    return min(timeout_s, EXPIRES_S_MAX)
 
 
 def check_partition(partition: object) -> TopicPartition:

@@ -205,6 +205,10 @@ def test_a_confirmed_ack_is_awaited(cluster: TestCluster) -> None:
                 await consumer.double_ack(last, -1)
             assert await asyncio.to_thread(last.double_ack)
             assert await consumer.double_ack(await consumer.fetch(1, expires_s=0)), "an empty batch needs nothing"
+            wrong: Any
+            for wrong in (None, last.offset, [last]):
+                with pytest.raises(InvalidOption, match=r"^message=.*a message, a part or a batch"):
+                    await consumer.double_ack(wrong)
 
     run(main())
 

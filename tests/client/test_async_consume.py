@@ -248,6 +248,27 @@ def test_a_drain_does_not_wait_for_what_was_given_back(memory: MemoryTestCluster
     run(main())
 
 
+def test_a_drain_and_a_wait_refuse_a_wrong_time_before_they_begin(memory: MemoryTestCluster) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            context = consumer.consume(lambda message: message.ack())
+            wrong: Any
+            for wrong in ("a", -0.5, float("nan"), True):
+                for call in (context.drain, context.wait, consumer.drain):
+                    with pytest.raises(InvalidOption, match=r"^timeout_s=.*a number of seconds, at least 0, or None"):
+                        await call(wrong)
+            assert context._demand.drain_until is None
+            assert not consumer._ending.draining
+            await turn_until(lambda: positions(consumer) == [1], "the message is acked")
+            assert await context.drain(float("inf")) is True
+            await consumer.drain(float("inf"))
+
+    run(main())
+
+
 def test_stop_waits_for_the_running_handler_and_cancels_nothing(memory: MemoryTestCluster) -> None:
     async def main() -> None:
         handler = Handler()

@@ -422,6 +422,29 @@ def test_a_drain_does_not_wait_for_what_was_given_back(memory: MemoryTestCluster
         assert given_back[-1].ack(), "it is still this consumer's"
 
 
+@pytest.mark.parametrize("wrong", ["a", -0.5, float("nan"), True, [1.0]], ids=str)
+def test_a_drain_and_a_wait_refuse_a_wrong_time_before_they_begin(memory: MemoryTestCluster, wrong: Any) -> None:
+    handler = Handler()
+    with memory.reading(1) as consumer:
+        context = consumer.consume(handler)
+        for call in (context.drain, context.wait, consumer.drain):
+            with pytest.raises(InvalidOption, match=r"^timeout_s=.*a number of seconds, at least 0, or None"):
+                call(wrong)
+        assert context._demand.drain_until is None
+        assert not consumer._ending.draining
+        handler.got(1)
+
+
+def test_a_drain_and_a_wait_may_be_endless(memory: MemoryTestCluster) -> None:
+    with memory.reading(1) as consumer:
+        context = consumer.consume(lambda message: message.ack())
+        until(lambda: positions(consumer) == {0: 1}, "the message is acked")
+        assert context.drain(float("inf")) is True
+        assert context.wait(float("inf"))
+        consumer.drain(float("inf"))
+        assert consumer.closed
+
+
 def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -> None:
     handler = Handler()
     handler.open.clear()
