@@ -181,11 +181,6 @@ class Member(MemberState):
         self.rebalancer.back_off(tp, now.mono_ms + LEFT_INTERVALS * self.options.interval_ms)
         return self.refusals.give_up(tp, detail, now)
 
-    def settle_acks(self) -> None:
-        """Notes the acks that came without the lock (T16). A driver whose handlers ack so calls it before `tick`."""
-        for claim in self.claims.values():
-            claim.settle()
-
     def ack_is_late(self, claim: Claim) -> bool:
         """Returns whether an ack comes too late to count, because the claim's Release was sent or the claim is lost.
 

@@ -91,11 +91,17 @@ class MemberState:
         """Returns what this member keeps for its witness (T19); None if it has no session that could be ended."""
         if self.session == NONE or self.ended:
             return None
+        self.settle_acks()
         entries = (will_entry(claim) for claim in self.claims.values())
         claims = tuple(entry for entry in entries if entry is not None)
         return LastWill(self.session, self.writes_version, self.options.interval_ms, claims)
 
     # --- methods that change the state
+
+    def settle_acks(self) -> None:
+        """Notes the acks that came without the lock (T16). A driver whose handlers ack so calls it before `tick`."""
+        for claim in self.claims.values():
+            claim.settle()
 
     def idle_ms(self, now: Instant) -> int:
         """Returns for how many ms the user has asked for no message, as a heartbeat tells the group (A11, A12).

@@ -11,6 +11,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.protocol import last_will
+from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.last_will import LastWill, Sign
 from marshal_py.protocol.member import Member
@@ -83,6 +84,19 @@ def newer() -> list[Patch]:
     return [(Client, "keep_will", kept), (Witness, "will", newest)]
 
 
+def unnoted() -> list[Patch]:
+    honest, settle = Member.last_will, Claim.settle
+
+    def without_acks(self: Member) -> LastWill | None:
+        Claim.settle = lambda claim: None  # type: ignore[assignment, method-assign]
+        try:
+            return honest(self)
+        finally:
+            Claim.settle = settle  # type: ignore[method-assign]
+
+    return [(Member, "last_will", without_acks)]
+
+
 # Name, what it does wrong, the bug, and the faults and the other options that make it likely to show.
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
     (
@@ -113,5 +127,12 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
         newer,
         ("witness", "lag", "stop", "delay"),
         {"clients": 2, "rate": 40},
+    ),
+    (
+        "T19F",
+        "a will does not name what was acked since the member's last step",
+        unnoted,
+        ("witness",),
+        {"mode": AT_LEAST_ONCE},
     ),
 )
