@@ -94,8 +94,10 @@ class KafkaReader:
         """
         deadline, topic = time.monotonic() + timeout_s, next((tp.topic for tp in at), "")
         while at:
-            first = consumer.poll(max(0.0, min(POLL_S, deadline - time.monotonic())))
-            found = [] if first is None else [first, *consumer.consume(PIECE_MESSAGES, 0)]
+            found = consumer.consume(PIECE_MESSAGES, 0)
+            if not found:
+                first = consumer.poll(max(0.0, min(POLL_S, deadline - time.monotonic())))
+                found = [] if first is None else [first]
             if any(map(Message.error, found)):
                 for event in [message for message in found if message.error() is not None]:
                     self._note(event, at, ends)
