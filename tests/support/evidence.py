@@ -120,6 +120,8 @@ class JournalReader:
                 self._life[file].joined_ns = line["ns"]
             elif kind == "beat":
                 self._life[file].beats.append(line["ns"])
+            elif kind == "kill":  # by itself, at a moment that nobody else can see
+                self.evidence.faults.append(Fault(line["ns"], "kill", self._life[file].client))
             elif kind in ("begin", "end", "ack"):
                 self._delivery(self._life[file].client, kind, line)
 

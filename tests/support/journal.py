@@ -15,6 +15,7 @@ Kinds of lines (`e`), with `ns` = CLOCK_MONOTONIC, which all processes of one ho
   beat                                         the process is being scheduled, whatever the library does
   made    t, p, o                              a producer's record was acknowledged
   gone                                         the process ends by itself
+  kill                                         the process is about to end itself by kill -9
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ class Worker:
         return True
 
 
-def die_at_grant(settings: Settings) -> None:
+def die_at_grant(settings: Settings, journal: Journal) -> None:
     """Makes this process kill itself when the library writes its n-th ClaimingMessages."""
     append, count = KafkaLog.append, 0
 
@@ -276,6 +276,7 @@ def die_at_grant(settings: Settings) -> None:
             if count == settings.die_at_grant:
                 if settings.die_after_write:
                     log._producer.flush(FLUSH_TIMEOUT_S)
+                journal.write("kill")
                 os.kill(os.getpid(), signal.SIGKILL)
         return done
 
@@ -293,9 +294,10 @@ def main() -> None:
     threading.excepthook = end_loudly
     settings = Settings(**json.loads(sys.argv[1]))
     KafkaTransport.clock = WatchedClock()  # type: ignore[misc]
+    worker = Worker(settings)
     if settings.die_at_grant:
-        die_at_grant(settings)
-    sys.exit(Worker(settings).run())
+        die_at_grant(settings, worker.journal)
+    sys.exit(worker.run())
 
 
 if __name__ == "__main__":
