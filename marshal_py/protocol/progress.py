@@ -70,13 +70,9 @@ def _bytes(position: int, spans: Iterable[tuple[int, int]]) -> int:
     """Returns how many bytes `encode` would need for all of these finished spans."""
     size = 0
     for start, to in spans:
-        size += _width(start - position) + _width(to - start) + 1
+        size += len(_number(start - position)) + len(_number(to - start)) + 1
         position = to
     return size
-
-
-def _width(value: int) -> int:
-    return max(1, -(-value.bit_length() // 7))
 
 
 def decode(position: int, data: bytes) -> list[Range]:
