@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 from marshal_py.client.answers import Answers, check_delay, check_reason
 from marshal_py.client.forks import ForkedLock
 from marshal_py.client.options import ConsumerOptions
-from marshal_py.errors import InvalidOption
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import Instant, Token
@@ -23,13 +22,6 @@ from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import Deserializer
 
 ACK_TIMEOUT_S: Final = 10.0  # how long `ack(wait=True)` waits by default: as long as a consumer's `stop`
-
-
-def check_timeout(timeout_s: float) -> None:
-    """Raises InvalidOption if nobody can wait so long for an ack to be accepted."""
-    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not number or not timeout_s >= 0:
-        raise InvalidOption("timeout_s", timeout_s, "a number of seconds, at least 0")
 
 
 class Acked(NamedTuple):
@@ -124,11 +116,11 @@ class Delivered:
         """
         return not self.context.member.ack_is_late(self.claim)
 
-    def noted(self, index: int) -> bool:
-        """Returns whether the ack of the message at `index` of `run` was noted when its claim was sealed."""
+    def in_time(self, first: int, stop: int) -> bool:
+        """Returns whether the messages with the indexes [first, stop) of `run` were acked when the claim was sealed."""
         with self.context.lock:
-            assert self.run is not None
-            return self.run.is_finished(index) or self.finish_late()
+            acked = self.run is not None and all(map(self.run.is_finished, range(first, stop)))
+            return acked or self.finish_late()
 
     def returned(self) -> None:
         """Notes an ack in at-most-once mode, where it only says that the handler has returned."""
@@ -142,8 +134,7 @@ class Delivered:
         """
         with self.context.lock:
             if self.claim.sealed:
-                in_time = self.run is not None and all(map(self.run.is_finished, range(first, stop)))
-                return in_time or self.finish_late()
+                return self.in_time(first, stop)
             if self.run is not None:
                 self.run.finish_range(first, stop)
             else:

@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self
 
-from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, check_timeout
+from marshal_py.client.acks import ACK_TIMEOUT_S, Acked
 from marshal_py.client.async_consume import AsyncConsumeContext
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.consumer import Consumer
@@ -28,7 +28,7 @@ from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.keywords import parameters_of
 from marshal_py.client.membership import HAND_OVER_S, Call
 from marshal_py.client.message import Batch, Message, Part
-from marshal_py.client.requests import ConsumeRequest, OnError, Request, check_wait
+from marshal_py.client.requests import ConsumeRequest, OnError, Request, check_timeout, check_wait
 from marshal_py.client.waits import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, InvalidOption, MarshalError
 from marshal_py.protocol.advisory import Advisory

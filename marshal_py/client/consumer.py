@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from marshal_py.client import requests
-from marshal_py.client.acks import ACK_TIMEOUT_S, check_timeout
+from marshal_py.client.acks import ACK_TIMEOUT_S
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consume import ConsumeContext
@@ -412,7 +412,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         handle that another consumer has made, UsedAfterFork, ReentrantCall; with `wait` ClaimLost, AckNotConfirmed.
         """
         self._context.check_call("Consumer", "complete", waits=wait)
-        check_timeout(timeout_s)
+        requests.check_timeout(timeout_s)
         delivery = self._queue.delivery
         with self._context.lock:
             in_time, acked = self._handles.complete(handle, delivery)

@@ -163,7 +163,8 @@ class ConsumeDemand(Demand):
         for _ in range(HELD_PULLS_MAX if self.drain_until is None else 0):
             self._refill.request(self._buffered()[self._in_bytes], self._context.clock.now().mono_ms, self._allowed)
             wanted = self._piece()
-            if not wanted or not self._came((yield from self.intake.pull(0.0, wanted, wanted))) or self._buffered()[0]:
+            came = bool(wanted) and self._came((yield from self.intake.pull(0.0, wanted, wanted)))
+            if not came or self._buffered()[0]:
                 return
 
     def allows(self) -> Allowance:

@@ -7,7 +7,8 @@ from typing import Any, Final, Generic, NoReturn, SupportsIndex, overload
 
 from msgspec import Struct, structs
 
-from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered, check_timeout
+from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered
+from marshal_py.client.requests import check_timeout
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -111,15 +112,13 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         """
         if wait:
             return self.double_ack(timeout_s)
-        delivered = self._delivered
+        delivered, index = self._delivered, self._index
         run = delivered.run
         if run is None:
             return delivered.finish_range(0, 0)
         # Without the lock, and first: if the claim is sealed after it, sealing has noted it (Claim.seal).
-        run.acks.append(self._index)
-        if delivered.claim.sealed:
-            return delivered.noted(self._index)
-        return True
+        run.acks.append(index)
+        return delivered.in_time(index, index + 1) if delivered.claim.sealed else True
 
     def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Marks the message as done, and returns True once the log has accepted that it is.
