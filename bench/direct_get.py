@@ -43,6 +43,7 @@ ASKED_TINY: Final = 3
 BATCHES: Final = 20  # of multi_last per row
 STARTED: Final = 5  # programs per row
 RATES: Final = 3  # rounds of the rates
+BARE_PIECE: Final = 500
 TIMEOUT_S: Final = 120.0
 PARTITIONER: Final = "murmur2_random"
 SPACING_MS: Final = 10  # between two messages, by their timestamps
@@ -164,7 +165,7 @@ def absent(topic: Topic) -> None:
 def read_all(bootstrap: str, name: str, count: int) -> float:
     """Reads the topic with a bare client that has the library's settings. Returns how many seconds that took.
 
-    It takes 500 messages at once, with which it is fastest: larger pieces start collections of cyclic garbage.
+    It takes BARE_PIECE messages at once, with which it is fastest: larger pieces start collections of cyclic garbage.
     """
     given = {"bootstrap.servers": bootstrap, **QUIET}
     consumer = Consumer({**settings.data_reader(given, "bench", "bench", None), "queued.max.messages.kbytes": 65_536})
@@ -172,7 +173,7 @@ def read_all(bootstrap: str, name: str, count: int) -> float:
     began, seen = time.perf_counter(), 0
     consumer.assign([KafkaPartition(name, number, 0) for number in range(PARTITIONS)])
     while seen < count:
-        messages = consumer.consume(500, 1.0)
+        messages = consumer.consume(BARE_PIECE, 1.0)
         if not messages:
             raise TimeoutError("no message")
         seen += sum([not message.error() for message in messages])

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -103,10 +102,11 @@ def least(bootstrap: str, topic: str, count: int) -> Batches:
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     from marshal_py.transport import settings
+    from marshal_py.transport.clock import SystemClock
 
     consumer = Consumer(settings.data_reader({"bootstrap.servers": bootstrap}, "bench", topic, None))
     consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
-    clock = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+    clock = SystemClock.boot_ns
 
     def messages() -> Iterator[Acked]:
         while True:

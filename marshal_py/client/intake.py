@@ -19,13 +19,10 @@ from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.prefetch import LOOK_PIECES_MAX
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps
 from marshal_py.transport.ports import Chunk
+from marshal_py.transport.settings import PIECE_MESSAGES
 
 GRANT_SLICE_S: Final = 0.005  # how long to wait for a grant before checking again
 LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as many messages are fetched in advance as this many grants hold
-# In at-least-once mode, how many messages to take from the source per call, unless a fetch asks for more. CPython
-# collects cyclic garbage when 700 more objects were made than freed. Pieces of fewer messages, each freed before the
-# next is taken, never start a collection; a thousand messages do, which costs a tenth of all time.
-PIECE_MESSAGES: Final = 650
 
 
 class Intake:

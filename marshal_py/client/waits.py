@@ -53,7 +53,7 @@ def complete(steps: Steps[T], carry_out: Callable[[Wait], Any]) -> T:
     try:
         wait = next(steps)
         while True:
-            # Without a variable: what was polled must be freed before the next is (PIECE_MESSAGES in intake.py).
+            # Without a variable: what was polled must be freed before the next is (PIECE_MESSAGES in settings.py).
             wait = steps.send(carry_out(wait))
     except StopIteration as end:
         result: T = end.value

@@ -16,9 +16,6 @@ from marshal_py.transport.connecting import metadata
 from marshal_py.transport.connection_errors import ConnectionErrors, principal_of
 
 POLL_S: Final = 0.25
-# CPython collects cyclic garbage when 700 more objects were made than freed, and visits every message of a larger piece
-# then. Reading a topic in pieces of 10,000 takes a sixth longer.
-PIECE_MESSAGES: Final = 600
 NEAR: Final = 2_000  # offsets of a partition: a read of at most so many fetches little
 FETCH: Final[Mapping[str, Any]] = {
     "enable.partition.eof": True,  # the only sign of a range whose last offsets are missing at the log's end
@@ -94,7 +91,7 @@ class KafkaReader:
         """
         deadline, topic = time.monotonic() + timeout_s, next((tp.topic for tp in at), "")
         while at:
-            found = consumer.consume(PIECE_MESSAGES, 0)
+            found = consumer.consume(settings.PIECE_MESSAGES, 0)
             if not found:
                 first = consumer.poll(max(0.0, min(POLL_S, deadline - time.monotonic())))
                 found = [] if first is None else [first]

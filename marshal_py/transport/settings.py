@@ -86,6 +86,11 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
 }
 
 
+# How many messages to take from a client at once. CPython collects cyclic garbage when 700 more objects were made than
+# freed. Pieces of fewer messages, each freed when the next has come, never start a collection; a thousand messages do,
+# which costs a tenth of all time.
+PIECE_MESSAGES: Final = 650
+
 PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})  # librdkafka takes these before ://
 
 

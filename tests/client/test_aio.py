@@ -19,12 +19,12 @@ from marshal_py.admin.group import Group
 from marshal_py.client import async_consumer
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Feed, Threads
-from marshal_py.client.intake import PIECE_MESSAGES
 from marshal_py.client.observer import Observer
 from marshal_py.client.receiver import Receiver, Request
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
 from marshal_py.topics.request import GetRequest
 from marshal_py.transport.ports import Chunk
+from marshal_py.transport.settings import PIECE_MESSAGES
 from tests.client.test_no_call_under_lock import Watch
 from tests.support.client_fixtures import (
     DEADLINE_S,
