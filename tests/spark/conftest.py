@@ -12,10 +12,18 @@ import pytest
 
 from marshal_py.spark import local_session
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic
+from tests.support import spark_archive
 from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_starts(pytestconfig: pytest.Config) -> None:
+    """For every JVM that these tests and their processes start. It stays for the files that this process runs later."""
+    if cache := getattr(pytestconfig, "cache", None):  # None with `-p no:cacheprovider`
+        spark_archive.use(cache.mkdir("spark"))
 
 
 @pytest.fixture(scope="session")
