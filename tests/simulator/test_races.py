@@ -12,7 +12,7 @@ from marshal_py.simulator.races import Task
 from tests.support import soak
 
 SEEDS = range(6)
-SWEPT = range(100, 200)
+SWEPT = range(100, 125)
 
 
 def quiet(runs: int, seconds: float) -> None:
