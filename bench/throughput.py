@@ -13,7 +13,8 @@ The bare clients do the least that a correct program must do: they check whether
 arrives as a message whose value is its text. They track no positions and check no lease. One of them calls a handler
 for each message of a batch, because `consume` hands over single messages, too. Another one does the least that Python
 can do to check a lease before each message and to take its ack: it reads a clock, makes an object and appends a number
-to a list. No `consume` can be faster than that.
+to a list. No `consume` can be faster than that. A third one does the least for batches that are acked by partition: it
+sorts the messages by partition, and the program holds each batch until it has the next one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any, Final
 
 from msgspec import Struct
@@ -130,6 +132,31 @@ def least(bootstrap: str, topic: str, count: int) -> Batches:
     consumer.close()
 
 
+def least_batches(bootstrap: str, topic: str, count: int) -> Batches:
+    """The least work of any batches that are acked by partition, and that the program holds until the next one."""
+    from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+    from marshal_py.transport import settings
+
+    consumer = Consumer(settings.data_reader({"bootstrap.servers": bootstrap}, "bench", topic, None))
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
+    seen, parts = 0, list[tuple[int | None, list[Message]]]()
+    while seen < count:
+        raw = consumer.consume(BATCH, 1.0)
+        if any(map(Message.error, raw)):
+            raise KafkaException(next(filter(None, map(Message.error, raw))))
+        parts, at = [], 0
+        for partition, same in groupby(map(Message.partition, raw)):
+            until = at + len(list(same))
+            parts.append((partition, raw[at:until]))
+            at = until
+        for _, messages in parts:
+            values = [message.value() for message in messages]
+            seen += len(values)
+            yield values
+    consumer.close()
+
+
 def marshal_batches(bootstrap: str, topic: str, count: int, delivery: str, last_will: str = "off") -> Batches:
     import marshal_py
 
@@ -216,11 +243,11 @@ def marshal_asyncio(bootstrap: str, topic: str, count: int, single: bool) -> Bat
         return values
 
     async def one_by_one() -> list[Any]:
-        values = []  # one event-loop entry for many messages, as for aiokafka
+        values, wanted = [], min(BATCH, count - seen)  # one event-loop entry for many messages, as for aiokafka
         async for message in messages:
             values.append(message.value)
             message.ack()
-            if len(values) == min(BATCH, count - seen):
+            if len(values) == wanted:
                 break
         return values
 
@@ -269,6 +296,7 @@ CONTESTANTS: Final[dict[str, Callable[[str, str, int], Batches]]] = {
     "bare consume(1000), our settings": lambda b, t, n: bare(b, t, n, True, False),
     "bare consume(1000), a call per message": lambda b, t, n: bare(b, t, n, True, False, handled=True),
     "bare, with a clock, an object and an ack per message": least,
+    "bare, sorted by partition and held": least_batches,
     "marshal fetch(1000), at least once": lambda b, t, n: marshal_batches(b, t, n, "at_least_once"),
     "marshal fetch(1000), with a witness": lambda b, t, n: marshal_batches(b, t, n, "at_least_once", "process"),
     "marshal fetch(1000), at most once": lambda b, t, n: marshal_batches(b, t, n, "at_most_once"),
@@ -288,6 +316,8 @@ SLOW: Final = frozenset(name for name in CONTESTANTS if "default" in name or "ai
 RATIOS: Final = (
     ("marshal fetch(1000), at least once", "bare consume(1000), our settings", ">= 0.95"),
     ("marshal fetch(1000), at least once", "bare consume(1000), default settings", ">= 3"),
+    ("bare, sorted by partition and held", "bare consume(1000), our settings", "none"),
+    ("marshal fetch(1000), at least once", "bare, sorted by partition and held", "none"),
     ("marshal fetch(1000), with a witness", "marshal fetch(1000), at least once", ">= 0.99"),
     ("marshal iteration with ack, with a witness", "marshal iteration with ack", ">= 0.99"),
     ("marshal fetch(1000), at most once", "bare consume(1000), our settings", ">= 0.85"),
