@@ -63,7 +63,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
     def __init__(self, consumer: Consumer[K_co, V_co], event_loop: EventLoop) -> None:
         self._consumer = consumer
         self._shared = event_loop
-        self._feed = Feed(event_loop.receiver, event_loop.loop, consumer._queue.pull, consumer._intake.add)
+        self._feed = Feed(event_loop.receiver, event_loop.loop, consumer._queue.pull, consumer._queue.source.poll_now)
         self._turn_at = 0.0  # when other tasks had their last turn, in seconds of the monotonic clock
         self._running: Iterating | None = None
         consumer.identify, consumer.caller = _task, "task"
@@ -311,8 +311,12 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     async def _carry_out(self, wait: Wait) -> Any:
         if isinstance(wait, PollAhead):
-            self._feed.poll_ahead(wait.max_messages)
-            return ()
+            return self._feed.take(wait.max_messages) or ()
+        if isinstance(wait, Poll):
+            await self._give_turn()
+            chunks = self._feed.take(wait.max_messages)
+            if chunks or (chunks is not None and wait.timeout_s <= 0):
+                return chunks
         try:
             return await (self._feed.poll(wait) if isinstance(wait, Poll) else self._shared.changes.wait(wait))
         finally:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -24,6 +24,7 @@ from marshal_py.transport.ports import Chunk
 VERBS_AT_ONCE_MAX: Final = 4  # threads for verbs that block: connect, close, admin. They are rare; more of them wait
 # Threads for the verbs of topics and groups, which may take minutes, so that no other verb waits for them.
 READS_AT_ONCE_MAX: Final = 4
+TAKEN_MAX: Final = 2_000  # messages that the event loop's thread takes at once, which takes it about a millisecond
 
 T = TypeVar("T")
 
@@ -111,7 +112,8 @@ def _settle(future: asyncio.Future[None]) -> None:
 class Feed:
     """Brings the messages of one data source to the event loop.
 
-    `pull` polls the source, on the receiver's thread. `add` takes messages that nobody waits for, on the loop's thread.
+    `pull` polls the source, on the receiver's thread. `poll_now` takes what is there already, on the loop's thread: to
+    hand messages from thread to thread takes longer than to handle them.
     """
 
     def __init__(
@@ -119,22 +121,31 @@ class Feed:
         receiver: Receiver,
         loop: asyncio.AbstractEventLoop,
         pull: Callable[[float, int], list[Chunk]],
-        add: Callable[[Sequence[Chunk]], object],
+        poll_now: Callable[[int], list[Chunk] | None],
     ) -> None:
         self.pull = pull
-        self._receiver, self._loop, self._add = receiver, loop, add
+        self._receiver, self._loop, self._poll_now = receiver, loop, poll_now
         self._chunks: list[Chunk] = []  # came after their call was cancelled: the next call gets them
         self._error: Exception | None = None
-        self._request: Request | None = None
-        self._ahead = False  # whether the messages of the request are for no call
+        self._request: Request | None = None  # which the receiver has not answered yet
         self._waiter: asyncio.Future[None] | None = None
+
+    def take(self, max_messages: int) -> list[Chunk] | None:
+        """Returns messages that are there already; None if only the receiver's thread can tell.
+
+        While that has a request, the next messages are its: those of one partition must stay in order.
+        """
+        if self._chunks or self._error is not None or self._request is not None:
+            return None
+        return self._poll_now(min(max_messages, TAKEN_MAX))
 
     async def poll(self, wait: Poll) -> list[Chunk]:
         """Waits for messages. One task at a time may call it. If it is cancelled, the next call gets the messages."""
         if not self._chunks and self._error is None:
             self._waiter = self._loop.create_future()
             try:
-                self._ask(wait.timeout_s, wait.max_messages, ahead=False)
+                self._request = Request(wait.max_messages, time.monotonic() + wait.timeout_s)
+                self._receiver.ask(self, self._request)
                 await self._waiter
             finally:
                 self._waiter = None
@@ -142,13 +153,7 @@ class Feed:
             error, self._error = self._error, None
             raise error
         chunks, self._chunks = self._chunks, []
-        if wait.ahead and sum([len(chunk.messages) for chunk in chunks]) >= wait.max_messages:
-            self.poll_ahead(wait.max_messages)
         return chunks
-
-    def poll_ahead(self, max_messages: int) -> None:
-        """Asks for messages that are there now and does not wait; `add` gets them."""
-        self._ask(0.0, max_messages, ahead=True)
 
     def close(self) -> None:
         """Ends a wait without messages. Called on the loop's thread."""
@@ -156,21 +161,16 @@ class Feed:
         if self._waiter is not None:
             _settle(self._waiter)
 
-    def _ask(self, timeout_s: float, max_messages: int, *, ahead: bool) -> None:
-        self._request, self._ahead = Request(max_messages, time.monotonic() + timeout_s), ahead
-        self._receiver.ask(self, self._request)
-
     def answer(self, request: Request, chunks: list[Chunk], error: Exception | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the messages are fetched again by the next owner
             self._loop.call_soon_threadsafe(self._answered, request, chunks, error)
 
     def _answered(self, request: Request, chunks: list[Chunk], error: Exception | None) -> None:
         newest = request is self._request
+        if newest:
+            self._request = None
         self._error = error or self._error
         self._chunks += chunks
-        if newest and self._ahead and self._waiter is None:
-            chunks, self._chunks = self._chunks, []  # what a cancelled call has left comes first
-            self._add(chunks)
         if self._waiter is not None and (newest or chunks or error is not None):
             _settle(self._waiter)
 

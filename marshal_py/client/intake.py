@@ -51,7 +51,6 @@ class Intake:
             if wait_s is not None:
                 yield Change(min(timeout_s, wait_s), seen)
                 timeout_s = 0.0
-        ahead = most == sys.maxsize and not queue.at_most_once
         # Where grants are for fetched messages, a larger piece allows a larger grant.
         most = min(most, queue.options.prefetch_messages)
         if not queue.at_most_once or grants.before_fetching(queue.rate):
@@ -59,7 +58,7 @@ class Intake:
         if most <= 0:
             yield Change(min(timeout_s, GRANT_SLICE_S), context.changes)
             return ()
-        chunks: Sequence[Chunk] = yield Poll(timeout_s, most, ahead)
+        chunks: Sequence[Chunk] = yield Poll(timeout_s, most)
         if chunks:
             self.add(chunks)
         return chunks

@@ -14,20 +14,16 @@ T = TypeVar("T")
 
 
 class Poll(NamedTuple):
-    """Waits up to `timeout_s` seconds for messages of the data source. Its result: chunks of `max_messages` at most.
-
-    `ahead`: if so many came, a front whose polls run on another thread may poll for as many again meanwhile.
-    """
+    """Waits up to `timeout_s` seconds for messages of the data source. Its result: chunks of `max_messages` at most."""
 
     timeout_s: float
     max_messages: int
-    ahead: bool = False
 
 
 class PollAhead(NamedTuple):
     """Asks the data source for `max_messages` messages and does not wait. Its result: chunks that are there now.
 
-    A front that cannot ask without waiting returns none, and passes the chunks to `Intake.add` when they have come.
+    A front that cannot ask without waiting returns none.
     """
 
     max_messages: int

@@ -71,6 +71,7 @@ class KafkaSource:
     def __init__(self, configuration: Mapping[str, Any]) -> None:
         self._consumer = settings.create_client(Consumer, configuration)
         self._servers = str(configuration["bootstrap.servers"])
+        self._runs_user_code = "oauth_cb" in configuration  # while it is polled; other callbacks are passed on
         self._assignments = Assignments()
         # Held while the client is called. Reentrant for callbacks and signal handlers, which `_inside` detects.
         self._client_lock = threading.RLock()
@@ -250,6 +251,22 @@ class KafkaSource:
             if not self._assignments.fetched:
                 self._wake_lock.acquire(timeout=left_s)
                 left_s = deadline - time.monotonic()
+
+    def poll_now(self, max_messages: int) -> list[Chunk] | None:
+        if self._runs_user_code or self._next_caller.locked() or not self._client_lock.acquire(blocking=False):
+            return None
+        try:
+            return self._run(partial(self._fetch_now, max_messages))
+        finally:
+            self._client_lock.release()
+
+    def _fetch_now(self, max_messages: int) -> list[Chunk] | None:
+        now = time.monotonic()
+        if self._unconfirmed or self._assignments.pending(int(now * 1000)) or not self._assignments.fetched:
+            return None  # to pass on an assignment may wait for librdkafka's own thread
+        if self._ends_unknown or now >= self._ends_due:
+            self._note_ends(now)
+        return self._fetch(0.0, max_messages)
 
     def _slice_s(self) -> float:
         return POLL_SLICE_S if time.monotonic() - self._busy_at < QUIET_S else POLL_SLICE_QUIET_S

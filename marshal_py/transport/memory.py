@@ -173,6 +173,9 @@ class MemorySource:
                 found = self._read(max_messages)
             return found
 
+    def poll_now(self, max_messages: int) -> list[Chunk] | None:
+        return self.poll(0.0, max_messages)
+
     def _read(self, max_messages: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         if self._closed or not self._connection.up:

@@ -204,6 +204,12 @@ class DataSource(Protocol):
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         """Returns at most `max_messages` new messages, as soon as there are any; [] after `timeout_s`."""
 
+    def poll_now(self, max_messages: int) -> list[Chunk] | None:
+        """Returns at most `max_messages` new messages that are here already. An event loop may call it.
+
+        Returns None, without a call of the client, if that would have to wait or could run code of the user.
+        """
+
     def carry_out(self) -> None:
         """Tells the client about assignments and pauses since the last poll. Never waits.
 

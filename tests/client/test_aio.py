@@ -18,14 +18,14 @@ from marshal_py import Marshal, Topic, aio
 from marshal_py.admin.group import Group
 from marshal_py.client import async_consumer
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Feed, Threads
+from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Threads
 from marshal_py.client.observer import Observer
 from marshal_py.client.receiver import Receiver, Request
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
 from marshal_py.topics.request import GetRequest
 from marshal_py.transport.ports import Chunk
 from marshal_py.transport.settings import PIECE_MESSAGES
-from tests.client.test_no_call_under_lock import Watch
+from tests.client.test_no_call_under_lock import AT_ONCE, Watch
 from tests.support.client_fixtures import (
     DEADLINE_S,
     INTERVAL_S,
@@ -220,7 +220,7 @@ def test_a_confirmed_ack_is_awaited(cluster: TestCluster) -> None:
 def test_nothing_on_the_event_loop_waits(
     embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delivery: str
 ) -> None:
-    """On the loop's thread no client of librdkafka is called but `produce`, which queues, and no condition waited for.
+    """On the loop's thread librdkafka is called only for what it does at once, and no condition is waited for.
 
     The debug mode of asyncio names each callback that takes long: none takes seconds.
     """
@@ -265,7 +265,7 @@ def test_nothing_on_the_event_loop_waits(
 
     with caplog.at_level(logging.WARNING, logger="asyncio"):
         asyncio.run(asyncio.wait_for(main(), DEADLINE_S), debug=True)
-    assert watch.threads[loop_thread] <= {"produce"}
+    assert watch.threads[loop_thread] <= AT_ONCE
     assert {"consume", "incremental_assign", "produce"} <= watch.calls, "the test sees calls"
     assert waited == []
     assert [record.message for record in caplog.records if "took" in record.message] == []
@@ -315,7 +315,7 @@ def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> Non
         async with aio.connect(memory.target) as marshal:
             consumers = [await marshal.consumer(f"g{at}", [topic], **OPTIONS) for at, topic in enumerate(topics)]
             fetches = [asyncio.create_task(consumer.fetch(3, expires_s=DEADLINE_S)) for consumer in consumers]
-            await asyncio.sleep(0)
+            await turn_until(lambda: all(one._feed._request is not None for one in consumers), "all of them wait")
             for at, topic in enumerate(topics):
                 memory.fill(topic, 0, 3, first=10 * at)
             batches = await asyncio.gather(*fetches)
@@ -333,38 +333,65 @@ def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> Non
     until(lambda: not threads(), "all of them end")
 
 
+@pytest.mark.parametrize("delivery", KINDS)
 @pytest.mark.parametrize("how", ["async for", "fetch", "consume"])
-def test_a_backlog_is_polled_ahead(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """The next piece is polled while this one is handled, where nothing bounds what is buffered; order is kept."""
-    asked: list[int] = []
-    plainly = Feed.poll_ahead
+def test_a_backlog_comes_without_the_other_thread(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, how: str, delivery: str
+) -> None:
+    """What is there is taken on the loop's thread. Only who has to wait asks the receiver's."""
+    asked: list[Request] = []
+    plainly = Receiver.ask
 
-    def poll_ahead(self: Feed, max_messages: int) -> None:
-        asked.append(max_messages)
-        plainly(self, max_messages)
+    def ask(self: Receiver, client: Any, request: Request) -> None:
+        asked.append(request)
+        plainly(self, client, request)
 
-    monkeypatch.setattr(Feed, "poll_ahead", poll_ahead)
-    topic = memory.topic()
-    memory.fill(topic, 0, 3 * PIECE_MESSAGES)
+    monkeypatch.setattr(Receiver, "ask", ask)
+    topic, count = memory.topic(), 3 * PIECE_MESSAGES
+    memory.fill(topic, 0, count)
 
     async def main() -> None:
-        offsets = []
+        async with (
+            aio.connect(memory.target) as marshal,
+            marshal.consumer(memory.group(), [topic], **OPTIONS, delivery=delivery) as consumer,
+        ):
+            offsets = [message.offset for message in await consumer.fetch(1)]
+            waits = len(asked)
+            while how == "fetch" and len(offsets) < count:
+                offsets += [message.offset for message in await consumer.fetch(count - len(offsets), min_messages=1)]
+            messages = aiter(consumer.consume(max_messages=900)) if how == "consume" else aiter(consumer)
+            while len(offsets) < count:
+                offsets.append((await anext(messages)).offset)
+            assert len(asked) == waits, "nothing was waited for"
+            memory.fill(topic, 0, 10, first=count)
+            offsets += [(await anext(messages)).offset for _ in range(10)]
+            assert offsets == list(range(count + 10))
+
+    run(main())
+
+
+def test_messages_of_a_cancelled_call_come_before_those_that_are_there(memory: MemoryTestCluster) -> None:
+    """While the receiver has a request, nothing is taken past it, or its messages would come too late."""
+    topic = memory.topic()
+
+    async def main() -> None:
         async with (
             aio.connect(memory.target) as marshal,
             marshal.consumer(memory.group(), [topic], **OPTIONS) as consumer,
         ):
-            while how == "fetch" and len(offsets) < 3 * PIECE_MESSAGES:
-                offsets += [message.offset for message in await consumer.fetch(PIECE_MESSAGES)]
-            messages = aiter(consumer.consume(max_messages=900)) if how == "consume" else aiter(consumer)
-            while len(offsets) < 3 * PIECE_MESSAGES:
-                offsets.append((await anext(messages)).offset)
-            pieces = len(asked)
-            memory.fill(topic, 0, 10, first=3 * PIECE_MESSAGES)
-            offsets += [(await anext(messages)).offset for _ in range(10)]
-            assert offsets == list(range(3 * PIECE_MESSAGES + 10))
-            assert len(asked) == pieces, "few messages are no backlog"
-            assert asked == ([] if how == "consume" else [PIECE_MESSAGES] * pieces)
-            assert (pieces > 0) == (how != "consume"), "a consume has its own limit"
+            await turn_until(lambda: consumer.claims(), "claimed")
+            feed = consumer._feed
+            fetching = asyncio.create_task(consumer.fetch(5, expires_s=DEADLINE_S))
+            await turn_until(lambda: feed._request is not None, "the receiver has a request")
+            fetching.cancel()
+            assert feed.take(5) is None
+            memory.fill(topic, 0, 5)
+            while feed._request is not None:
+                assert feed.take(5) is None
+                await asyncio.sleep(0)
+            memory.fill(topic, 0, 5, first=5)
+            seen = [message.offset for message in await consumer.fetch(10, expires_s=DEADLINE_S)]
+            assert seen == list(range(10))
 
     run(main())
 

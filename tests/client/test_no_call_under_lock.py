@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -24,6 +24,10 @@ from marshal_py.transport import kafka, kafka_admin, kafka_source
 from tests.support.client_fixtures import DEADLINE_S, ROOT, BackgroundConsumer, EmbeddedTestCluster, joined, owns, until
 
 CLIENTS = {"Consumer": (kafka, kafka_source, kafka_admin), "Producer": (kafka,), "AdminClient": (kafka_admin,)}
+
+
+# What an event loop may call: neither waits for the cluster nor runs code of the user (`DataSource.poll_now`).
+AT_ONCE: Final = frozenset({"produce", "consume", "get_watermark_offsets"})
 
 
 class Watch:
@@ -53,7 +57,8 @@ class Watch:
             @functools.wraps(call)
             def watched(*arguments: Any, **named: Any) -> Any:
                 self.calls.add(name)
-                self.threads[threading.get_ident()].add(name)
+                waits = name in {"consume", "poll"} and arguments[-1] != 0
+                self.threads[threading.get_ident()].add(f"{name} with a wait" if waits else name)
                 if any(one.lock._is_owned() for one in self.contexts):  # type: ignore[attr-defined]
                     self.under_lock.add(name)
                 return call(*arguments, **named)

@@ -415,6 +415,21 @@ class SourcePromises(Suite):
             got += [value for chunk in chunks for value in values(chunk.messages)]
         assert got == numbered(0, 20)
 
+    def test_what_is_here_can_be_taken_without_a_wait(self, rig: Rig, topic: str, source: DataSource) -> None:
+        rig.produce(topic, 0, numbered(0, 20))
+        source.assign({TopicPartition(topic, 0): 0})
+        got = values([message for chunk in source.poll(DEADLINE_S, 3) for message in chunk.messages])
+        assert 0 < len(got) <= 3
+        deadline = time.monotonic() + DEADLINE_S
+        while len(got) < 20:
+            assert time.monotonic() < deadline, got
+            chunks = source.poll_now(3)
+            assert chunks is not None, "no other thread uses the client"
+            assert sum(len(chunk.messages) for chunk in chunks) <= 3
+            got += [value for chunk in chunks for value in values(chunk.messages)]
+        assert got == numbered(0, 20)
+        assert source.poll_now(3) == []
+
     def test_an_unassigned_partition_delivers_nothing(self, rig: Rig, topic: str, source: DataSource) -> None:
         zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
         source.assign({zero: 0, one: 0})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -9,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport import settings
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_source import KafkaSource
@@ -86,3 +89,70 @@ def test_a_topic_that_is_gone_is_waited_for(source: KafkaSource, code: int) -> N
     report(source, Refusal(0, code))
     assert source.broken() == []
     assert source.fetching(TP)
+
+
+# --- what an event loop may ask
+
+
+def asked(source: KafkaSource, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """Notes what the client is asked, and answers that nothing is here."""
+    calls: list[tuple[int, float]] = []
+
+    class Client:
+        def consume(self, count: int, timeout_s: float) -> list[Any]:
+            calls.append((count, timeout_s))
+            return []
+
+        def close(self) -> None: ...
+
+    source.carry_out()
+    source._ends_due = float("inf")
+    monkeypatch.setattr(source, "_consumer", Client())
+    return calls
+
+
+def test_only_what_is_here_is_asked_for(source: KafkaSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.assign({TP: 0})
+    calls = asked(source, monkeypatch)
+    source._ends_unknown.clear()
+    assert source.poll_now(5) == []
+    assert calls == [(5, 0)]
+
+
+def test_a_client_that_another_thread_uses_is_not_waited_for(
+    source: KafkaSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.assign({TP: 0})
+    calls = asked(source, monkeypatch)
+    answers: list[object] = []
+    for lock in (source._client_lock, source._next_caller):
+        with lock:
+            thread = threading.Thread(target=lambda: answers.append(source.poll_now(5)))
+            thread.start()
+            thread.join(10.0)
+    assert answers == [None, None]
+    assert calls == []
+
+
+def test_an_assignment_is_left_to_the_thread_that_polls(source: KafkaSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To pass it on may wait for librdkafka's own thread."""
+    calls = asked(source, monkeypatch)
+    assert source.poll_now(5) is None, "nothing is assigned"
+    source.assign({TP: 0})
+    assert source.poll_now(5) is None
+    assert calls == []
+
+
+def test_a_callback_for_tokens_does_not_run_on_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka runs `oauth_cb` in the thread that polls, and it may ask a server for a token."""
+    given = {
+        "bootstrap.servers": "127.0.0.1:9",  # nobody answers there, and nothing is sent
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": lambda _: ("token", time.time() + 3_600),
+    }
+    source = KafkaSource(settings.data_reader(given, "reader", "group", None))
+    source.assign({TP: 0})
+    calls = asked(source, monkeypatch)
+    assert source.poll_now(5) is None
+    assert calls == []
