@@ -1,4 +1,4 @@
-"""The exhaustive search: every quick model clean within its bounds, every kind of model alive, and a search that can fail."""
+"""The exhaustive search: every quick model clean within bounds, every kind of model alive, a search that can fail."""
 
 from __future__ import annotations
 
