@@ -30,7 +30,7 @@ from tests.support.kafka import Cluster, TopicFactory, wait_until
 
 PARTITIONS = 3
 MESSAGES = 300
-RUNS = 30
+RUNS = 18
 SELF_KILLING = (sys.executable, "-m", "tests.support.admin_tool")
 
 
@@ -307,7 +307,7 @@ def judge(case: WorkingGroup, runs: list[Run], last: int, per: int) -> None:
         assert run.outcome in ("", "moved")  # "": killed before it could print it
         assert not run.outcome or landed, "it printed that it moved"
     killed = [run for run in runs if run.process.returncode == -signal.SIGKILL]
-    assert len(killed) >= 15, "too few were killed for this to show anything"
+    assert len(killed) >= RUNS // 2, "too few were killed for this to show anything"
     landed_dead = [run for run in killed if run.target in moves]
     assert 0 < len(landed_dead) < len(killed), "killed both before and after the move"
     everything = {(partition, offset) for partition in range(PARTITIONS) for offset in range(per)}
