@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -50,9 +51,10 @@ ODD_IDS = [
 
 
 @pytest.fixture
-def marshal(memory: MemoryTestCluster) -> Marshal:
+def marshal(memory: MemoryTestCluster) -> Iterator[Marshal]:
     memory.create("t", 1)
-    return memory.connect()
+    with memory.connect() as marshal:
+        yield marshal
 
 
 @pytest.mark.parametrize("wrong", WRONG_IDS, ids=repr)

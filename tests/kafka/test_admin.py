@@ -30,7 +30,6 @@ from tests.support.kafka import Cluster, TopicFactory, wait_until
 
 PARTITIONS = 3
 MESSAGES = 300
-RUNS = 18
 SELF_KILLING = (sys.executable, "-m", "tests.support.admin_tool")
 
 
@@ -254,15 +253,16 @@ class Run:
 
 
 @pytest.mark.timeout(600)
-def test_positions_move_under_load_while_admins_are_killed_at_random_steps(kafka: Cluster, topic: TopicFactory) -> None:
+def test_positions_move_under_load_while_admins_are_killed_at_each_step(kafka: Cluster, topic: TopicFactory) -> None:
     """S12 on Kafka: each run moved all positions or none, and printed the truth; no message after it is lost."""
-    chance = random.Random(20)
+    kills = random.Random(20).sample(STEPS, len(STEPS))
+    steps: list[tuple[str, int] | None] = [*kills[:5], None, *kills[5:], None]
     with at_work(kafka, topic(PARTITIONS), count=2) as case:
         case.await_seen(1)
         case.await_owned()
         load = Load(kafka, case.topic)
         try:
-            runs = [one_run(case, number, chance) for number in range(RUNS)]
+            runs = [one_run(case, number, step) for number, step in enumerate(steps)]
             final = case.marshal.json("set-position", case.group, case.topic, "--to", "0", "--take-over", "--yes")
             assert final["outcome"] == "moved"
         finally:
@@ -276,20 +276,19 @@ def test_positions_move_under_load_while_admins_are_killed_at_random_steps(kafka
         judge(case, runs, final["offset"], per)
 
 
-STEPS = [*((how, number) for how in ("write", "written") for number in (1, 2)), *(("tick", n) for n in range(2, 9))]
+STEPS = [*((how, number) for how in ("write", "written") for number in (1, 2, 3)), *(("tick", n) for n in range(2, 9))]
 
 
-def one_run(case: WorkingGroup, number: int, chance: random.Random) -> Run:
-    """A move to a position of its own. The process kills itself at a random step, except for every sixth one."""
+def one_run(case: WorkingGroup, number: int, step: tuple[str, int] | None) -> Run:
+    """A move to a position of its own. The process kills itself at `step`, if there is one and it gets there."""
     move = ("set-position", case.group, case.topic, "--to", str(number + 1), "--take-over", "--yes", "--json")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    if number % 6 == 5:
+    if step is None:
         run = Run(number + 1, case.marshal.start(*move, **streams))
     else:
-        how, step = chance.choice(STEPS)
-        run = Run(number + 1, case.marshal.start(how, str(step), *move, module=SELF_KILLING, **streams))
+        run = Run(number + 1, case.marshal.start(step[0], str(step[1]), *move, module=SELF_KILLING, **streams))
     run.end()
-    assert run.outcome == "moved" or number % 6 != 5
+    assert run.outcome == "moved" or step is not None
     return run
 
 
@@ -307,7 +306,7 @@ def judge(case: WorkingGroup, runs: list[Run], last: int, per: int) -> None:
         assert run.outcome in ("", "moved")  # "": killed before it could print it
         assert not run.outcome or landed, "it printed that it moved"
     killed = [run for run in runs if run.process.returncode == -signal.SIGKILL]
-    assert len(killed) >= RUNS // 2, "too few were killed for this to show anything"
+    assert len(killed) >= len(STEPS) // 2, "too few were killed for this to show anything"
     landed_dead = [run for run in killed if run.target in moves]
     assert 0 < len(landed_dead) < len(killed), "killed both before and after the move"
     everything = {(partition, offset) for partition in range(PARTITIONS) for offset in range(per)}
