@@ -16,6 +16,7 @@ from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.group_limits import GroupLimits
 from marshal_py.client.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.intake import Intake
+from marshal_py.client.redelivery import Redelivered
 from marshal_py.client.refill import Refill
 from marshal_py.client.requests import ConsumeRequest, Request
 from marshal_py.client.waits import Steps
@@ -33,7 +34,6 @@ class Demand:
     watch: IdleHeartbeat | None
 
     verb = "iteration"
-    looks = True  # whether a slow user's consumer reads the source's queue to its end (prefetch.py)
 
     def __init__(self, intake: Intake, watch: IdleHeartbeat | None = None) -> None:
         self.intake, self.watch = intake, watch
@@ -41,6 +41,10 @@ class Demand:
     def over(self) -> bool:
         """Tells whether the iteration ends now."""
         return False
+
+    def looks(self) -> bool:
+        """Tells whether a slow user's consumer may read the source's queue to its end (prefetch.py)."""
+        return True
 
     def refill(self) -> Steps[None]:
         """Brings messages without waiting, if that is due before the next are delivered."""
@@ -111,7 +115,6 @@ class ConsumeDemand(Demand):
     """Asks for messages up to a limit of pending ones, whenever these have fallen to the threshold."""
 
     verb = "the iteration of consume"
-    looks = False  # a look brings messages without a limit
 
     def __init__(
         self,
@@ -129,6 +132,8 @@ class ConsumeDemand(Demand):
         self._largest_bytes = 0  # the largest message so far: so many of it as fit are taken at once
         self.stopped = False
         self.drain_until: float | None = None  # monotonic; None while it does not drain
+        # A look may have brought more than was asked for, and a drain delivers no more than could be pending.
+        self._drain_left = request.limit
 
     def pending(self) -> tuple[int, int]:
         """Returns how many messages and bytes were asked for and not delivered. Takes the lock.
@@ -147,10 +152,15 @@ class ConsumeDemand(Demand):
 
     # --- for Consumer
 
+    def looks(self) -> bool:
+        return self.drain_until is None
+
     def over(self) -> bool:
         return self.stopped or (self.drain_until is not None and time.monotonic() >= self.drain_until)
 
     def ends(self, shut: bool) -> bool:
+        if self._drain_left <= 0:
+            return True
         if self.drain_until is None or shut:
             return False
         if self._queue.at_most_once:
@@ -168,10 +178,15 @@ class ConsumeDemand(Demand):
                 return
 
     def allows(self) -> Allowance:
-        if self.drain_until is not None:
-            return ENDLESS
-        units = self._refill.before_threshold(self._buffered()[self._in_bytes])
-        return Allowance(size_bytes=units) if self._in_bytes else Allowance(units)
+        if self.drain_until is None:
+            units, first = self._refill.before_threshold(self._buffered()[self._in_bytes]), True
+        else:
+            units, first = max(0, self._drain_left), self._drain_left == self._refill.limit
+        return Allowance(size_bytes=units, one_fits=first) if self._in_bytes else Allowance(units)
+
+    def delivered(self, reserved: Reserved) -> None:
+        if self.drain_until is not None and not isinstance(reserved, Redelivered):
+            self._drain_left -= sum(map(message_bytes, reserved.raw())) if self._in_bytes else reserved.taken
 
     def wait(self, timeout_s: float) -> Steps[bool]:
         wanted = 0 if self.drain_until is not None else self._piece()

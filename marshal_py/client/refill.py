@@ -27,7 +27,8 @@ class Refill:
         self.to_come: int = 0
 
     def pending(self, buffered: int) -> int:
-        return self.to_come + buffered
+        """Returns how many units are pending: at most `limit`, though a look (prefetch.py) may buffer more."""
+        return min(self.limit, self.to_come + buffered)
 
     def request(self, buffered: int, now_ms: int, allowed: Callable[[int], int] = lambda asked: asked) -> int:
         """Returns how many units to ask for now, which then count as pending; 0 if none.

@@ -62,6 +62,12 @@ def in_batches(consumer: Consumer) -> Iterator[Message]:
         yield from batch
 
 
+def consumed(consumer: Consumer) -> Iterator[Message]:
+    for message in consumer.consume(max_messages=6):
+        message.ack()
+        yield message
+
+
 def handled_until_all(messages: Iterator[Message], partitions: set[int]) -> int:
     """How many messages are delivered until each of these partitions had one."""
     left, count = set(partitions), 0
@@ -81,7 +87,7 @@ def source_of(consumer: Consumer) -> OneQueueSource:
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("way", [one_by_one, in_batches])
+@pytest.mark.parametrize("way", [one_by_one, in_batches, consumed])
 @pytest.mark.parametrize("delivery", KINDS)
 def test_one_partition_does_not_wait_for_thousands_of_another(
     cluster: OneQueueTestCluster, delivery: str, way: Callable[[Consumer], Iterator[Message]]
@@ -180,6 +186,40 @@ def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(
             rest = collect(successor, 3 * FILLED - len(seen))
         expected = [(partition, offset) for partition in range(3) for offset in range(FILLED)]
         assert sorted(places([*seen, *rest])) == expected
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("bound", [{"max_messages": 40}, {"max_bytes": 1_000}], ids=["messages", "bytes"])
+@pytest.mark.parametrize("delivery", KINDS)
+def test_the_drain_of_a_consume_hands_over_what_was_pending(
+    cluster: OneQueueTestCluster, delivery: str, bound: dict[str, int]
+) -> None:
+    """What a look has brought beyond it stays buffered, and a later call delivers it."""
+    topic = filled(cluster, 3)
+    size = 10 + len(topic)
+    limit = bound.get("max_messages") or 1_000 // size
+    with cluster.connect() as marshal:
+        consumer = joined(marshal, cluster.group(), [topic], delivery=delivery)
+        until(owns(consumer, 0, 1, 2), "all partitions are its")
+        context = consumer.consume(**bound)
+        seen: list[Message] = []
+        left = pending = 0
+        for message in context:
+            seen.append(message)
+            message.ack()
+            if len(seen) == 100:
+                left, pending = consumer._queue.buffered(), context.pending()[0]
+                context.drain()
+        assert context.drain() is True
+        assert left > 10 * limit
+        if "max_messages" in bound:
+            assert pending <= limit
+        assert 100 < len(seen) <= 100 + limit + 1
+        assert consumer._queue.buffered() >= left - limit - 1
+        rest = collect(consumer, 3 * FILLED - len(seen))
+        expected = [(partition, offset) for partition in range(3) for offset in range(FILLED)]
+        assert sorted(places([*seen, *rest])) == expected
+        consumer.stop()
 
 
 # --- bounds
