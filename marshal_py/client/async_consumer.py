@@ -37,6 +37,7 @@ from marshal_py.transport.serialization import K_co, V_co
 
 # Seconds. Other tasks of the event loop have their turn at least so often while messages are there without a wait.
 TURN_S: Final = 0.005
+TURN_STEPS: Final = 10  # of the event loop in one turn: to answer a request takes a task several
 
 
 class Iterating:
@@ -323,15 +324,17 @@ class AsyncConsumer(Generic[K_co, V_co]):
             self._turn_at = time.monotonic()
 
     async def _give_turn(self) -> None:
-        """Lets other tasks run if they had no turn for TURN_S."""
+        """Lets other tasks run, TURN_STEPS steps, if they had no turn for TURN_S."""
         if time.monotonic() - self._turn_at >= TURN_S:
-            await asyncio.sleep(0)
+            for _ in range(TURN_STEPS):
+                await asyncio.sleep(0)
             self._turn_at = time.monotonic()
 
     # --- positions
 
     async def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Waits until the log has accepted the positions of all messages acked before, as `Consumer.flush` does."""
+        check_timeout(timeout_s)
         self._consumer._pass("flush")
         await self._complete(self._consumer._flush(timeout_s))
 
