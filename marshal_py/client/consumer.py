@@ -6,6 +6,7 @@ else shut. A grant is the log's permission to deliver a range of offsets, in at-
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import chain
@@ -70,6 +71,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._confirmations = Confirmations(context, driver)
         driver.queue.delivery.confirm = self._confirmations.wait
         self._handles = Handles(driver.member.name)
+        self._seeking = threading.RLock()  # held by `seek` alone
         driver.queue.delivery.handle_of = self._handles.make
         self._planner: Planner | None = None
         self._consuming: Consuming[K_co, V_co] | None = None
@@ -368,7 +370,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
                     queue.user_returned()
                     looks = queue.looks()
                 if not self._ending.draining:
-                    if looks and demand.looks:
+                    if looks and demand.looks():
                         yield from self._intake.look()
                     yield from demand.refill()
             came = False
@@ -439,15 +441,20 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         The log has accepted the position when the call returns, so that a later owner begins there, too. The claim is a
         new one, with a new token; `on_lost` with the reason "seek" and `on_claim` report that. Acks of messages that
-        were delivered before come too late. Any thread may call it, also within an iteration.
+        were delivered before come too late. Any thread may call it, also within an iteration; a second call waits until
+        the first is done.
 
         Raises InvalidOption; NeedsAtLeastOnce in at-most-once mode; PositionOutOfRange; ClaimLost if this consumer does
         not own the partition, or releases it meanwhile because of a pause or a stop; ClusterUnreachable after
         `timeout_s` seconds, ReentrantCall. `Group.set_position` moves positions of partitions that others own.
         """
         self._context.check_call("Consumer", "seek", waits=True)
-        context, driver, tp = self._context, self._driver, requests.check_partition(partition)
-        deadline = time.monotonic() + timeout_s
+        requests.check_timeout(timeout_s)
+        with self._seeking:
+            self._seek(requests.check_partition(partition), offset, time.monotonic() + timeout_s)
+
+    def _seek(self, tp: TopicPartition, offset: int, deadline: float) -> None:
+        context, driver = self._context, self._driver
         if self._queue.at_most_once:
             raise NeedsAtLeastOnce("seek", self.group)
         if type(offset) is not int:

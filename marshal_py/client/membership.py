@@ -17,7 +17,7 @@ from marshal_py.client.context import Context
 from marshal_py.client.counters import in_flight
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
-from marshal_py.client.requests import check_partitions, check_wait
+from marshal_py.client.requests import check_partitions, check_timeout, check_wait
 from marshal_py.client.waits import Steps
 from marshal_py.errors import ConcurrentUse, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
@@ -169,8 +169,9 @@ class Membership:
     def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Waits until the log has accepted the positions of all messages that were acked before this call.
 
-        Raises ClusterUnreachable, ConcurrentUse, ReentrantCall, ConsumerClosed.
+        Raises ClusterUnreachable, ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption.
         """
+        check_timeout(timeout_s)
         self._pass("flush")
         self._context.complete(self._flush(timeout_s))
 
