@@ -42,7 +42,8 @@ Values = Iterator[tuple[bytes | None, int]]
 def bare(bootstrap: str, topic: str) -> Values:
     from confluent_kafka import Consumer, TopicPartition
 
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "latest", **QUIET})
+    given = {"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "latest", **QUIET}
+    consumer = Consumer({**given, "enable.auto.commit": False})  # or the next round would begin where this one ended
     consumer.assign([TopicPartition(topic, p) for p in range(PARTITIONS)])
     while True:
         message = consumer.poll(1.0)
