@@ -36,6 +36,8 @@ CONNECTION: Final = "Connection"  # authentication or TLS; any success disproves
 _UNAUTHENTICATED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 UNKNOWN_PRINCIPAL: Final = "User:NAME"  # the principal in an ACL if the settings name no user
 
+_REDIRECTED: Final = ("error_cb", "stats_cb", "throttle_cb")  # callbacks that the polling thread passes on
+
 
 class _Refusal(Struct):
     first_s: float
@@ -145,13 +147,21 @@ def redirect_callbacks(given: Mapping[str, Any], call: Callable[[Callable[[], ob
     Otherwise the thread that polls the client would run them.
     """
     found = dict(given)
-    for name in ("error_cb", "stats_cb", "throttle_cb"):
+    for name in _REDIRECTED:
         own = given.get(name)
         if own is not None:
             found[name] = _redirected(own, call)
     if given.get("logger") is not None:
         found["logger"] = _RedirectedLogger(given["logger"], call)
     return found
+
+
+def calls_while_polled(given: Mapping[str, Any]) -> bool:
+    """Tells whether librdkafka may run the user's code in the thread that polls the client (`oauth_cb`, for example).
+
+    It may run each function in the settings that `redirect_callbacks` does not wrap.
+    """
+    return any(callable(value) and name not in _REDIRECTED for name, value in given.items())
 
 
 def _redirected(own: Callable[[Any], object], call: Callable[[Callable[[], object]], object]) -> Callable[[Any], None]:

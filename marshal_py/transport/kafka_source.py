@@ -27,6 +27,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.assignments import Assignments, Changes
 from marshal_py.transport.connecting import metadata
+from marshal_py.transport.connection_errors import calls_while_polled
 from marshal_py.transport.ports import Broken, Chunk, OutOfRange
 
 # Errors on a partition that librdkafka retries itself, without a limit.
@@ -71,7 +72,7 @@ class KafkaSource:
     def __init__(self, configuration: Mapping[str, Any]) -> None:
         self._consumer = settings.create_client(Consumer, configuration)
         self._servers = str(configuration["bootstrap.servers"])
-        self._runs_user_code = "oauth_cb" in configuration  # while it is polled; other callbacks are passed on
+        self._runs_user_code = calls_while_polled(configuration)
         self._assignments = Assignments()
         # Held while the client is called. Reentrant for callbacks and signal handlers, which `_inside` detects.
         self._client_lock = threading.RLock()

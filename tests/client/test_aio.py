@@ -338,7 +338,7 @@ def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> Non
 def test_a_backlog_comes_without_the_other_thread(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, how: str, delivery: str
 ) -> None:
-    """What is there is taken on the loop's thread. Only who has to wait asks the receiver's."""
+    """What is there is taken on the loop's thread. Only a call that has to wait asks the receiver's."""
     asked: list[Request] = []
     plainly = Receiver.ask
 

@@ -555,7 +555,7 @@ def test_a_consume_outside_the_event_loop_is_refused(memory: MemoryTestCluster) 
     run(main())
 
 
-def test_nothing_on_the_event_loop_calls_librdkafka(
+def test_nothing_on_the_event_loop_waits_for_librdkafka(
     embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even `stop`, which has everything fetched again. `produce` only queues; what is there is taken at once."""

@@ -58,6 +58,7 @@ class Watch:
             def watched(*arguments: Any, **named: Any) -> Any:
                 self.calls.add(name)
                 waits = name in {"consume", "poll"} and arguments[-1] != 0
+                waits = waits or (name == "get_watermark_offsets" and not named.get("cached"))
                 self.threads[threading.get_ident()].add(f"{name} with a wait" if waits else name)
                 if any(one.lock._is_owned() for one in self.contexts):  # type: ignore[attr-defined]
                     self.under_lock.add(name)

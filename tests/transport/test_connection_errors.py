@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from confluent_kafka import KafkaError
 
@@ -14,6 +16,8 @@ from marshal_py.transport.connection_errors import (
     STALE_S,
     WRITE,
     ConnectionErrors,
+    call_directly,
+    calls_while_polled,
     redirect_callbacks,
 )
 
@@ -161,3 +165,12 @@ def test_the_users_callbacks_do_not_run_on_the_polling_thread() -> None:
         call()  # type: ignore[operator]
     assert heard == [error, "{}", (30, "%s", "line")]
     assert own["linger.ms"] == 0
+
+
+def test_what_librdkafka_calls_in_the_thread_that_polls_is_known() -> None:
+    """Whatever it is named: a later librdkafka may call more than `oauth_cb`."""
+    passed_on = {"error_cb": print, "stats_cb": print, "throttle_cb": print, "logger": logging.getLogger("marshal_py")}
+    assert not calls_while_polled({**GIVEN, **passed_on, "linger.ms": 0})
+    assert not calls_while_polled({**redirect_callbacks(passed_on, call_directly), "oauth_cb": None})
+    for name in ("oauth_cb", "a_new_cb"):
+        assert calls_while_polled({**GIVEN, **passed_on, name: print})
