@@ -2,7 +2,7 @@
 
 Contestants, each in a fresh process, one after the other, in turn: marshal_py in batches (at least once, at most
 once), message by message with an ack each, both also with a witness (`last_will="process"`, right after the same
-without), by its `consume` with and without a handler, and with asyncio;
+without), by its `consume` with and without a handler, and with asyncio, also compared with the same loop without it;
 confluent-kafka's `consume(1000)` and `poll()`, bare, with librdkafka's defaults and with the settings that marshal_py
 ships; aiokafka's `getmany` and `getone`. Each reads a filled topic (page cache warm) from its beginning and looks at
 every value. The clock runs from the first message to the last one read, so that connecting and joining do not count:

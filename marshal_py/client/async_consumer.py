@@ -37,7 +37,7 @@ from marshal_py.transport.serialization import K_co, V_co
 
 # Seconds. Other tasks of the event loop have their turn at least so often while messages are there without a wait.
 TURN_S: Final = 0.005
-TURN_STEPS: Final = 10  # of the event loop in one turn: to answer a request takes a task several
+TURN_STEPS: Final = 10  # steps of the event loop per turn, because a task needs several to answer a request
 
 
 class Iterating:
@@ -334,7 +334,6 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     async def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Waits until the log has accepted the positions of all messages acked before, as `Consumer.flush` does."""
-        check_timeout(timeout_s)
         self._consumer._pass("flush")
         await self._complete(self._consumer._flush(timeout_s))
 

@@ -179,10 +179,10 @@ class ConsumeDemand(Demand):
 
     def allows(self) -> Allowance:
         if self.drain_until is None:
-            units, first = self._refill.before_threshold(self._buffered()[self._in_bytes]), True
+            units, one_fits = self._refill.before_threshold(self._buffered()[self._in_bytes]), True
         else:
-            units, first = max(0, self._drain_left), self._drain_left == self._refill.limit
-        return Allowance(size_bytes=units, one_fits=first) if self._in_bytes else Allowance(units)
+            units, one_fits = max(0, self._drain_left), self._drain_left == self._refill.limit
+        return Allowance(size_bytes=units, one_fits=one_fits) if self._in_bytes else Allowance(units)
 
     def delivered(self, reserved: Reserved) -> None:
         if self.drain_until is not None and not isinstance(reserved, Redelivered):

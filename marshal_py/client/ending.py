@@ -13,6 +13,7 @@ from typing import Final
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.forks import watch_forks
+from marshal_py.client.requests import check_timeout
 from marshal_py.client.waits import Change, Steps
 from marshal_py.errors import ConsumerClosed
 
@@ -58,8 +59,10 @@ class Ending:
     def stop(self, timeout_s: float) -> Steps[None]:
         """Stops the consumer; waits at most `timeout_s` seconds until it has left its group. `close` must follow.
 
-        A second call does nothing, unless the first one was interrupted: then it completes the stop.
+        A second call does nothing, unless the first one was interrupted: then it completes the stop. Raises
+        InvalidOption before anything is stopped.
         """
+        check_timeout(timeout_s)
         self.reason = self.reason or "it was stopped"
         yield from self._write_letters(min(timeout_s, LETTERS_TIMEOUT_S))
         yield from self._leave("stopped", 0.0, timeout_s)

@@ -103,8 +103,9 @@ class Membership:
 
         While the cluster does not answer, the call returns after `timeout_s` seconds. The claims are then freed once
         the other members have waited for the lease to end, and grants are lost. A second call does nothing; if the
-        first was interrupted (ctrl-C), it does what is left. Raises ReentrantCall, for example in a signal's handler
-        that interrupts another call; the consumer is then asked to stop, as by `request_stop`.
+        first was interrupted (ctrl-C), it does what is left. Raises InvalidOption before anything is dropped;
+        ReentrantCall, for example in a signal's handler that interrupts another call; the consumer is then asked to
+        stop, as by `request_stop`.
         """
         try:
             self._context.check_call("Consumer", "stop", waits=True)
@@ -171,11 +172,11 @@ class Membership:
 
         Raises ClusterUnreachable, ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption.
         """
-        check_timeout(timeout_s)
         self._pass("flush")
         self._context.complete(self._flush(timeout_s))
 
     def _flush(self, timeout_s: float) -> Steps[None]:
+        check_timeout(timeout_s)
         context, member = self._context, self._member
         with context.outbox, context.lock:
             wanted = {
@@ -282,7 +283,7 @@ class Membership:
     def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
         """Reads the coordination log to its end, then returns the state as `cached_info` does.
 
-        Raises ClusterUnreachable, ReentrantCall.
+        Raises ClusterUnreachable, ReentrantCall, InvalidOption.
         """
         end = self._log_end(timeout_s)
         self._context.complete(self._read_to(end, timeout_s))
@@ -290,6 +291,7 @@ class Membership:
 
     def _log_end(self, timeout_s: float) -> int:
         self._context.check_call("Consumer", "info", waits=True)
+        check_timeout(timeout_s)
         return self._context.coordination.bounds(self._driver.log, timeout_s).end
 
     def _read_to(self, end: int, timeout_s: float) -> Steps[None]:
@@ -311,7 +313,11 @@ class Membership:
             yield events.popleft()
 
     def wait_joined(self, timeout_s: float) -> None:
-        """Waits until the group has this member. Raises ClusterUnreachable, and the error that ended the consumer."""
+        """Waits until the group has this member.
+
+        Raises ClusterUnreachable, InvalidOption, and the error that ended the consumer.
+        """
+        check_timeout(timeout_s)
         self._context.wait_for(
             lambda: self._member.session != NONE or self._driver.ended,
             "the group to be joined",

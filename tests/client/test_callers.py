@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import marshal_py
-from marshal_py import Marshal, TopicPartition
+from marshal_py import Marshal, TopicPartition, aio
 from marshal_py.errors import (
     CallerError,
     ClusterUnreachable,
@@ -230,6 +231,29 @@ def test_settings_that_the_protocol_would_not_survive(embedded: EmbeddedTestClus
     with embedded.connect() as marshal, pytest.raises(InvalidOption) as raised:
         marshal.consumer("g", [topic], settings={key: "x"})
     assert raised.value.option == key
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), "a", None, True], ids=repr)
+def test_a_time_to_wait_is_a_number_of_seconds(memory: MemoryTestCluster, wrong: Any) -> None:
+    """Also with asyncio. A `stop` that is refused has stopped nothing."""
+    topic, rule = memory.topic(), r"^timeout_s=.*a number of seconds, at least 0"
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for verb in (consumer.stop, consumer.flush, consumer.info, consumer.wait_joined):
+            with pytest.raises(InvalidOption, match=rule):
+                verb(wrong)
+        assert not consumer.closed
+        assert not consumer.stopping
+        consumer.flush()
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer(memory.group(), [topic]) as consumer:
+            for verb in (consumer.stop, consumer.flush, consumer.info):
+                with pytest.raises(InvalidOption, match=rule):
+                    await verb(wrong)
+            assert not consumer.closed
+            await consumer.flush()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("servers", ["", {}, {"bootstrap.servers": ""}], ids=repr)

@@ -256,7 +256,7 @@ class Run:
 def test_positions_move_under_load_while_admins_are_killed_at_each_step(kafka: Cluster, topic: TopicFactory) -> None:
     """S12 on Kafka: each run moved all positions or none, and printed the truth; no message after it is lost."""
     kills = random.Random(20).sample(STEPS, len(STEPS))
-    steps: list[tuple[str, int] | None] = [*kills[:5], None, *kills[5:], None]
+    steps: list[tuple[str, int] | None] = [*kills[:5], None, *kills[5:], None]  # None: nothing kills it
     with at_work(kafka, topic(PARTITIONS), count=2) as case:
         case.await_seen(1)
         case.await_owned()

@@ -55,6 +55,8 @@ def _write(archive: ClassArchive, given: list[str]) -> None:
             check=True,
         )
         archive.keep()
+    except subprocess.SubprocessError as error:
+        print(f"no class-data archive for Spark, so its JVMs start slowly: {error}", file=sys.stderr)
     finally:
         archive.discard()
 
