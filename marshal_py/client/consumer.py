@@ -194,7 +194,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 yield from self._intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
                 continue
             self._ending.raise_if_ended()
-            came = bool((yield from self._intake.pull(min(left_s, WAIT_SLICE_S), missing)))
+            came = bool((yield from self._intake.pull(min(left_s, self._intake.wait_s()), missing)))
             if watch is not None:
                 watch.message() if came else watch.check()
 
@@ -399,7 +399,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
             if shut:
                 yield from self._intake.wait_for_gate(WAIT_SLICE_S)
             else:
-                came = yield from demand.wait(WAIT_SLICE_S)
+                came = yield from demand.wait(self._intake.wait_s())
 
     def _waits_for_handlers(self) -> bool:
         with self._context.lock:

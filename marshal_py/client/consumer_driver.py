@@ -295,6 +295,8 @@ class ConsumerDriver:
 
     def publish(self, *advisories: Advisory) -> None:
         """Adds advisories to `Consumer.events`, and to `logging` in as few lines as people need (docs/logging.md)."""
+        if not advisories:
+            return
         now_ms = self.context.clock.now().wall_ms
         timed = [structs.replace(advisory, time_ms=now_ms) for advisory in advisories]
         self.events += timed

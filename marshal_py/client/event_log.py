@@ -39,6 +39,8 @@ class EventLog:
 
     def flush(self) -> None:
         """Writes the advisories that were held back."""
+        if not self._held:
+            return
         held, self._held = self._held, []
         for alike, words in to_lines(held):
             one = alike[0]

@@ -9,6 +9,7 @@ whether a claim may deliver now (`Member.open_ms`, D8).
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,12 +17,17 @@ from marshal_py.client import grants
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
+from marshal_py.client.membership import WAIT_SLICE_S
 from marshal_py.client.prefetch import LOOK_PIECES_MAX
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.transport.ports import Chunk
 from marshal_py.transport.settings import PIECE_MESSAGES
 
 GRANT_SLICE_S: Final = 0.005  # how long to wait for a grant before checking again
+# How long one wait for messages may last while none has come for IDLE_S and none is unfinished: a wake takes CPU time.
+IDLE_WAIT_S: Final = 0.25
+IDLE_S: Final = 3.0
 LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as many messages are fetched in advance as this many grants hold
 
 
@@ -30,8 +36,22 @@ class Intake:
 
     def __init__(self, context: Context, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
         self._context, self._driver, self._queue = context, driver, queue
+        self._came_at = time.monotonic()  # when the last messages came
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
         self.ahead: int = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
+
+    def wait_s(self) -> float:
+        """Returns for how long to wait for messages at once: a signal or another thread's stop is seen after that.
+
+        So are acks that came without the lock, and messages that are due to be delivered again. Both concern messages
+        that are unfinished.
+        """
+        if time.monotonic() - self._came_at < IDLE_S:
+            return WAIT_SLICE_S
+        with self._context.lock:
+            trackers = [claim.tracker for claim in self._driver.member.claims.values()]
+        unfinished = any([isinstance(tracker, AtLeastOnce) and bool(tracker.runs) for tracker in trackers])
+        return WAIT_SLICE_S if unfinished else IDLE_WAIT_S
 
     def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES, most: int = sys.maxsize) -> Steps[Sequence[Chunk]]:
         """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.
@@ -60,6 +80,7 @@ class Intake:
             return ()
         chunks: Sequence[Chunk] = yield Poll(timeout_s, most)
         if chunks:
+            self._came_at = time.monotonic()
             self.add(chunks)
         return chunks
 

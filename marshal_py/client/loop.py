@@ -37,7 +37,7 @@ from marshal_py.transport.ports import LogRecord
 
 logger: Final = logging.getLogger("marshal_py")
 
-IDLE_POLL_S: Final = 0.25  # while there is no consumer and no log to follow
+IDLE_POLL_S: Final = 0.25  # the longest poll, unless a log is being opened
 REOPEN_S: Final = 60.0  # the longest that one attempt to read a truncated log's state again may take
 GENESIS_S: Final = 5.0  # if a Genesis was not read back within this time, it is written once more
 METADATA_S: Final = 10.0  # between two look-ups of topics: their growth is seen within 30 s
@@ -151,10 +151,10 @@ class Loop:
         with self._context.lock:
             due_ms = self.deadline_ms()
             if due_ms is None:
-                return IDLE_POLL_S if not self.worlds else POLL_S_MAX
-            if any(driver.prefetching for driver in self.drivers):
+                return POLL_S_MAX if self.worlds else IDLE_POLL_S
+            if any([driver.prefetching for driver in self._drivers]):
                 return PREFETCH_POLL_S
-            return min(max((due_ms - self._context.clock.now().mono_ms) / 1000, 0.0), POLL_S_MAX)
+            return min(max((due_ms - self._context.clock.now().mono_ms) / 1000, 0.0), IDLE_POLL_S)
 
     def deadline_ms(self) -> int | None:
         """Returns the monotonic ms at which the next consumer must be stepped; None if there is no consumer."""
@@ -186,6 +186,8 @@ class Loop:
 
     def _fold(self, records: list[LogRecord]) -> None:
         """Folds each record into the world of its log, and passes the verdict to the members of that log."""
+        if not records:
+            return
         now, drivers = self._context.clock.now(), self.drivers
         for number, offset, value, _, _ in records:
             if number in self._context.broken:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from marshal_py.transport.ports import Chunk
 
-ALONE_SLICE_S: Final = 0.1  # one poll, if one consumer uses the thread; a message or an assignment ends it at once
+ALONE_SLICE_S: Final = 0.25  # one poll, if one consumer uses the thread; a message ends it at once
 SHARED_SLICE_S: Final = 0.005  # one poll, if several do: messages of the others may come so much later
 # The same when no message has come for QUIET_S: with shorter ones, waiting would take more than 1 % of a core.
 SHARED_SLICE_QUIET_S: Final = 0.02

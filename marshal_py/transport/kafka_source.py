@@ -12,6 +12,7 @@ so.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,10 +55,13 @@ _REFUSALS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.
 LEARN_TIMEOUT_S: Final = 10.0
 LEARN_RUNNING_S: Final = 1.0  # while partitions are being fetched, because fetching stops for so long
 # How long a poll holds the client at most, because an assignment waits for its end. Polls are longer when neither a
-# message nor an assignment has come for QUIET_S: with short ones, waiting would take 1 % of a core.
+# message nor an assignment has come for QUIET_S, and again after IDLE_S: each wake takes at least 0.1 ms of CPU time,
+# so with short ones waiting would take more than 1 % of a core.
 POLL_SLICE_S: Final = 0.02
 POLL_SLICE_QUIET_S: Final = 0.1
+POLL_SLICE_IDLE_S: Final = 0.25
 QUIET_S: Final = 1.0
+IDLE_S: Final = 3.0
 ENDS_S: Final = 0.1  # between two rounds of noting end offsets: often enough for lag and hand-overs
 ENDS_AT_ONCE_MAX: Final = (
     50  # partitions per poll, at 2 us each: with thousands of partitions a round takes several polls
@@ -270,7 +274,10 @@ class KafkaSource:
         return self._fetch(0.0, max_messages)
 
     def _slice_s(self) -> float:
-        return POLL_SLICE_S if time.monotonic() - self._busy_at < QUIET_S else POLL_SLICE_QUIET_S
+        quiet_s = time.monotonic() - self._busy_at
+        if quiet_s < QUIET_S:
+            return POLL_SLICE_S
+        return POLL_SLICE_QUIET_S if quiet_s < IDLE_S else POLL_SLICE_IDLE_S
 
     def _poll_once(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         self._synchronize()
@@ -292,7 +299,8 @@ class KafkaSource:
         messages: list[Message] = self._consumer.consume(max_messages, 0)
         if messages or timeout_s <= 0:
             return messages
-        first = self._consumer.poll(timeout_s)
+        # In whole ms, rounded up: what is left of one would be polled in a busy loop, because librdkafka cuts it off.
+        first = self._consumer.poll((math.ceil(timeout_s * 1000) + 0.5) / 1000)
         if first is None:
             return []
         return [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]

@@ -9,6 +9,8 @@ import pytest
 
 from marshal_py import Consumer
 from marshal_py.client.buffers import message_bytes
+from marshal_py.client.intake import IDLE_S, IDLE_WAIT_S
+from marshal_py.client.membership import WAIT_SLICE_S
 from marshal_py.errors import ConsumerClosed, InvalidOption
 from tests.support.client_fixtures import (
     MemoryTestCluster,
@@ -421,3 +423,19 @@ def test_a_closed_consumer_says_so(cluster: TestCluster) -> None:
     with pytest.raises(ConsumerClosed, match="Marshal"):
         marshal.consumer("g", [topic])
     marshal.close()
+
+
+def test_waits_are_long_only_while_nothing_is_unfinished(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only time shows that an ack has come, or that a message is due again. A wake takes processor time."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        [message] = consumer.fetch(1)
+        intake = consumer._intake
+        assert intake.wait_s() == WAIT_SLICE_S, "a message has just come"
+        monkeypatch.setattr(intake, "_came_at", -IDLE_S)
+        assert intake.wait_s() == WAIT_SLICE_S, "it is unfinished"
+        message.ack()
+        until(lambda: intake.wait_s() == IDLE_WAIT_S, "with the next heartbeat it is finished")

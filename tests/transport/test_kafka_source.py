@@ -91,6 +91,59 @@ def test_a_topic_that_is_gone_is_waited_for(source: KafkaSource, code: int) -> N
     assert source.fetching(TP)
 
 
+# --- what waiting costs
+
+
+class WaitingClient:
+    """Has no message, and waits as librdkafka does: in whole ms, cut off."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+        self.now_s = 100.0
+
+    def consume(self, count: int, timeout_s: float) -> list[Any]:
+        return []
+
+    def poll(self, timeout_s: float) -> None:
+        self.waits_s.append(timeout_s)
+        self.now_s += int(timeout_s * 1000) / 1000 or 1e-6
+
+    def close(self) -> None: ...
+
+
+def waiting(source: KafkaSource, monkeypatch: pytest.MonkeyPatch) -> WaitingClient:
+    source.assign({TP: 0})
+    source.carry_out()
+    source._ends_due = float("inf")
+    source._ends_unknown.clear()
+    client = WaitingClient()
+    monkeypatch.setattr(source, "_consumer", client)
+    monkeypatch.setattr("marshal_py.transport.kafka_source.time.monotonic", lambda: client.now_s)
+    return client
+
+
+def test_the_rest_of_a_millisecond_is_not_polled_in_a_busy_loop(
+    source: KafkaSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = waiting(source, monkeypatch)
+    source._busy_at = client.now_s - 1.5
+    assert source.poll(0.0995, 5) == []
+    assert len(client.waits_s) == 1, "0.0995 s are 100 ms: of 99 ms a rest would be left"
+
+
+def test_the_longer_nothing_comes_the_longer_a_poll_holds_the_client(
+    source: KafkaSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = waiting(source, monkeypatch)
+    source._busy_at = client.now_s
+    assert source.poll(0.0395, 5) == []
+    source._busy_at = client.now_s - 1.0
+    assert source.poll(0.1995, 5) == []
+    source._busy_at = client.now_s - 3.0
+    assert source.poll(0.2495, 5) == []
+    assert [round(wait_s, 2) for wait_s in client.waits_s] == [0.02, 0.02, 0.1, 0.1, 0.25]
+
+
 # --- what an event loop may ask
 
 
