@@ -28,7 +28,7 @@ GRANT_SLICE_S: Final = 0.005  # how long to wait for a grant before checking aga
 # How long one wait for messages may last while none has come for IDLE_S and none is unfinished: a wake takes CPU time.
 IDLE_WAIT_S: Final = 0.25
 IDLE_S: Final = 3.0
-LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as many messages are fetched in advance as this many grants hold
+LOOK_AHEAD_GRANTS: Final = 2  # in at-most-once mode as many messages are fetched in advance as this many grants hold
 
 
 class Intake:
