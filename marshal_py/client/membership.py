@@ -136,8 +136,9 @@ class Membership:
 
         If other members take over, messages still come until these members have fetched ahead, for at most
         `hand_over_s` seconds, so that no partition stands still (A6). A second call, or `hand_over_s=0`, ends
-        iterations and fetches at once.
+        iterations and fetches at once. Raises InvalidOption.
         """
+        check_timeout(hand_over_s, option="hand_over_s")
         self._ending.request_stop(hand_over_s)
 
     def _enter(self, call: Call) -> None:

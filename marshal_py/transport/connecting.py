@@ -80,11 +80,11 @@ def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> st
         client.poll(0)
         if (refused := errors.refused()) is not None:
             raise refused
-        now_s = time.monotonic()
-        if not probed and now_s >= began_s + PROBE_AFTER_S:
+        if not probed and time.monotonic() >= began_s + PROBE_AFTER_S:
             probed = True
             if (mismatch := tls_mismatch(given)) is not None:
                 raise mismatch
+        now_s = time.monotonic()
         if now_s >= warn_s:
             warn_s = now_s + WARN_EVERY_S
             logger.warning("connecting to %s: no answer for %.0f s: %s", servers, now_s - began_s, errors.reason(text))

@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 RETRY_PAUSE_S: Final = 0.05  # metadata spreads within tens of ms
 LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
+REQUEST_TIMEOUT_S_MAX: Final = 3600.0  # the most that librdkafka takes
 BROKER_TIMEOUT_S: Final = 3.0  # a healthy broker answers in milliseconds; then the next attempt asks another one
 _UNANSWERED: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})
 # These mean that the broker does not lead the partition, not yet or no longer.
@@ -168,7 +169,9 @@ def list_offsets(
         try:
             asked = [
                 client.list_offsets(
-                    {KafkaPartition(*tp): spec for tp in tps}, isolation_level=isolation, request_timeout=left_s
+                    {KafkaPartition(*tp): spec for tp in tps},
+                    isolation_level=isolation,
+                    request_timeout=min(left_s, REQUEST_TIMEOUT_S_MAX),
                 )
                 for spec in specs
             ]

@@ -11,7 +11,9 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from marshal_py.errors import InvalidOption
+from marshal_py.errors import AuthenticationFailed, InvalidOption
+from marshal_py.transport.connection_errors import principal_of
+from marshal_py.transport.serialization import check_plain
 
 Settings = dict[str, Any]
 T = TypeVar("T")
@@ -21,6 +23,8 @@ WITNESS: Final = "marshal-witness"  # the client id of a process that publishes 
 # KIP-320: leader epochs show that the log was cut below what was read, whatever has been written there since. With
 # `auto.offset.reset=error` librdkafka reports it by the same code as every refused position, and by this text.
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()
+
+_CALLBACKS: Final = frozenset({"error_cb", "oauth_cb", "stats_cb", "throttle_cb"})
 
 # Defaults for every client.
 _CONNECTION: Final[Mapping[str, Any]] = {
@@ -117,18 +121,31 @@ def checked(given: Settings) -> Settings:
     for key, reason in _FORBIDDEN.items():
         if key in given:
             raise InvalidOption(key, given[key], reason)
+    for key in _CALLBACKS & given.keys():
+        check_plain(key, given[key])
+    if "logger" in given and not callable(getattr(given["logger"], "log", None)):
+        raise InvalidOption("logger", given["logger"], "a logger of `logging`, or what has its method `log`")
     return given
 
 
 def create_client(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]) -> T:
     """Calls `client` with the configuration and returns the client of librdkafka that it makes.
 
-    Raises InvalidOption for a setting that librdkafka refuses.
+    Raises InvalidOption for a setting that librdkafka refuses, AuthenticationFailed if `oauth_cb` gives no token.
     """
     try:
         return client(dict(configuration))
-    except (KafkaException, TypeError, ValueError) as error:
-        said = str(error)
+    except (KafkaException, TypeError, ValueError, SystemError) as error:
+        # confluent-kafka may call a callback with its error set already: a SystemError, whose cause is that error.
+        cause = error.__cause__ if isinstance(error, SystemError) else error
+        if not isinstance(cause, KafkaException | TypeError | ValueError):
+            raise
+        said = str(cause)
+        if "oauth_cb" in configuration and "OAuth token" in said:
+            servers = str(configuration["bootstrap.servers"])
+            raise AuthenticationFailed(
+                servers, principal_of(configuration), f"oauth_cb gave no token: {said}"
+            ) from error
         meant = [key for key in configuration if f'"{key}"' in said or f"'{key}'" in said]
         if len(meant) == 1:
             raise InvalidOption(meant[0], configuration[meant[0]], said) from error

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 import marshal_py
 from marshal_py import Marshal, TopicPartition, aio
 from marshal_py.errors import (
+    AuthenticationFailed,
     CallerError,
     ClusterUnreachable,
     ConcurrentUse,
@@ -22,6 +24,7 @@ from marshal_py.errors import (
     UnsupportedPlatform,
     UsedAfterFork,
 )
+from marshal_py.transport import settings
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 from tests.support.client_fixtures import (
@@ -233,7 +236,47 @@ def test_settings_that_the_protocol_would_not_survive(embedded: EmbeddedTestClus
     assert raised.value.option == key
 
 
-@pytest.mark.parametrize("wrong", [-1, float("nan"), "a", None, True], ids=repr)
+async def _awaited(*_: object) -> None: ...
+
+
+@pytest.mark.parametrize("wrong", [_awaited, 5], ids=["coroutine", "5"])
+@pytest.mark.parametrize("key", ["error_cb", "stats_cb", "throttle_cb", "oauth_cb", "logger"])
+def test_callbacks_in_the_settings_are_called_and_not_awaited(
+    embedded: EmbeddedTestCluster, key: str, wrong: Any
+) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        marshal_py.connect({"bootstrap.servers": embedded.target, key: wrong})
+    assert raised.value.option == key
+    topic = embedded.topic()
+    with embedded.connect() as marshal, pytest.raises(InvalidOption) as raised:
+        marshal.consumer("g", [topic], settings={key: wrong})
+    assert raised.value.option == key
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a callback"])
+def test_no_token_is_a_failed_authentication(beside: bool) -> None:
+    """confluent-kafka calls other callbacks with its error set; what they return then makes a SystemError of it."""
+
+    def client(_: dict[str, Any]) -> None:
+        refused = KafkaException(KafkaError(KafkaError._TIMED_OUT, "OAuth token not set within 10 seconds timeout"))
+        if beside:
+            raise SystemError("a callback returned a result with an exception set") from refused
+        raise refused
+
+    given = {"bootstrap.servers": "127.0.0.1:1", "oauth_cb": lambda _: ("", 0.0)}
+    with pytest.raises(AuthenticationFailed, match=r"127\.0\.0\.1:1 .* oauth_cb gave no token: .* within 10 seconds"):
+        settings.create_client(client, given)
+
+
+def test_an_error_inside_the_client_stays_one() -> None:
+    def client(_: dict[str, Any]) -> None:
+        raise SystemError("a bug")
+
+    with pytest.raises(SystemError, match="a bug"):
+        settings.create_client(client, {"bootstrap.servers": "127.0.0.1:1"})
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), 10**400, "a", None, True], ids=lambda wrong: repr(wrong)[:5])
 def test_a_time_to_wait_is_a_number_of_seconds(memory: MemoryTestCluster, wrong: Any) -> None:
     """Also with asyncio. A `stop` that is refused has stopped nothing."""
     topic, rule = memory.topic(), r"^timeout_s=.*a number of seconds, at least 0"
@@ -241,6 +284,8 @@ def test_a_time_to_wait_is_a_number_of_seconds(memory: MemoryTestCluster, wrong:
         for verb in (consumer.stop, consumer.flush, consumer.info, consumer.wait_joined):
             with pytest.raises(InvalidOption, match=rule):
                 verb(wrong)
+        with pytest.raises(InvalidOption, match=r"^hand_over_s=.*a number of seconds, at least 0"):
+            consumer.request_stop(wrong)
         assert not consumer.closed
         assert not consumer.stopping
         consumer.flush()

@@ -375,7 +375,7 @@ def test_info_is_asked_and_cached_info_is_not(cluster: TestCluster) -> None:
         until(owns(consumer, 0, 1), "both partitions are ours")
         collect(consumer, 3)
         consumer.flush()
-        info = consumer.info()
+        info = consumer.info(timeout_s=float("inf"))
         assert (info.group, info.client_id, info.delivery, info.paused) == (group, "client", "at_least_once", False)
         assert info.waiting_for == ""
         assert {tp.partition: claim.position for tp, claim in info.claims.items()} == {0: 3, 1: 0}
