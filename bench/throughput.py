@@ -67,7 +67,7 @@ def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool, hand
 
     while seen < count:
         if handled:
-            for message in consumer.consume(BATCH, 1.0):
+            for message in consumer.consume(min(BATCH, count - seen), 1.0):
                 if not message.error():
                     handle(message)
             done, values = values, []
@@ -82,7 +82,8 @@ def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool, hand
             seen += 1
             yield [message.value()]
         else:
-            values = [message.value() for message in consumer.consume(BATCH, 1.0) if not message.error()]
+            messages = consumer.consume(min(BATCH, count - seen), 1.0)
+            values = [message.value() for message in messages if not message.error()]
             seen += len(values)
             yield values
     consumer.close()
@@ -142,7 +143,7 @@ def least_batches(bootstrap: str, topic: str, count: int) -> Batches:
     consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
     seen, parts = 0, list[tuple[int | None, list[Message]]]()
     while seen < count:
-        raw = consumer.consume(BATCH, 1.0)
+        raw = consumer.consume(min(BATCH, count - seen), 1.0)
         if any(map(Message.error, raw)):
             raise KafkaException(next(filter(None, map(Message.error, raw))))
         parts, at = [], 0
@@ -280,7 +281,7 @@ def aiokafka(bootstrap: str, topic: str, count: int, single: bool) -> Batches:
     consumer = loop.run_until_complete(make())
 
     async def many() -> list[Any]:
-        found = await consumer.getmany(max_records=BATCH, timeout_ms=1000)
+        found = await consumer.getmany(max_records=min(BATCH, count - seen), timeout_ms=1000)
         return [message.value for messages in found.values() for message in messages]
 
     async def one_by_one() -> list[Any]:
