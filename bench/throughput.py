@@ -82,8 +82,8 @@ def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool, hand
             seen += 1
             yield [message.value()]
         else:
-            messages = consumer.consume(min(BATCH, count - seen), 1.0)
-            values = [message.value() for message in messages if not message.error()]
+            most = min(BATCH, count - seen)  # the list has no name, so that it is freed before the next one comes
+            values = [message.value() for message in consumer.consume(most, 1.0) if not message.error()]
             seen += len(values)
             yield values
     consumer.close()
