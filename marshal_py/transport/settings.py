@@ -24,7 +24,7 @@ WITNESS: Final = "marshal-witness"  # the client id of a process that publishes 
 # `auto.offset.reset=error` librdkafka reports it by the same code as every refused position, and by this text.
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()
 
-_CALLBACKS: Final = frozenset({"error_cb", "oauth_cb", "stats_cb", "throttle_cb"})
+_CALLBACKS: Final = ("error_cb", "oauth_cb", "stats_cb", "throttle_cb")
 
 # Defaults for every client.
 _CONNECTION: Final[Mapping[str, Any]] = {
@@ -121,10 +121,12 @@ def checked(given: Settings) -> Settings:
     for key, reason in _FORBIDDEN.items():
         if key in given:
             raise InvalidOption(key, given[key], reason)
-    for key in _CALLBACKS & given.keys():
-        check_plain(key, given[key])
-    if "logger" in given and not callable(getattr(given["logger"], "log", None)):
-        raise InvalidOption("logger", given["logger"], "a logger of `logging`, or what has its method `log`")
+    for key in _CALLBACKS:
+        if given.get(key) is not None:  # what None means is for confluent-kafka to say
+            check_plain(key, given[key])
+    logger = given.get("logger")
+    if logger is not None and not callable(getattr(logger, "log", None)):
+        raise InvalidOption("logger", logger, "a logger of `logging`, or what has its method `log`")
     return given
 
 
