@@ -85,10 +85,10 @@ class ConsumeContext(Consuming[K_co, V_co]):
             self._stop_loop()
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Asks for no more, delivers what is pending, and waits until it is answered and the log has the positions.
+        """Asks for no more, delivers what has come, and waits until it is answered and the log has the positions.
 
         With a handler the call waits for that. Inside the handler, and without a handler, it returns at once, and the
-        loop ends when it has received what is pending. After `timeout_s` seconds (default: the handler timeout) what
+        loop ends when it has received what has come. After `timeout_s` seconds (default: the handler timeout) what
         is still buffered is dropped, and the consume ends; what is not acked then stays with its handlers. A message
         that was given back (`nak`, or a handler that raised) is not waited for: it comes again when messages are asked
         for next, here or at the next owner.

@@ -80,7 +80,6 @@ class Intake:
             return ()
         chunks: Sequence[Chunk] = yield Poll(timeout_s, most)
         if chunks:
-            self._came_at = time.monotonic()
             self.add(chunks)
         return chunks
 
@@ -88,7 +87,7 @@ class Intake:
         """Sorts messages that have come into the buffers. In at-most-once mode it also asks for their grants."""
         queue = self._queue
         with self._context.outbox, self._context.lock:
-            queue.add(chunks)
+            self._add(chunks)
             if queue.at_most_once and not (chunks and grants.before_fetching(queue.rate)):
                 self._driver.ask_grants(self._context.clock.now())
 
@@ -100,7 +99,12 @@ class Intake:
             if not chunks:
                 return
             with context.lock:
-                queue.add(chunks)
+                self._add(chunks)
+
+    def _add(self, chunks: Sequence[Chunk]) -> None:
+        if chunks:
+            self._came_at = time.monotonic()
+        self._queue.add(chunks)
 
     def wait_for_gate(self, timeout_s: float) -> Steps[None]:
         """Waits up to `timeout_s` seconds for a change. Called when messages are buffered and the gate is shut.

@@ -29,7 +29,7 @@ from tests.support.client_fixtures import (
     until,
 )
 
-AGAIN_S = 2.0
+AGAIN_S = 2.0  # of the process's time
 INTERRUPTS = 200  # one in four hit the instruction between a lock and its `try`
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError
 
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport import settings
+from marshal_py.transport import kafka_source, settings
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_source import KafkaSource
@@ -118,7 +119,7 @@ def waiting(source: KafkaSource, monkeypatch: pytest.MonkeyPatch) -> WaitingClie
     source._ends_unknown.clear()
     client = WaitingClient()
     monkeypatch.setattr(source, "_consumer", client)
-    monkeypatch.setattr("marshal_py.transport.kafka_source.time.monotonic", lambda: client.now_s)
+    monkeypatch.setattr(kafka_source, "time", SimpleNamespace(monotonic=lambda: client.now_s))
     return client
 
 
