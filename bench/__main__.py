@@ -44,6 +44,7 @@ NAMES = (
     "throughput",
     "direct_get",
     "latency",
+    "event_loop",
     "join",
     "leave",
     "rewind",

@@ -55,11 +55,10 @@ def _measure(brokers: int) -> list[int]:
         idle = _threads()
         marshal = marshal_py.connect({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
         connected = _threads()
-        for number in range(CONSUMERS):
-            marshal.consumer(f"group-{number}", ["orders"])
+        consumers = [marshal.consumer(f"group-{number}", ["orders"]) for number in range(CONSUMERS)]
         consuming = _threads()
         marshal.close()
-        return [connected - idle, (consuming - connected) // CONSUMERS, _threads() - idle]
+        return [connected - idle, (consuming - connected) // len(consumers), _threads() - idle]
 
 
 if __name__ == "__main__":

@@ -108,6 +108,12 @@ def check_latency(result: Result) -> None:
     assert all(one["n"] > 0 for one in column(result, "produce to handler, ms"))
 
 
+def check_event_loop(result: Result) -> None:
+    assert all(read >= 20_000 for read in column(result, "messages read"))
+    assert all(one["low"] > 10 for one in column(result, "callbacks")), "the callbacks were counted"
+    assert all(one["low"] > 0 for one in column(result, "longest callback, ms"))
+
+
 def check_memory(result: Result) -> None:
     assert all(tracked > 0 for tracked in column(result, "offsets, messages or records"))
     assert all(column(result, "work"))
@@ -199,6 +205,7 @@ CHECKS = {
     "memory": check_memory,
     "throughput": check_throughput,
     "latency": check_latency,
+    "event_loop": check_event_loop,
     "fold": check_fold,
     "policies": check_policies,
     "scale": check_scale,
