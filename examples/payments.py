@@ -38,6 +38,7 @@ INSERT INTO applied (topic, partition, token, next_offset) VALUES (:topic, :part
 ON CONFLICT (topic, partition) DO UPDATE SET token = excluded.token, next_offset = excluded.next_offset
 WHERE applied.token <= excluded.token AND applied.next_offset < excluded.next_offset
 """
+RAISE = "UPDATE applied SET token = :token WHERE topic = :topic AND partition = :partition AND token < :token"
 NEWEST = "SELECT token FROM applied WHERE topic = :topic AND partition = :partition"
 BOOK = """
 INSERT INTO account (id, cents) VALUES (:account, :cents)
@@ -48,7 +49,7 @@ LOCK_TIMEOUT_S = 30.0  # how long a booking waits for those of other processes
 
 
 class NotTheOwner(Exception):
-    """A later owner of the partition has booked already; nothing was changed."""
+    """A later owner of the partition has been here already; nothing was changed."""
 
 
 class Accounts:
@@ -77,6 +78,7 @@ class Accounts:
             [newest] = self.db.execute(NEWEST, place).fetchone()
             if newest > place["token"]:
                 raise NotTheOwner(f"{message}: a later owner has token {newest}")
+            self.db.execute(RAISE, place)  # an earlier owner is refused from now on
             return False
 
     @contextmanager

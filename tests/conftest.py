@@ -17,9 +17,15 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A real Kafka, started by the first test that asks for it; the selection and distribution of test files; the package's
-# own plugin for its users; and pytester, which runs pytest inside a test.
-pytest_plugins = ["tests.support.clusters", "tests.support.file_scheduler", "marshal_py.testing.plugin", "pytester"]
+# A real Kafka and a PostgreSQL, each started by the first test that asks for it; the selection and distribution of test
+# files; the package's own plugin for its users; and pytester, which runs pytest inside a test.
+pytest_plugins = [
+    "tests.support.clusters",
+    "tests.support.postgres",
+    "tests.support.file_scheduler",
+    "marshal_py.testing.plugin",
+    "pytester",
+]
 
 SOAK_EXAMPLES_MAX = 1_000  # per property and round: ten times the default, minutes for all; `make soak` runs rounds
 

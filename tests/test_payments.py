@@ -63,6 +63,15 @@ def test_a_stale_owner_changes_nothing(accounts: Accounts) -> None:
     assert accounts.book(payment("bob", 1, 0, 8, epoch=11))
 
 
+def test_an_owner_that_only_repeats_fences_the_earlier_ones(accounts: Accounts) -> None:
+    """S4: the database has seen a newer token, though that owner's payment was booked already."""
+    assert accounts.book(payment("alice", 250, 0, 7, epoch=10))
+    assert not accounts.book(payment("alice", 250, 0, 7, epoch=11))
+    with pytest.raises(NotTheOwner):
+        accounts.book(payment("bob", 1, 0, 8, epoch=10))
+    assert balances(accounts) == {"alice": 250}
+
+
 def test_two_partitions_write_one_account(accounts: Accounts) -> None:
     """A greater token of one partition says nothing about the other's payments."""
     accounts.book(payment("alice", 1, 0, 0, epoch=99))

