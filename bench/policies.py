@@ -114,7 +114,7 @@ def _one_has_all(group: LoadGroup, marshal: marshal_py.Marshal, extra_s: float) 
         now_ns = time.monotonic_ns()
         found = group.owners(Span(now_ns - 500_000_000, now_ns))
         alone = len(found) == group.partitions and len(set(found.values())) == 1
-        return alone and len(marshal.group(group.name).pin_info()["standbys"]) == 1
+        return alone and len(marshal.group(group.name).pin_info().standbys) == 1
 
     _until(quiet, "one member has everything")
     began_ns = time.monotonic_ns()
@@ -145,7 +145,7 @@ def _members(environment: BenchEnvironment, partitions: int, members: int) -> li
             gone, listed = listed[:dropped], listed[dropped:]
 
             def shared(listed: list[str] = listed) -> bool:
-                found = {member["member"]: len(member["claims"]) for member in admin.group(name).members()}
+                found = {member.member: len(member.claims) for member in admin.group(name).members()}
                 least = partitions // len(listed)
                 return sum(found.values()) == partitions and all(
                     least <= found.get(member, 0) <= least + 1 for member in listed

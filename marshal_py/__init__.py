@@ -14,6 +14,16 @@ Packages; each may import from those above it (tests/test_architecture.py checks
 """
 
 from marshal_py.admin.group import Group, group
+from marshal_py.admin.group_info import (
+    GroupInfo,
+    MemberInfo,
+    MemberState,
+    PauseInfo,
+    PinInfo,
+    PositionInfo,
+    PriorityGroupState,
+    SettingsOrigin,
+)
 from marshal_py.admin.marshal import Marshal, MarshalInfo, Topic, connect
 from marshal_py.client.consume import ConsumeContext
 from marshal_py.client.consumer import Consumer
@@ -159,6 +169,7 @@ __all__ = [
     "GroupConfig",
     "GroupDeleted",
     "GroupExists",
+    "GroupInfo",
     "GroupMissing",
     "GroupOpaque",
     "HandleUnknown",
@@ -176,6 +187,8 @@ __all__ = [
     "Marshal",
     "MarshalError",
     "MarshalInfo",
+    "MemberInfo",
+    "MemberState",
     "MembersAlive",
     "Message",
     "MessageNotFound",
@@ -190,13 +203,17 @@ __all__ = [
     "PartitionParked",
     "PartitionTruncated",
     "PartitionUnreadable",
+    "PauseInfo",
     "PauseNotDrained",
     "PauseOver",
     "PeerError",
+    "PinInfo",
     "PositionBeyondEnd",
+    "PositionInfo",
     "PositionNotMoved",
     "PositionOutOfRange",
     "PositionUnknown",
+    "PriorityGroupState",
     "ProtocolOutdated",
     "ProtocolUnknown",
     "PurgeRefused",
@@ -205,6 +222,7 @@ __all__ = [
     "ReentrantCall",
     "SessionCloned",
     "SettingsChanged",
+    "SettingsOrigin",
     "SnapshotNotConfirmed",
     "SnapshotRefused",
     "StoredBatch",

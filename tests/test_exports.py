@@ -16,6 +16,7 @@ import pytest
 
 import marshal_py
 from marshal_py import Advisory, ClaimInfo, ConsumerInfo, MarshalError, MarshalInfo, errors, metrics
+from marshal_py.admin import group_info
 from marshal_py.topics.key_index import Status
 from marshal_py.topics.purging import TopicInfo
 from marshal_py.transport.ports import BrokerInfo
@@ -136,6 +137,8 @@ def test_every_error_can_be_imported_from_the_package() -> None:
 STATES = (
     *(Advisory, ClaimInfo, ConsumerInfo, MarshalInfo, BrokerInfo, TopicInfo, Status),
     *(metrics.Metrics, metrics.ConsumerMetrics, metrics.PartitionMetrics),
+    *(group_info.GroupInfo, group_info.MemberInfo, group_info.MemberState, group_info.PauseInfo, group_info.PinInfo),
+    *(group_info.PositionInfo, group_info.PriorityGroupState, group_info.SettingsOrigin),
 )
 
 

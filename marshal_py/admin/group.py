@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from marshal_py.admin import overview, pins
 from marshal_py.admin.author import Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, others_mode
+from marshal_py.admin.group_info import GroupInfo, MemberInfo, PinInfo
 from marshal_py.admin.impact import Impact, check_pause, of_shrink
 from marshal_py.admin.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.operation import GroupContext
@@ -27,12 +28,11 @@ from marshal_py.admin.runner import OperationRunner, Watcher
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.suggestions import suggestion
 from marshal_py.admin.targets import Target, target_of
-from marshal_py.client.group_config import Wanted, lag_weights_of, origin_of, priority_of
+from marshal_py.client.group_config import Wanted
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
 from marshal_py.protocol.advisory import Advisory
-from marshal_py.protocol.group_settings import PRIORITY
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group as GroupState
 from marshal_py.transport.clock import SystemClock
@@ -111,19 +111,13 @@ class Group:
 
     # --- reading
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> GroupInfo:
         """Returns the group's topics, members, positions, pause and settings, as they are now."""
         with self.runner() as runner:
-            state, now_ms = _state(runner), SystemClock().now().wall_ms
-            found = overview.info(state, runner.context.pause_history, now_ms)
-            if state.config is not None and state.config.policy in PRIORITY:
-                found |= priority_of(state.config)
-                found["priority_groups"] = pins.entries(state, runner.incarnation, runner.pinned_ms)
-            if state.config is not None:
-                found |= lag_weights_of(state.config)
-            return {**found, "settings_from": origin_of(state)}
+            now_ms, pause_history = SystemClock().now().wall_ms, runner.context.pause_history
+            return overview.info(_state(runner), pause_history, now_ms, runner.incarnation, runner.pinned_ms)
 
-    def pin_info(self) -> dict[str, Any]:
+    def pin_info(self) -> PinInfo:
         """Returns who is pinned in a group with the policy `pinned`, the pin's id, and the standbys in their order.
 
         Raises InvalidOption if the group has another policy.
@@ -131,8 +125,8 @@ class Group:
         with self.runner() as runner:
             return pins.info(_state(runner), runner.incarnation, runner.pinned_ms)
 
-    def members(self) -> list[dict[str, Any]]:
-        """Returns a description of each live session."""
+    def members(self) -> tuple[MemberInfo, ...]:
+        """Returns a description of each live session, in the order in which they are candidates for partitions."""
         with self.runner() as runner:
             return overview.members(_state(runner))
 
@@ -323,6 +317,9 @@ class Group:
         watcher: Watcher | None = None,
     ) -> Paused:
         """Pauses the group and waits until every partition is free. Its consumers continue by themselves afterwards.
+
+        Handlers have one heartbeat interval of their consumer to ack what they hold, whatever its `hand_over_timeout_s`
+        says. What is not acked then is delivered again after the pause.
 
         If nobody calls `resume`, the members end the pause after `duration_s` (default: 60 s plus twice the longest
         heartbeat interval). With `keep` the call renews the pause until Ctrl-C, which ends it.

@@ -1,18 +1,21 @@
-"""Describes groups and their members in JSON's types, in the words of `marshal state`. Pure."""
+"""Describes groups and their members, in the words of `marshal state`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from marshal_py.admin import pins
+from marshal_py.admin.group_info import GroupInfo, MemberInfo, MemberState, PauseInfo, PositionInfo, SettingsOrigin
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.recreated_topics import RecreatedTopic, partitions_of
-from marshal_py.client.group_config import limits_of, partitioned_of
+from marshal_py.client.group_config import lag_weights_of, limits_of, priority_of
 from marshal_py.errors import PartitionParked
 from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol import parking
 from marshal_py.protocol.assignment import candidate_order
 from marshal_py.protocol.assignment.partitioned import listed, names
+from marshal_py.protocol.group_settings import PARTITIONED
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
 from marshal_py.protocol.records import MODE_NAMES, GroupConfig
@@ -105,7 +108,7 @@ def notices(group: Group, found: list[Stopped]) -> list[str]:
     ]
 
 
-def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> dict[str, Any] | None:
+def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> PauseInfo | None:
     """Returns the running pause: its author, its reason and the time left, as far as the log says them (M1, M2).
 
     None if the group is not paused. `wall_ms`: the time now, in ms since 1970.
@@ -114,106 +117,112 @@ def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> dic
         return None
     said = pause_history.running(group) if pause_history is not None else None
     left_s = pause_history.left_s(wall_ms) if pause_history is not None and said is not None else -1
-    return {
-        "token": group.pause_change,
-        "duration_s": group.pause_duration_ms / 1000,
-        "by": (said.by if said is not None else "") or None,
-        "reason": (said.reason if said is not None else "") or None,
-        "left_s": round(left_s, 1) if left_s >= 0 else None,
-    }
+    return PauseInfo(
+        token=group.pause_change,
+        duration_s=group.pause_duration_ms / 1000,
+        by=(said.by if said is not None else "") or None,
+        reason=(said.reason if said is not None else "") or None,
+        left_s=round(left_s, 1) if left_s >= 0 else None,
+    )
 
 
-def info(group: Group, pause_history: PauseHistory | None = None, wall_ms: int = 0) -> dict[str, Any]:
-    """Returns everything that the log says about a group. `wall_ms`: the time now, in ms since 1970."""
-    config = group.config
-    return {
-        **summary(group),
-        "policy": (config.policy if config is not None else "") or None,
-        "pause": pause(group, pause_history, wall_ms),
-        "on_topic_recreated": (config.on_topic_recreated if config is not None else "") or None,
+def info(
+    group: Group, pause_history: PauseHistory, wall_ms: int, incarnation: bytes, pinned_ms: int | None
+) -> GroupInfo:
+    """Returns everything that the log says about a group.
+
+    `wall_ms`: the time now, in ms since 1970. `incarnation`, `pinned_ms`: as in `pins.entries`.
+    """
+    config = group.config if group.config is not None else GroupConfig(NONE)
+    counts = {name: topic.count for name, topic in sorted(group.topics.items())}
+    priority = priority_of(config)
+    if priority:
+        priority["priority_groups"] = pins.entries(group, incarnation, pinned_ms)
+    return GroupInfo(
+        **{**summary(group), "topics": counts},
+        policy=config.policy or None,
+        pause=pause(group, pause_history, wall_ms),
+        on_topic_recreated=config.on_topic_recreated or None,
         **limits_of(config),
-        **(partitioned(group, config) if config is not None else {}),
-        "topics": {name: topic.count for name, topic in sorted(group.topics.items())},
-        "topic_ids": {name: topic.id or None for name, topic in sorted(group.topics.items())},
-        "members": members(group),
-        "positions": [
-            {
-                "topic": p.tp.topic,
-                "partition": p.tp.partition,
-                "position": p.position if p.position != NONE else None,
-                "generation": p.generation,
-                "owner": p.owner if p.owner != NONE else None,
-                "parked": p.parked or None,
-            }
+        **partitioned(group, config),
+        topic_ids={name: topic.id or None for name, topic in sorted(group.topics.items())},
+        members=members(group),
+        positions=tuple(
+            PositionInfo(
+                topic=p.tp.topic,
+                partition=p.tp.partition,
+                position=p.position if p.position != NONE else None,
+                generation=p.generation,
+                owner=p.owner if p.owner != NONE else None,
+                parked=p.parked or None,
+            )
             for p in sorted(group.partitions.values(), key=lambda p: p.tp)
             if p.tp.partition >= 0
-        ],
-    }
+        ),
+        **priority,
+        **lag_weights_of(config),
+        settings_from=None if group.config is None else SettingsOrigin(group.config_offset, config.by),
+    )
 
 
 def partitioned(group: Group, config: GroupConfig) -> dict[str, Any]:
-    """Returns the settings of a partitioned group, and for each member name who consumes; {} for another group.
-
-    `missing`: the names for which no consumer is there, so that nobody consumes their partitions. `unassigned`: the
-    partitions that belong to no name.
-    """
-    settings = partitioned_of(config)
-    if not settings:
+    """Returns what GroupInfo says of a partitioned group alone; {} for another group."""
+    if config.policy not in PARTITIONED:
         return {}
     order = candidate_order(group, ())
     owners = names(group, order, blocks=config.policy == "blocks")
     listed_names = [each.member for each in config.mappings] or listed(config)
-    states = [_member_state(group, name, order, owners) for name in listed_names]
+    states = tuple(_member_state(group, name, order, owners) for name in listed_names)
     unparked = (tp for tp in partitions(group) if tp.partition >= 0 and not group.parked(tp))
     return {
         "max_members": config.max_members,
-        "member_list": settings["members"],
-        "mappings": settings["mappings"],
+        "member_list": config.members or None,
+        "mappings": {each.member: each.partitions for each in config.mappings} or None,
         "member_states": states,
-        "active_members": [state["member"] for state in states if state["claims"]],
-        "missing_members": [state["member"] for state in states if state["session"] is None],
-        "unassigned": [str(tp) for tp in unparked if tp not in owners],
+        "active_members": tuple(state.member for state in states if state.claims),
+        "missing_members": tuple(state.member for state in states if state.session is None),
+        "unassigned": tuple(str(tp) for tp in unparked if tp not in owners),
     }
 
 
-def _member_state(group: Group, name: str, order: list[int], owners: Mapping[TopicPartition, str]) -> dict[str, Any]:
+def _member_state(group: Group, name: str, order: list[int], owners: Mapping[TopicPartition, str]) -> MemberState:
     """Describes one member name: its partitions, the session that is active for it, and the standbys by rank."""
     line = [group.sessions[sid] for sid in order if group.sessions[sid].join.member == name]
     claims = [group.claims[epoch].tp for session in line for epoch in session.epochs]
-    return {
-        "member": name,
-        "partitions": [str(tp) for tp in sorted(tp for tp, owner in owners.items() if owner == name)],
-        "claims": [str(tp) for tp in sorted(claims)],
-        "session": line[0].id if line else None,
-        "client_id": line[0].join.client_id if line else None,
-        "standbys": [session.join.client_id for session in line[1:]],
-    }
+    return MemberState(
+        member=name,
+        partitions=tuple(str(tp) for tp in sorted(tp for tp, owner in owners.items() if owner == name)),
+        claims=tuple(str(tp) for tp in sorted(claims)),
+        session=line[0].id if line else None,
+        client_id=line[0].join.client_id if line else None,
+        standbys=tuple(session.join.client_id for session in line[1:]),
+    )
 
 
-def members(group: Group) -> list[dict[str, Any]]:
+def members(group: Group) -> tuple[MemberInfo, ...]:
     """Returns the live sessions, in the order in which they are candidates for partitions (F9.9)."""
-    return [_member(group, session) for session in sorted(group.sessions.values(), key=_rank)]
+    return tuple(_member(group, session) for session in sorted(group.sessions.values(), key=_rank))
 
 
 def _rank(session: Session) -> tuple[bool, int, int, int, int]:
     return (session.mark != NONE, session.mark, session.join.priority, session.join.rank, session.id)
 
 
-def _member(group: Group, session: Session) -> dict[str, Any]:
-    return {
-        "group": group.name,
-        "session": session.id,
-        "client_id": session.join.client_id,
-        "member": session.join.member or None,
-        "priority_group": session.join.priority_group or None,
-        "priority": session.join.priority,
-        "min_pending": session.join.min_pending or None,
-        "min_ack_pending": session.join.min_ack_pending or None,
-        "library": session.join.library,
-        "interval_s": session.join.interval_ms / 1000,
-        "claims": sorted(str(group.claims[epoch].tp) for epoch in session.epochs),
-        "stepped_down": session.mark != NONE,
-    }
+def _member(group: Group, session: Session) -> MemberInfo:
+    return MemberInfo(
+        group=group.name,
+        session=session.id,
+        client_id=session.join.client_id,
+        member=session.join.member or None,
+        priority_group=session.join.priority_group or None,
+        priority=session.join.priority,
+        min_pending=session.join.min_pending or None,
+        min_ack_pending=session.join.min_ack_pending or None,
+        library=session.join.library,
+        interval_s=session.join.interval_ms / 1000,
+        claims=tuple(sorted(str(group.claims[epoch].tp) for epoch in session.epochs)),
+        stepped_down=session.mark != NONE,
+    )
 
 
 def positions(group: Group) -> dict[TopicPartition, int]:

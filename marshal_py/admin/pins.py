@@ -1,10 +1,10 @@
-"""Says who is pinned in a group with the policy `pinned` (PROTOCOL.md A11), in JSON's types. Pure."""
+"""Says who is pinned in a group with the policy `pinned` (PROTOCOL.md A11), and since when. Pure."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
+from marshal_py.admin.group_info import PinInfo, PriorityGroupState
 from marshal_py.errors import GroupMissing, InvalidOption
 from marshal_py.protocol.assignment import candidate_order, covering
 from marshal_py.protocol.group_settings import OWN_POLICY
@@ -12,24 +12,26 @@ from marshal_py.protocol.identity import NONE, PIN, Token
 from marshal_py.protocol.world import Group
 
 
-def entries(group: Group, incarnation: bytes, pinned_ms: int | None) -> list[dict[str, Any]]:
-    """Returns the priority groups, each as the field PriorityGroups of NATS has it; the pin only if somebody has it.
+def entries(group: Group, incarnation: bytes, pinned_ms: int | None) -> tuple[PriorityGroupState, ...]:
+    """Returns the priority groups.
 
-    `pinned_ms`: the time of the record that claimed the pin, in ms since 1970; None if it is not known.
+    `incarnation`: of the log, which is part of the pin's id. `pinned_ms`: the time of the record that claimed the pin,
+    in ms since 1970; None if it is not known.
     """
     names = () if group.config is None else group.config.priority_groups
-    known, pin = group.partitions.get(PIN), dict[str, Any]()
-    if known is not None and known.owner != NONE:
-        pin = {"pinned_id": str(Token(incarnation, known.epoch)), "pinned_ts": _time(pinned_ms)}
-    return [{"name": name, **pin} for name in names]
+    known = group.partitions.get(PIN)
+    if known is None or known.owner == NONE:
+        return tuple(map(PriorityGroupState, names))
+    pinned_id, pinned_ts = str(Token(incarnation, known.epoch)), _time(pinned_ms)
+    return tuple(PriorityGroupState(name, pinned_id, pinned_ts) for name in names)
 
 
 def _time(ms: int | None) -> str | None:
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def info(group: Group, incarnation: bytes, pinned_ms: int | None) -> dict[str, Any]:
-    """Returns who is pinned, under which id and since when, and who stands by, the next one first.
+def info(group: Group, incarnation: bytes, pinned_ms: int | None) -> PinInfo:
+    """Returns who is pinned and who stands by. The parameters are those of `entries`.
 
     Raises InvalidOption if the group has another policy.
     """
@@ -37,15 +39,15 @@ def info(group: Group, incarnation: bytes, pinned_ms: int | None) -> dict[str, A
     owner = covering.owner_of(group, PIN)
     (entry,) = entries(group, incarnation, pinned_ms)
     joins = {sid: group.sessions[sid].join for sid in candidate_order(group, ())}
-    return {
-        "group": group.name,
-        "priority_group": entry["name"],
-        "pinned_id": entry.get("pinned_id"),
-        "pinned_ts": entry.get("pinned_ts"),
-        "session": owner if owner != NONE else None,
-        "client_id": joins[owner].client_id if owner != NONE else None,
-        "standbys": [join.client_id for sid, join in joins.items() if sid != owner],
-    }
+    return PinInfo(
+        group=group.name,
+        priority_group=entry.name,
+        pinned_id=entry.pinned_id,
+        pinned_ts=entry.pinned_ts,
+        session=owner if owner != NONE else None,
+        client_id=joins[owner].client_id if owner != NONE else None,
+        standbys=tuple(join.client_id for sid, join in joins.items() if sid != owner),
+    )
 
 
 def check(group: Group) -> None:

@@ -183,9 +183,9 @@ def find_session(group: Group, given: str) -> int:
     Raises CommandFailed, with a list of the live sessions, unless exactly one fits.
     """
     members = group.members()
-    found = [m["session"] for m in members if given in (str(m["session"]), m["client_id"], m["member"])]
+    found = [one.session for one in members if given in (str(one.session), one.client_id, one.member)]
     if len(found) != 1:
-        there = ", ".join(f"{m['session']} ({m['client_id']})" for m in members) or "nobody"
+        there = ", ".join(f"{one.session} ({one.client_id})" for one in members) or "nobody"
         many = "no live session is" if not found else f"{len(found)} live sessions are"
         raise output.CommandFailed(f"{many} {given!r} in group {group.name!r}; there is {there}")
-    return int(found[0])
+    return found[0]

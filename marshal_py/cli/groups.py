@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import impact, overview
+from marshal_py.admin.group_info import plain
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
@@ -234,44 +235,42 @@ def info(
         return
     found = target.info()
     if options.as_json:
-        output.print_json(found)
+        output.print_json(plain(found))
         return
-    origin, failover = found["settings_from"], None
-    if "failover_s" in found:
-        failover = f"{found['failover_s']:g} s" if found["failover_s"] else "never"
+    failover = f"{found.failover_s:g} s" if found.failover_s else "never"
+    origin = found.settings_from
     rows = {
-        "group": found["group"],
-        "delivery": found["delivery"],
-        "policy": found["policy"],
-        "max members": found.get("max_members"),
-        "priority timeout": f"{found['priority_timeout_s']:g} s" if "priority_timeout_s" in found else None,
-        "failover": failover,
-        "lag weights": "yes" if found.get("lag_weighted") else None,
-        "priority group": ", ".join(one["name"] for one in found.get("priority_groups", ())) or None,
-        "on topic recreated": found["on_topic_recreated"],
-        **{name.replace("_", " "): found[name] for name in LIMITS if found[name]},
-        "settings from": f"offset {origin['offset']}, by {origin['by'] or 'somebody'}" if origin else None,
-        "pause": paused(found["pause"]) if found["pause"] else None,
-        "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found["topics"].items()),
+        "group": found.group,
+        "delivery": found.delivery,
+        "policy": found.policy,
+        "max members": found.max_members,
+        "priority timeout": None if found.priority_timeout_s is None else f"{found.priority_timeout_s:g} s",
+        "failover": failover if found.policy == "overflow" else None,
+        "lag weights": "yes" if found.lag_weighted else None,
+        "priority group": ", ".join(one.name for one in found.priority_groups) or None,
+        "on topic recreated": found.on_topic_recreated,
+        **{name.replace("_", " "): getattr(found, name) for name in LIMITS if getattr(found, name)},
+        "settings from": f"offset {origin.offset}, by {origin.by or 'somebody'}" if origin else None,
+        "pause": paused(found.pause) if found.pause else None,
+        "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found.topics.items()),
     }
     for key, value in rows.items():
         print(f"{key}: {value or '-'}")
-    for state in found.get("member_states", ()):
-        who = f"{state['client_id']}, session {state['session']}" if state["session"] is not None else "nobody is there"
-        standbys = f"; standbys: {', '.join(state['standbys'])}" if state["standbys"] else ""
-        print(f"member {state['member']}: {', '.join(state['partitions']) or '-'}; {who}{standbys}")
-    if found.get("unassigned"):
-        print(f"no member has: {', '.join(found['unassigned'])}")
-    for member in found["members"]:
-        ranked = f", priority {member['priority']}" if found["policy"] == "prioritized" else ""
-        for name in ("min_pending", "min_ack_pending"):
-            ranked += f", {name.replace('_', ' ')} {member[name]}" if member[name] else ""
-        claims = ", ".join(member["claims"]) or "-"
-        print(f"consumer: {member['client_id']}, session {member['session']}{ranked}: {claims}")
-    for at in found["positions"]:
-        parked = f" (parked: {at['parked']})" if at["parked"] else ""
-        position = at["position"] if at["position"] is not None else "-"
-        print(f"position: {at['topic']}:{at['partition']} {position}{parked}")
+    for state in found.member_states:
+        who = f"{state.client_id}, session {state.session}" if state.session is not None else "nobody is there"
+        standbys = f"; standbys: {', '.join(state.standbys)}" if state.standbys else ""
+        print(f"member {state.member}: {', '.join(state.partitions) or '-'}; {who}{standbys}")
+    if found.unassigned:
+        print(f"no member has: {', '.join(found.unassigned)}")
+    for member in found.members:
+        ranked = f", priority {member.priority}" if found.policy == "prioritized" else ""
+        ranked += f", min pending {member.min_pending}" if member.min_pending else ""
+        ranked += f", min ack pending {member.min_ack_pending}" if member.min_ack_pending else ""
+        print(f"consumer: {member.client_id}, session {member.session}{ranked}: {', '.join(member.claims) or '-'}")
+    for at in found.positions:
+        parked = f" (parked: {at.parked})" if at.parked else ""
+        position = at.position if at.position is not None else "-"
+        print(f"position: {at.topic}:{at.partition} {position}{parked}")
 
 
 @app.command("create", epilog=CREATE_EXAMPLE)

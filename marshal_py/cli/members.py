@@ -41,7 +41,7 @@ def ls(
     else:
         with options.observer() as observer:
             observer.fold()
-            found = [member for _, one in observer.groups() for member in overview.members(one)]
+            found = tuple(member for _, one in observer.groups() for member in overview.members(one))
     if options.as_json:
         output.print_json(found)
         return
@@ -50,14 +50,14 @@ def ls(
         table.add_column(column)
     for one in found:
         table.add_row(
-            one["group"],
-            str(one["session"]),
-            one["client_id"],
-            one["member"] or "-",
-            ", ".join(one["claims"]) or "-",
-            f"{one['interval_s']:g} s",
-            one["library"],
-            "yes" if one["stepped_down"] else "-",
+            one.group,
+            str(one.session),
+            one.client_id,
+            one.member or "-",
+            ", ".join(one.claims) or "-",
+            f"{one.interval_s:g} s",
+            one.library,
+            "yes" if one.stepped_down else "-",
         )
     Console().print(table)
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import typer
+from msgspec import to_builtins
 
 from marshal_py.errors import MarshalError
 
@@ -112,5 +113,8 @@ def say(line: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON document on one line, flushed at once so that the next program of a pipe sees it."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    """Prints one JSON document on one line, flushed at once so that the next program of a pipe sees it.
+
+    A Struct becomes an object with its fields.
+    """
+    print(json.dumps(value, ensure_ascii=False, default=to_builtins), flush=True)

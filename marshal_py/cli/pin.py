@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import typer
+from msgspec import structs
 
 from marshal_py.admin import impact
 from marshal_py.cli import changes, output
@@ -24,8 +25,8 @@ def info(options: CommonOptions, group: changes.GroupName) -> None:
     if options.as_json:
         output.print_json(found)
         return
-    for key, value in found.items():
-        shown = ", ".join(value) if isinstance(value, list) else value
+    for key, value in structs.asdict(found).items():
+        shown = ", ".join(value) if isinstance(value, tuple) else value
         print(f"{key.replace('_', ' ')}: {shown if shown not in (None, '') else '-'}")
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
+from marshal_py.admin.group_info import PauseInfo
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.cli import output
@@ -94,12 +95,12 @@ def _print(console: Console, found: dict[str, Any]) -> None:
         console.print(f"  ! {notice}", highlight=False, markup=False)
 
 
-def paused(pause: dict[str, Any]) -> str:
+def paused(pause: PauseInfo) -> str:
     """Returns the pause in words: its author, its reason, the time left, and the token that ends it."""
-    by = f" by {pause['by']}" if pause["by"] else ""
-    why = f", {pause['reason']}" if pause["reason"] else ""
-    left = f", about {pause['left_s']:.0f} s left" if pause["left_s"] is not None else ""
-    return f"paused for {pause['duration_s']:g} s{by}{why}{left}, token {pause['token']}"
+    by = f" by {pause.by}" if pause.by else ""
+    why = f", {pause.reason}" if pause.reason else ""
+    left = f", about {pause.left_s:.0f} s left" if pause.left_s is not None else ""
+    return f"paused for {pause.duration_s:g} s{by}{why}{left}, token {pause.token}"
 
 
 def _ago(seconds: float | None) -> str:

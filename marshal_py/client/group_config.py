@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ WORDS: Final = {
     "on_topic_recreated": ON_TOPIC_RECREATED,
 }
 LIMIT_MAX: Final = 10**9  # far above what a request can use
+SECONDS_MIN: Final = 0.001  # less would become 0, which means something else
 # Limits of what one `fetch`, or one request of a `consume`, may ask for; 0 is no limit (client/group_limits.py).
 LIMITS: Final = ("max_request_batch", "max_request_expires_s", "max_request_max_bytes")
 LISTS: Final = ("members", "priority_groups")  # of names
@@ -45,7 +47,9 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
     """
     for name, value in wanted.items():
         if name not in NAMES:
-            raise InvalidOption(name, value, "settings of a group are " + ", ".join(NAMES))
+            near = get_close_matches(name, NAMES, 1)
+            advice = f"did you mean {near[0]}? " if near else ""
+            raise InvalidOption(name, value, f"{advice}settings of a group are {', '.join(NAMES)}")
         if name in WORDS and value not in WORDS[name]:
             raise InvalidOption(name, value, "one of " + ", ".join(WORDS[name]))
         if name == "lag_weighted" and not isinstance(value, bool):
@@ -72,6 +76,8 @@ def _check_limit(name: str, value: object) -> None:
         kind = "a number of seconds" if seconds else "a whole number"
         rule = f"{kind} from 0 (no limit) to {LIMIT_MAX}" if name in LIMITS else kind
         raise InvalidOption(name, value, rule)
+    if 0 < value < SECONDS_MIN:
+        raise InvalidOption(name, value, f"0, or at least {SECONDS_MIN:g} seconds: the log has whole milliseconds")
 
 
 def limits_of(config: ConfigRecord | None) -> dict[str, Any]:
@@ -195,11 +201,6 @@ def partitioned_of(config: ConfigRecord) -> dict[str, Any]:
         "members": list(config.members) or None,
         "mappings": {each.member: list(each.partitions) for each in config.mappings} or None,
     }
-
-
-def origin_of(group: Group) -> dict[str, str | int] | None:
-    """Returns the offset and the author of the record that set the settings; None if nobody set any."""
-    return None if group.config is None else {"offset": group.config_offset, "by": group.config.by}
 
 
 @dataclass(frozen=True, kw_only=True)

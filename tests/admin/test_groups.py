@@ -38,7 +38,7 @@ def owner(request: pytest.FixtureRequest, marshal: marshal_py.Marshal) -> Any:
 
 
 def policy_of(group: marshal_py.Group) -> Any:
-    return group.info()["policy"]
+    return group.info().policy
 
 
 def log_end(broker: MemoryBroker) -> int:
@@ -100,7 +100,7 @@ def test_a_group_with_members(owner: Any, broker: MemoryBroker) -> None:
         owner.update_group("billing", GREEDY)
     owner.update_group("billing", GroupConfig(members=[], mappings={"a": [0, 1]}))
     found = group.info()
-    assert (found["member_list"], found["mappings"]) == (None, {"a": [0, 1]})
+    assert (found.member_list, found.mappings) == (None, {"a": (0, 1)})
     group.delete_mappings()
     with pytest.raises(InvalidOption, match="the group has none"):
         group.delete_mappings()
@@ -122,7 +122,7 @@ def test_the_groups_of_a_topic(marshal: marshal_py.Marshal) -> None:
         for call in (users.group, users.delete_group, lambda name: users.update_group(name, GREEDY)):
             with pytest.raises(GroupMissing, match="never consumed topic 'users': it consumes orders"):
                 call("billing")
-        assert users.group("new").info()["topics"] == {}
+        assert users.group("new").info().topics == {}
         with pytest.raises(MembersAlive):
             marshal.topic("orders").delete_group("billing")
     assert marshal.topic("orders").delete_group("billing")

@@ -170,7 +170,7 @@ def test_a_pause_and_its_rights(servers: dict[str, Any]) -> None:
         alice, bob = front(servers, context.group), front(servers, context.group, "bob")
         paused = alice.pause(60, "lunch")
         assert len(paused.released) == PARTITIONS
-        assert alice.info()["owned"] == 0
+        assert alice.info().owned == 0
         for refused in (bob.resume, bob.pause, lambda: bob.set_position("orders", 0)):
             with pytest.raises(AdminBusy, match=r"alice@desk test run \w+ \(lunch\), about \d+ s left"):
                 refused()  # type: ignore[operator]
@@ -205,9 +205,9 @@ def test_what_is_refused_writes_nothing(servers: dict[str, Any]) -> None:
         with pytest.raises(MembersAlive):
             group.delete()
         with pytest.raises(MembersAlive):
-            group.evict(before["members"][0]["session"])
-        assert group.info()["pause"] is None
-        assert [m["session"] for m in group.members()] == [m["session"] for m in before["members"]]
+            group.evict(before.members[0].session)
+        assert group.info().pause is None
+        assert [one.session for one in group.members()] == [one.session for one in before.members]
 
 
 def test_a_group_that_was_deleted_ends_its_past_and_its_consumers(servers: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import marshal_py
-from marshal_py import GroupConfig
+from marshal_py import GroupConfig, PriorityGroupState
 from marshal_py.errors import GroupMissing, InvalidOption
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
@@ -35,8 +35,8 @@ def test_the_first_consumer_creates_the_group(marshal: marshal_py.Marshal) -> No
         while not consumer.claims():
             consumer.fetch(1, expires_s=0.1)
         found = marshal_py.group(marshal, "billing").info()
-        assert (found["policy"], found["member_list"]) == ("members", ["m1", "m2"])
-        assert found["missing_members"] == ["m2"]
+        assert (found.policy, found.member_list) == ("members", ("m1", "m2"))
+        assert found.missing_members == ("m2",)
         wrong = [
             ({"member": None}, "name one of m1, m2"),
             ({"group_config": GroupConfig(policy="blocks", max_members=2)}, "delete the group"),
@@ -65,8 +65,8 @@ def test_consumers_of_a_lower_priority_number_come_first(marshal: marshal_py.Mar
         running = [last]
         wait_for(2)
         found = marshal_py.group(marshal, "billing").info()
-        assert (found["policy"], found["priority_groups"]) == ("prioritized", [{"name": "jobs"}])
-        assert [(one["priority_group"], one["priority"]) for one in found["members"]] == [("jobs", 5)]
+        assert (found.policy, found.priority_groups) == ("prioritized", (PriorityGroupState("jobs"),))
+        assert [(one.priority_group, one.priority) for one in found.members] == [("jobs", 5)]
         with join(0, max_claims=1) as first:
             running = [last, first]
             wait_for(1, 1)
@@ -106,8 +106,8 @@ def test_a_consumer_with_conditions_takes_part_while_much_is_pending(
                 broker.produce("orders", number % 2, b"")
             wait_for(1, 1)
             info = marshal_py.group(marshal, "billing").info()
-            assert (info["policy"], info["failover_s"]) == ("overflow", 5)
-            assert sorted((one["min_pending"] or 0, one["min_ack_pending"]) for one in info["members"]) == [
+            assert (info.policy, info.failover_s) == ("overflow", 5)
+            assert sorted((one.min_pending or 0, one.min_ack_pending) for one in info.members) == [
                 (0, None),
                 (20, None),
             ]
@@ -164,12 +164,12 @@ def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
         assert arrived.acquire(timeout=60)
         (pin,) = first
         found = group.pin_info()
-        assert (found["pinned_id"], found["priority_group"], len(found["standbys"])) == (str(pin), "jobs", 1)
+        assert (found.pinned_id, found.priority_group, len(found.standbys)) == (str(pin), "jobs", 1)
         info = group.info()
-        assert info["priority_groups"] == [{"name": "jobs", "pinned_id": str(pin), "pinned_ts": found["pinned_ts"]}]
-        assert info["priority_timeout_s"] > 0
-        assert found["pinned_ts"].endswith("+00:00")
-        assert group.unpin("maintenance") == found["session"]
+        assert info.priority_groups == (PriorityGroupState("jobs", str(pin), found.pinned_ts),)
+        assert info.priority_timeout_s == 120
+        assert found.pinned_ts.endswith("+00:00")
+        assert group.unpin("maintenance") == found.session
         second = {message.pin_id for message in messages_of(two)}
         assert all(arrived.acquire(timeout=60) for _ in range(2))
         assert (told[0], sorted(told[1:])) == ("one is pinned", ["one is not", "two is pinned"])

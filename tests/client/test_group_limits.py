@@ -82,10 +82,10 @@ def test_new_limits_count_at_once(memory: MemoryTestCluster) -> None:
         consumer.info()
         memory.fill(topic, 0, 2)
         assert len(consumer.fetch(2, expires_s=600)) == 1
-        assert marshal.group(group).info()["max_request_batch"] == 1
+        assert marshal.group(group).info().max_request_batch == 1
         marshal.update_group(group, GroupConfig(max_request_batch=0))
         consumer.info()
-        assert marshal.group(group).info()["max_request_batch"] is None
+        assert marshal.group(group).info().max_request_batch is None
         assert len(collect(consumer, 1)) == 1
 
 

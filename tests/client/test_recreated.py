@@ -63,9 +63,9 @@ def test_a_running_consumer_parks_it_and_continues_with_the_rest(memory: MemoryT
             assert all(event.text.startswith(REASON) for event in parked)
             assert f"marshal set-position {group} {topic} --to earliest" in parked[0].text
             info = marshal_py.group(marshal, group).info()
-            rows = {(row["topic"], row["partition"]): row for row in info["positions"]}
-            assert [rows[topic, number]["parked"] for number in (0, 1)] == [REASON, REASON]
-            assert rows[other, 0]["parked"] is None
+            rows = {(row.topic, row.partition): row for row in info.positions}
+            assert [rows[topic, number].parked for number in (0, 1)] == [REASON, REASON]
+            assert rows[other, 0].parked is None
 
             moved = marshal_py.group(marshal, group).set_position(topic, "earliest")
             assert [one.topic for one in moved.recreated] == [topic]
@@ -149,7 +149,7 @@ def test_set_config_leaves_what_is_not_named(memory: MemoryTestCluster) -> None:
         admin = marshal_py.group(marshal, group)
         admin.set_config(on_topic_recreated="earliest")
         admin.set_config(policy="greedy")
-        assert (admin.info()["policy"], admin.info()["on_topic_recreated"]) == ("greedy", "earliest")
+        assert (admin.info().policy, admin.info().on_topic_recreated) == ("greedy", "earliest")
         with pytest.raises(InvalidOption, match="fail, earliest"):
             admin.set_config(on_topic_recreated="latest")
     assert memory.accepted(group, GroupConfig)[-1].on_topic_recreated == "earliest"

@@ -207,7 +207,7 @@ def test_two_consumers_and_at_most_once(case: TopicCase) -> None:
             wait_until(lambda: case.seen(left) | case.seen(right) >= wanted, DEADLINE_S, "the new topic is read")
             assert before == PARTITIONS * OLD_MESSAGES
             assert (left.error, right.error) == (None, None)
-            assert {row["parked"] for row in group.info()["positions"]} == {None}
+            assert {row.parked for row in group.info().positions} == {None}
 
 
 @pytest.mark.usefixtures("_frequent_metadata")

@@ -223,7 +223,7 @@ def test_the_operations_guide(case: RunbookCase) -> None:
 
     output = case.follow(sections.pop("A lost admin"), {"marshal groups info": lambda: lose_an_admin(case)})
     assert "bob@office" in output["marshal resume billing --dry-run --take-over"]
-    assert case.admin_of("me").info()["pause"] is None
+    assert case.admin_of("me").info().pause is None
 
     case.follow(sections.pop("A full disk"))
     case.follow(sections.pop("An unclean leader election"), {"marshal set-position": lambda: await_mirror(case)})

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
-from marshal_py import Batch, Consumer, ConsumerOptions, Marshal, Message, Part
+from marshal_py import Batch, Consumer, ConsumerOptions, GroupInfo, Marshal, MemberInfo, Message, Part, PinInfo
+from marshal_py.aio import AsyncConsumer, AsyncGroup
 
 
 def as_int(value: bytes | None, _: Any) -> int:
@@ -56,6 +57,26 @@ def values_of_a_narrower_type_fit(message: Message[str, bool]) -> Message[str | 
 
 def a_kind_of_event_that_does_not_exist_is_found(consumer: Consumer) -> list[str]:
     return [event.text for event in consumer.events() if event.kind == "claimd"]  # type: ignore[comparison-overlap]
+
+
+def handlers_of_asyncio_are_coroutine_functions_or_plain_ones(consumer: AsyncConsumer[str, int]) -> None:
+    async def wait(message: Message[str, int]) -> None: ...
+
+    def work(message: Message[str, int]) -> bool:
+        return message.ack()
+
+    for handler in (wait, work):
+        consumer.consume(handler)
+    consumer.consume("work")  # type: ignore[arg-type]
+
+
+async def what_tells_about_a_group_has_types(group: AsyncGroup) -> None:
+    info = await group.info()
+    assert_type(info, GroupInfo)
+    assert_type(info.members, tuple[MemberInfo, ...])
+    assert_type(await group.members(), tuple[MemberInfo, ...])
+    assert_type(await group.pin_info(), PinInfo)
+    info["policy"]  # type: ignore[index]
 
 
 def options_are_checked(marshal: Marshal) -> None:
