@@ -6,7 +6,7 @@
     |   +-- InvalidOption         a setting is out of bounds or contradicts another
     |   +-- InvalidRecord         a record with values out of bounds was about to be written
     |   +-- MessageTooLarge       a record or message is larger than the cluster takes
-    |   +-- ConcurrentUse         two threads in fetch / next / iteration of one Consumer
+    |   +-- ConcurrentUse         two threads, or two iterations, in fetch / next / iteration of one Consumer
     |   +-- ReentrantCall         a method was called inside another call of the same thread and would wait for it
     |   +-- AlreadyConsuming      a Consumer that runs a consume() was asked for messages in another way
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
@@ -190,34 +190,45 @@ class MessageTooLarge(CallerError):
 
 
 class ConcurrentUse(CallerError):
-    """Two threads, or tasks, are inside fetch, next or iteration of one Consumer. Any of them may call `ack`."""
+    """Two threads, or tasks, are inside fetch, next or iteration of one Consumer. Any of them may call `ack`.
+
+    Or one of them begins an iteration before its earlier one has ended: `own` is True then.
+    """
 
     verb: str
     caller: str
+    own: bool
 
-    def __init__(self, verb: str, caller: str = "thread") -> None:
-        """`caller`: what calls the Consumer, "thread" or "task"."""
-        self.verb, self.caller = verb, caller
+    def __init__(self, verb: str, caller: str = "thread", *, own: bool = False) -> None:
+        """`caller`: what calls the Consumer, "thread" or "task". `own`: whether it has not ended its own iteration."""
+        self.verb, self.caller, self.own = verb, caller, own
         super().__init__(
-            f"{verb}() was called while another {caller} fetches from the same Consumer: use one Consumer per "
+            f"{verb}() was called while an iteration of the same Consumer that this {caller} began has not ended: "
+            f"finish it, or let go of its iterator after a break (del the variable that holds it)"
+            if own
+            else f"{verb}() was called while another {caller} fetches from the same Consumer: use one Consumer per "
             f"{caller}, or hand messages to worker {caller}s and ack there"
         )
 
 
 class ReentrantCall(CallerError):
-    """A method was called inside another call of the same thread, and would have to wait for that call.
+    """A method was called inside another call of the same thread or task, and would have to wait for that call.
 
-    This happens in a signal handler, a callback, a logging handler or a `__del__`. `Consumer.request_stop` may be
-    called anywhere.
+    This happens in a signal handler, a callback, a logging handler or a `__del__`, and if the handler or the loop of a
+    `consume` waits for its end. `Consumer.request_stop` may be called anywhere.
     """
 
     verb: str
     inside: str
+    way_out: str
 
-    def __init__(self, verb: str, inside: str) -> None:
-        self.verb, self.inside = verb, inside
+    def __init__(self, verb: str, inside: str, way_out: str = "") -> None:
+        """`way_out`: what to call instead; by default the advice for signal handlers and callbacks."""
+        self.verb, self.inside, self.way_out = verb, inside, way_out
         super().__init__(
-            f"{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or a "
+            f"{verb}() was called inside {inside} and would wait for it: {way_out}"
+            if way_out
+            else f"{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or a "
             f"__del__) and would wait for it: call request_stop() there, or set a flag and call {verb}() after "
             f"{inside} has returned"
         )
@@ -740,7 +751,10 @@ class MembersAlive(PeerError):
 
 
 class WriteFenced(PeerError):
-    """A later owner of a partition has already written to the same table (PROTOCOL.md K1). Nothing was written."""
+    """A later owner of a partition has already written to the same table (PROTOCOL.md K1). Nothing was written.
+
+    That owner may have had nothing new for it: then the table has only its token.
+    """
 
     path: str
     partition: str

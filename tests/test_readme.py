@@ -1,4 +1,4 @@
-"""The code of the README, of pages under docs/ and of examples/ runs: blocks are taken from the files, not copied."""
+"""What the README and docs/ say is there; examples/ runs. tests/test_guides.py runs the programs of the pages."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from examples.payments import ADVANCE
-from marshal_py import Message
+from marshal_py import GroupConfig
+from marshal_py.aio import AsyncGroup
 from marshal_py.embedded import Broker
 from marshal_py.protocol.advisory import ALARMING, KINDS
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 README = (ROOT / "README.md").read_text()
-CONSUMER_PAGE = (ROOT / "docs" / "consumer.md").read_text()
 FENCING_PAGE = (ROOT / "docs" / "fencing.md").read_text()
 README_LINES_MAX = 150
 DEADLINE_S = 60
@@ -42,12 +41,6 @@ def fill(broker: Broker, topic: str, count: int) -> None:
         sink.write(topic, f"message {number}".encode(), key=str(number).encode())
     sink.flush(DEADLINE_S)
     sink.close()
-
-
-def from_the_start(block: str, broker: Broker) -> str:
-    """The block, against this broker, reading what is there already."""
-    code = block.replace("localhost:9092", broker.bootstrap_servers)
-    return code.replace('["orders"]', '["orders"], start="earliest"')
 
 
 def test_the_files_that_contributing_names_exist() -> None:
@@ -93,15 +86,6 @@ def test_the_levels_of_events_are_in_the_docs() -> None:
     assert found == {"WARNING": ALARMING, "INFO": KINDS.keys() - ALARMING}
 
 
-class Enough(Exception):
-    """Ends an example's endless loop from inside its own handler."""
-
-
-def test_there_are_examples() -> None:
-    """Pages without blocks would pass every other test here."""
-    assert (len(PYTHON.findall(README)), len(PYTHON.findall(CONSUMER_PAGE))) == (1, 2)
-
-
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= README_LINES_MAX
 
@@ -113,59 +97,24 @@ def test_the_index_lists_every_page() -> None:
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
-def test_first_example_charges_every_order(broker: Broker) -> None:
-    """The embedding example, with a `charge` that stops it after the last order."""
-    fill(broker, "orders", 50)
-    charged: list[bytes] = []
+def test_the_settings_of_a_group_are_in_the_docs() -> None:
+    """docs/direct-get.md names all of them."""
+    page = (ROOT / "docs" / "direct-get.md").read_text()
+    assert [field.name for field in fields(GroupConfig) if f"`{field.name}`" not in page] == []
 
-    def charge(message: Message) -> None:
-        charged.append(message.value)
-        assert len(str(message.token)) == 49
-        if len(charged) == 50:
-            raise Enough
 
-    code = from_the_start(PYTHON.findall(README)[0], broker)
-    with pytest.raises(Enough):
-        exec(compile(code, "README.md", "exec"), {"charge": charge})
-    assert sorted(charged) == sorted(f"message {number}".encode() for number in range(50))
+def test_the_operations_on_a_group_are_in_the_docs() -> None:
+    """docs/command-line.md names every method of `marshal.group(name)` that asyncio programs have, too."""
+    section = (ROOT / "docs" / "command-line.md").read_text().partition("## From Python")[2]
+    methods = {name for name in dir(AsyncGroup) if not name.startswith("_")} - {"name"}
+    assert "unpin" in methods
+    assert [name for name in sorted(methods) if f"`{name}`" not in section] == []
 
 
 def test_the_sql_is_that_of_the_tested_example() -> None:
     """tests/test_payments.py shows what it does."""
     [block] = re.findall(r"```sql\n(.*?)```", FENCING_PAGE, re.DOTALL)
     assert block.strip() == ADVANCE.strip()
-
-
-def test_consume_example_stores_every_order_once(broker: Broker) -> None:
-    """The example with a handler, which an exit ends."""
-    fill(broker, "orders", 50)
-    stored: list[bytes] = []
-
-    def store(value: bytes, fence: Any) -> None:
-        stored.append(value)
-        if len(stored) == 50:
-            raise SystemExit
-
-    code = from_the_start(PYTHON.findall(CONSUMER_PAGE)[1], broker)
-    with pytest.raises(SystemExit):
-        exec(compile(code, "consumer.md", "exec"), {"store": store})
-    assert sorted(stored) == sorted(f"message {number}".encode() for number in range(50))
-
-
-def test_batch_example_stores_every_order_once(broker: Broker) -> None:
-    """The batch example, at most once."""
-    fill(broker, "orders", 50)
-    stored: list[bytes] = []
-
-    def store(values: list[bytes], fence: Any) -> None:
-        stored.extend(values)
-        if len(stored) >= 50:
-            raise Enough
-
-    code = from_the_start(PYTHON.findall(CONSUMER_PAGE)[0], broker)
-    with pytest.raises(Enough):
-        exec(compile(code, "docs/consumer.md", "exec"), {"store": store})
-    assert sorted(stored) == sorted(f"message {number}".encode() for number in range(50))
 
 
 @pytest.mark.parametrize(

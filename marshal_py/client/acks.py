@@ -174,9 +174,12 @@ class Delivered:
     def touch(self, first: int, stop: int) -> None:
         """Restarts the handler timeout of the messages with the indexes [first, stop) of `run`.
 
-        In at-most-once mode it restarts the timeout of all messages of the claim.
+        In at-most-once mode it restarts the timeout of all messages of the claim. If the claim is sealed, it does
+        nothing: acks that came since came too late, and must not be noted.
         """
         with self.context.lock:
+            if self.claim.sealed:
+                return
             tracker, mono_ms = self.claim.tracker, self.context.clock_now().mono_ms
             if isinstance(tracker, AtLeastOnce):
                 if self.run is not None:

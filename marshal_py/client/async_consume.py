@@ -17,6 +17,7 @@ from marshal_py.client.consuming import Consuming, Handler, Reader, iterator_of,
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.demand import ConsumeDemand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.event_loop import EventLoop
 from marshal_py.client.membership import Membership
 from marshal_py.client.message import Message
 from marshal_py.client.requests import OnError
@@ -41,12 +42,13 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
         demand: ConsumeDemand,
         runs: Runs[K_co, V_co],
         complete: Callable[[Steps[Any]], Coroutine[Any, Any, Any]],
+        event_loop: EventLoop,
         handler: Handler[K_co, V_co] | None,
         on_error: OnError,
     ) -> None:
         """Prepares a context; `start` begins it. `complete(steps)` carries out what a call waits for."""
         super().__init__(consumer, queue, demand, handler, on_error)
-        self._runs, self._complete = runs, complete
+        self._runs, self._complete, self._event_loop = runs, complete, event_loop
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -56,6 +58,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended, at most `timeout_s` seconds, as `ConsumeContext.wait` does."""
+        self._event_loop.check("wait")
         self._context.check_call("ConsumeContext", "wait", waits=True)
         ended: bool = await self._complete(self._until_over(timeout_s))
         return ended
@@ -75,12 +78,13 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
 
         With a handler the call waits until a running handler has returned, at most `timeout_s` seconds.
         """
+        self._event_loop.check("stop")
         self._context.check_call("ConsumeContext", "stop", waits=True)
         self._demand.stopped = True
-        if self._task is not None:
-            await self.join(timeout_s)
-        else:
+        if self._task is None:
             self._stop_loop()
+        elif self._task is not asyncio.current_task():
+            await asyncio.wait([self._task], timeout=timeout_s)
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Delivers what is buffered and ends, as `ConsumeContext.drain` does, with the same result.
@@ -88,14 +92,20 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
         With a handler the call waits for that. Inside the handler, and without a handler, it returns at once. A message
         that was given back is not waited for.
         """
+        self._event_loop.check("drain")
         self._context.check_call("ConsumeContext", "drain", waits=True)
-        await self.join(self._begin_drain(timeout_s) + LEAVE_TIMEOUT_S)
+        await self.finish(self._begin_drain(timeout_s))
         return self._drained
 
-    async def join(self, timeout_s: float) -> None:
-        """Waits for the handler's task to end. Does nothing in this task, and without a handler."""
-        if self._task is not None and self._task is not asyncio.current_task():
-            await asyncio.wait([self._task], timeout=timeout_s)
+    async def finish(self, timeout_s: float) -> bool:
+        """Waits for the end of a drain, as `ConsumeContext.finish` does, with the same result."""
+        if self._task is None or self._task is asyncio.current_task():
+            return True
+        await asyncio.wait([self._task], timeout=timeout_s)
+        if self._handles():
+            return False
+        await asyncio.wait([self._task], timeout=LEAVE_TIMEOUT_S)
+        return True
 
     # --- receiving
 

@@ -19,16 +19,17 @@ from typing import Any, Final, Generic, Self
 from marshal_py.client.acks import ACK_TIMEOUT_S, Acked
 from marshal_py.client.async_consume import AsyncConsumeContext
 from marshal_py.client.buffers import Reserved
+from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.consuming import Handler, Reader, iterator_of
 from marshal_py.client.demand import Demand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.event_loop import EventLoop, Feed
+from marshal_py.client.event_loop import EventLoop, Feed, Threads
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.keywords import parameters_of
 from marshal_py.client.membership import HAND_OVER_S, Call
 from marshal_py.client.message import Batch, Message, Part
-from marshal_py.client.requests import ConsumeRequest, OnError, Request, check_timeout, check_wait
+from marshal_py.client.requests import AnyPartition, ConsumeRequest, OnError, Request, check_timeout, check_wait
 from marshal_py.client.waits import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, InvalidOption, MarshalError
 from marshal_py.protocol.advisory import Advisory
@@ -69,8 +70,9 @@ class AsyncConsumer(Generic[K_co, V_co]):
         self._running: Iterating | None = None
         consumer.identify, consumer.caller = _task, "task"
         self._ending = consumer._ending
-        self._ending.dispose = self._dispose
-        consumer._queue.delivery.confirm = self._confirm
+        # The driver holds these two, so they do not hold this object: a consumer that is dropped must be noticed.
+        self._ending.dispose = partial(_dispose, self._feed, event_loop.verbs)
+        consumer._queue.delivery.confirm = partial(_confirm, event_loop.thread, consumer._confirmations)
 
     # --- life
 
@@ -108,6 +110,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
         After a cancellation a second call completes the stop.
         """
+        self._shared.check("stop")
         self._consumer._context.check_call("Consumer", "stop", waits=True)
         await self._complete(self._ending.stop(timeout_s))
         await self._close()
@@ -118,6 +121,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         While an iteration runs, the call returns at once, and the iteration ends when the rest is delivered. With a
         handler of `consume` it waits for that.
         """
+        self._shared.check("drain")
         consumer = self._consumer
         consumer._context.check_call("Consumer", "drain", waits=True)
         timeout_s = check_wait(timeout_s)
@@ -126,14 +130,14 @@ class AsyncConsumer(Generic[K_co, V_co]):
         consumer._begin_drain(timeout_s)
         if not consumer._iterating:
             await self._finish_drain()
-        elif isinstance(consumer._consuming, AsyncConsumeContext):
-            left_s = max(0.0, self._ending.drain_until - time.monotonic())
-            await consumer._consuming.join(left_s + LEAVE_TIMEOUT_S)
+        elif isinstance(running := consumer._consuming, AsyncConsumeContext):
+            if not await running.finish(self._ending.drain_left_s()):
+                await self._finish_drain()
 
     def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
         """Makes iterations and waiting fetches end soon, as `Consumer.request_stop` does. Signal handlers may call it.
 
-        A waiting call ends within a tenth of a second after `hand_over_s`.
+        A waiting call ends within a quarter of a second after `hand_over_s`.
         """
         self._consumer.request_stop(hand_over_s)
 
@@ -145,10 +149,6 @@ class AsyncConsumer(Generic[K_co, V_co]):
         if not self._ending.done:  # the threads of a Marshal that was closed have ended
             await self._shared.verbs.run(self._ending.close)
         self._feed.close()
-
-    def _dispose(self, ending: Ending) -> None:
-        self._feed.close()
-        self._shared.verbs.submit(ending.close)
 
     # --- fetching
 
@@ -192,7 +192,9 @@ class AsyncConsumer(Generic[K_co, V_co]):
     def __aiter__(self) -> AsyncIterator[Message[K_co, V_co]]:
         """Delivers messages one by one until a stop, a drain or a signal, as the iteration of `Consumer` does.
 
-        While messages are buffered, `async for` does not wait; other tasks then have their turn every 5 ms.
+        While messages are buffered, `async for` does not wait; other tasks then have their turn every 5 ms. An `anext`
+        that is cancelled, by a timeout for example, ends this iterator, and a new one continues: to wait for a limited
+        time, call `next(expires_s)`.
         """
         return iterator_of(partial(self._messages, Demand(self._consumer._intake)))
 
@@ -210,9 +212,9 @@ class AsyncConsumer(Generic[K_co, V_co]):
     def consume(self, *arguments: Any, **named: Any) -> AsyncConsumeContext[K_co, V_co]:
         """Receives messages without an end, through a buffer that is refilled, as `Consumer.consume` does.
 
-        With a `handler`, a task calls `handler(message)` for each message, one after the other, and awaits what that
-        returns, if it can be awaited. Without one, iterate over the returned context by `async for`. The call does not
-        wait, so it is not awaited.
+        With a `handler`, a coroutine function or a plain one, a task calls `handler(message)` for each message, one
+        after the other, and awaits what that returns, if it can be awaited. Without one, iterate over the returned
+        context by `async for`. The call does not wait, so it is not awaited.
         """
         consume: Any = Consumer.consume
         context: AsyncConsumeContext[K_co, V_co] = consume(self, *arguments, **named)
@@ -227,7 +229,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
             request,
             on_error,
             lambda demand, on_error: AsyncConsumeContext(
-                consumer, consumer._queue, demand, self._runs, self._complete, handler, on_error
+                consumer, consumer._queue, demand, self._runs, self._complete, self._shared, handler, on_error
             ),
         )
         context.start()
@@ -252,7 +254,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         try:
             self._enter(call)
             if consumer._iterating is not None:
-                raise ConcurrentUse(demand.verb, consumer.caller)
+                raise ConcurrentUse(demand.verb, consumer.caller, own=True)
             consumer._iterating, self._running = call, iterating
             steps = consumer._reserve(demand)
             step = next(steps, None)
@@ -286,10 +288,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     def _arrive(self, verb: str) -> None:
         """Ends an iteration that the program has left. Raises EventLoopMisuse in another event loop."""
+        self._shared.check(verb)
         consumer, running = self._consumer, self._running
-        if asyncio._get_running_loop() is not self._shared.loop:
-            rule = "was called in another event loop than the one that opened the consumer, or in a thread without one"
-            raise EventLoopMisuse(verb, rule)
         if running is not None and running.reader.iterator() is None:
             # The program has left the loop, and asyncio closes its generator only later.
             if running.messages is not None:
@@ -334,6 +334,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     async def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Waits until the log has accepted the positions of all messages acked before, as `Consumer.flush` does."""
+        self._shared.check("flush")
         self._consumer._pass("flush")
         await self._complete(self._consumer._flush(timeout_s))
 
@@ -344,6 +345,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
         Raises ClaimLost, AckNotConfirmed after `timeout_s` seconds; InvalidOption before anything is acked.
         """
+        self._shared.check("double_ack")
         check_timeout(timeout_s)
         if not isinstance(message, Message | Part | Batch):
             raise InvalidOption("message", message, "a message, a part or a batch of this consumer")
@@ -351,15 +353,6 @@ class AsyncConsumer(Generic[K_co, V_co]):
         if acked:
             await self._complete(self._consumer._confirmations.accepted(acked, timeout_s))
         return True
-
-    def _confirm(self, acked: Sequence[Acked], timeout_s: float) -> None:
-        """Waits for the log, in a thread that may block. `ack(wait=True)` and `double_ack` of a message call it."""
-        if threading.get_ident() == self._shared.thread:
-            raise EventLoopMisuse(
-                "double_ack",
-                "of a message (or ack with wait=True) would block the event loop: await consumer.double_ack(message)",
-            )
-        self._consumer._confirmations.wait(acked, timeout_s)
 
     def complete(self, handle: bytes, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Acks the message whose `Message.handle` this is, as `Consumer.complete` does.
@@ -373,20 +366,19 @@ class AsyncConsumer(Generic[K_co, V_co]):
         """Returns the message whose handle this is, as `Consumer.message` does."""
         return self._consumer.message(handle)
 
-    async def seek(
-        self, partition: TopicPartition | tuple[str, int], offset: int, timeout_s: float = LEAVE_TIMEOUT_S
-    ) -> None:
+    async def seek(self, partition: AnyPartition, offset: int, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Moves the position of a partition that this consumer owns, as `Consumer.seek` does.
 
         A call that is cancelled may move it all the same.
         """
+        self._shared.check("seek")
         await self._shared.verbs.run(lambda: self._consumer.seek(partition, offset, timeout_s))
 
-    def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+    def pause(self, partitions: Iterable[AnyPartition]) -> None:
         """Stops delivering these partitions to this consumer, which keeps the claims, as `Consumer.pause` does."""
         self._consumer.pause(partitions)
 
-    def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+    def resume(self, partitions: Iterable[AnyPartition]) -> None:
         """Delivers these partitions again after `pause`, as `Consumer.resume` does."""
         self._consumer.resume(partitions)
 
@@ -402,6 +394,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     async def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
         """Reads the coordination log to its end, then returns the state, as `Consumer.info` does."""
+        self._shared.check("info")
         end = await self._shared.verbs.run(lambda: self._consumer._log_end(timeout_s))
         await self._complete(self._consumer._read_to(end, timeout_s))
         return self._consumer.cached_info()
@@ -409,6 +402,22 @@ class AsyncConsumer(Generic[K_co, V_co]):
     def events(self) -> Iterator[Advisory]:
         """Yields the advisories that came since the last call, as `Consumer.events` does. It does not wait."""
         return self._consumer.events()
+
+
+def _confirm(thread: int, confirmations: Confirmations, acked: Sequence[Acked], timeout_s: float) -> None:
+    """Waits for the log, in any thread but `thread`, the event loop's. Called by `ack(wait=True)` and `double_ack`."""
+    if threading.get_ident() == thread:
+        raise EventLoopMisuse(
+            "double_ack",
+            "of a message (or ack with wait=True) would block the event loop: await consumer.double_ack(message)",
+        )
+    confirmations.wait(acked, timeout_s)
+
+
+def _dispose(feed: Feed, threads: Threads, ending: Ending) -> None:
+    """Closes a consumer that has ended by itself, or was dropped."""
+    feed.close()
+    threads.submit(ending.close)
 
 
 def _task() -> int:

@@ -5,19 +5,21 @@ The messages go to a callback, on a thread of their own, or to a `for` loop. con
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import TracebackType
 from typing import Self
 
-from marshal_py.client.consuming import Consuming, Handler, Reader, iterator_of, logger
+from marshal_py.client.consuming import AWAIT_IT, Consuming, Handler, Reader, iterator_of, logger
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.demand import ConsumeDemand, Demand
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.membership import Membership
 from marshal_py.client.message import Message
 from marshal_py.client.requests import OnError
+from marshal_py.errors import InvalidOption
 from marshal_py.transport.serialization import K_co, V_co
 
 
@@ -54,7 +56,8 @@ class ConsumeContext(Consuming[K_co, V_co]):
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended, at most `timeout_s` seconds (None: any time). Returns whether it has.
 
-        Raises what ended it, if that was an error; InvalidOption.
+        Raises what ended it, if that was an error; InvalidOption; ReentrantCall inside the handler or the loop, whose
+        end it would wait for (with 0 seconds it does not wait, and returns False there).
         """
         self._context.check_call("ConsumeContext", "wait", waits=True)
         return self._context.complete(self._until_over(timeout_s))
@@ -79,32 +82,42 @@ class ConsumeContext(Consuming[K_co, V_co]):
         """
         self._context.check_call("ConsumeContext", "stop", waits=True)
         self._demand.stopped = True
-        if self._thread is not None:
-            self.join(timeout_s)
-        else:
+        if self._thread is None:
             self._stop_loop()
+        elif self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Asks for no more, delivers what has come, and waits until it is answered and the log has the positions.
 
         With a handler the call waits for that. Inside the handler, and without a handler, it returns at once, and the
         loop ends when it has received what has come. After `timeout_s` seconds (default: the handler timeout) what
-        is still buffered is dropped, and the consume ends; what is not acked then stays with its handlers. A message
-        that was given back (`nak`, or a handler that raised) is not waited for: it comes again when messages are asked
-        for next, here or at the next owner.
+        is still buffered is dropped, and the consume ends, as soon as a handler that still runs has returned: the call
+        does not wait for that. What is not acked then stays with its handlers. A message that was given back (`nak`,
+        or a handler that raised) is not waited for: it comes again when messages are asked for next, here or at the
+        next owner.
 
         Returns whether everything is delivered and acked, and the log has the positions: False if a message was given
         back, if the time was over, if `stop` or an error ended it before, and where the call returns at once. A later
         call returns the outcome. Raises InvalidOption.
         """
         self._context.check_call("ConsumeContext", "drain", waits=True)
-        self.join(self._begin_drain(timeout_s) + LEAVE_TIMEOUT_S)
+        self.finish(self._begin_drain(timeout_s))
         return self._drained
 
-    def join(self, timeout_s: float) -> None:
-        """Waits for the handler's thread to end. Does nothing on this thread, and without a handler."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+    def finish(self, timeout_s: float) -> bool:
+        """Waits for the end of a drain that takes `timeout_s` seconds, and then until the log has the positions.
+
+        Returns False if a handler still runs when the time is over. On its thread, and without a handler, it returns
+        True at once.
+        """
+        if self._thread is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(timeout_s)
+        if self._handles():
+            return False
+        self._thread.join(LEAVE_TIMEOUT_S)
+        return True
 
     # --- receiving
 
@@ -125,9 +138,14 @@ class ConsumeContext(Consuming[K_co, V_co]):
         try:
             for message in chain.from_iterable(iterator_of(self._receive)):
                 try:
-                    handle(message)
+                    result = handle(message)
                 except BaseException as error:  # sys.exit() too: it would end this thread and nobody would know
                     self._failed(message, error, ends=not isinstance(error, Exception))
+                else:
+                    if result is not None and inspect.iscoroutine(result):
+                        result.close()  # Python would warn that nobody has awaited it
+                        rule = f"a function whose work is done when it returns, not a coroutine; {AWAIT_IT}"
+                        self._failed(message, InvalidOption("handler", handle, rule), ends=True)
                 if demand.stopped:
                     self._drop()
         except Exception as error:

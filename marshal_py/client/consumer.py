@@ -18,7 +18,7 @@ from marshal_py.client.buffers import Reserved
 from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consume import ConsumeContext
 from marshal_py.client.consumer_driver import ConsumerDriver
-from marshal_py.client.consuming import Consuming, Handler
+from marshal_py.client.consuming import AWAIT_IT, Consuming, Handler
 from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.demand import ConsumeDemand, Demand, LimitedDemand
@@ -31,7 +31,7 @@ from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
 from marshal_py.client.prefetch import LOOK_MS
-from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, ConsumeRequest, OnError, Request
+from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
 from marshal_py.errors import (
     AlreadyConsuming,
@@ -89,10 +89,9 @@ class Consumer(Membership, Generic[K_co, V_co]):
         with self._context.lock:
             self._queue.drain()
         self._begin_drain(timeout_s)
-        if not self._iterating:
+        running, left_s = self._consuming, self._ending.drain_left_s()
+        if not self._iterating or (isinstance(running, ConsumeContext) and not running.finish(left_s)):
             self._finish_drain()
-        elif isinstance(self._consuming, ConsumeContext):
-            self._consuming.join(max(0.0, self._ending.drain_until - time.monotonic()) + LEAVE_TIMEOUT_S)
 
     # --- fetching
 
@@ -121,9 +120,9 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         The call returns when `min_messages` messages (default: the full count) or `max_bytes` are there, after
         `expires_s` seconds (0: with what is there now; infinity: it never expires), or when a bound keeps more messages
-        from coming: `unacked_max`, `prefetch_bytes`, or in at-most-once mode the grants (two per partition, about a
-        second's work in all). With `min_messages=1` it returns as soon as there is a message, with all that are there.
-        The lease is checked once, when the batch is delivered.
+        from coming: `max_acks_pending`, `unacked_max`, `prefetch_bytes`, or in at-most-once mode the grants (two per
+        partition, about a second's work in all). With `min_messages=1` it returns as soon as there is a message, with
+        all that are there. The lease is checked once, when the batch is delivered.
 
         `idle_heartbeat_s` (0.5 to 30, at most half of `expires_s`): how often to ask the cluster for a sign of life
         while no message comes. When two in a row are missing, the event `heartbeat_missed` comes, and the wait
@@ -162,7 +161,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         Then it delivers: it checks the gate and takes the messages in one step under the lock.
         """
         queue, context = self._queue, self._context
-        max_messages, max_bytes, min_messages, expires_s, _ = request
+        _, max_bytes, min_messages, expires_s, _ = request
         deadline = time.monotonic() + expires_s
         watch = self._watch(request.idle_heartbeat_s)
         came, look_again = False, 0.0
@@ -178,13 +177,14 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 if looks and not self._ending.draining:
                     yield from self._intake.look()
             with context.lock:
-                full, missing = queue.suffices(min_messages, max_bytes), max_messages - queue.buffered()
+                full, missing = queue.suffices(min_messages, max_bytes), request.most - queue.buffered()
             over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
             if full or over:
                 if not full and left_s <= 0 and not self._ending.draining:
                     yield from self._intake.pull(0.0, missing)
-                with context.lock:
-                    parts = queue.take(max_messages, max_bytes, context.clock.now())
+                with context.outbox, context.lock:
+                    parts = queue.take(request.most, max_bytes, context.clock.now())
+                    self._driver.report_finished()
                 if parts and queue.at_most_once:
                     yield from self._intake.look_ahead()
                 if parts or over:
@@ -258,8 +258,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
     ) -> ConsumeContext[K_co, V_co]:
         """Receives messages without an end, through a buffer that is refilled while they are handled.
 
-        With a `handler`, a thread calls `handler(message)` for each message, one after the other; the handler acks.
-        Without one, iterate over the returned context. The lease is checked before each message.
+        With a `handler`, a plain function, a thread calls `handler(message)` for each message, one after the other; the
+        handler acks. Without one, iterate over the returned context. The lease is checked before each message.
 
         At most `max_messages` (default 1,000) or `max_bytes` are pending, that is, asked for and not delivered; not
         both can be given. Messages of a partition that waits for acks (`max_acks_pending`) do not count. When they have
@@ -286,10 +286,10 @@ class Consumer(Membership, Generic[K_co, V_co]):
         return self._consume(request, handler, on_error)
 
     def _consume(
-        self, request: ConsumeRequest, handler: Handler[K_co, V_co] | None, on_error: OnError | None
+        self, request: requests.ConsumeRequest, handler: Handler[K_co, V_co] | None, on_error: OnError | None
     ) -> ConsumeContext[K_co, V_co]:
         if handler is not None:
-            check_plain("handler", handler)
+            check_plain("handler", handler, AWAIT_IT)
         context = self._begin_consume(
             request,
             on_error,
@@ -299,7 +299,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         return context
 
     def _begin_consume(
-        self, request: ConsumeRequest, on_error: OnError | None, make: Callable[[ConsumeDemand, OnError], C]
+        self, request: requests.ConsumeRequest, on_error: OnError | None, make: Callable[[ConsumeDemand, OnError], C]
     ) -> C:
         """Returns the consume that `make` makes, which is this consumer's from now on."""
         on_error = requests.check_on_error(on_error, self._queue.at_most_once, self.group)
@@ -307,7 +307,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         try:
             self._enter(call)
             if self._iterating is not None:
-                raise ConcurrentUse("consume", self.caller)
+                raise ConcurrentUse("consume", self.caller, own=True)
             watch = IdleHeartbeat(self._context, self._driver, request.idle_heartbeat_s)
             request = self._limits.cut_consume(request)
             demand = ConsumeDemand(self._context, self._intake, self._queue, request, self._limits, watch)
@@ -327,7 +327,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         try:
             self._enter(call)
             if self._iterating is not None:
-                raise ConcurrentUse(demand.verb, self.caller)
+                raise ConcurrentUse(demand.verb, self.caller, own=True)
             self._iterating = call
             yield from self._reservations(call, demand)
         except BaseException as error:
@@ -414,6 +414,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         handle that another consumer has made, UsedAfterFork, ReentrantCall; with `wait` ClaimLost, AckNotConfirmed.
         """
         self._context.check_call("Consumer", "complete", waits=wait)
+        requests.check_ack_wait(wait)
         requests.check_timeout(timeout_s)
         delivery = self._queue.delivery
         with self._context.lock:
@@ -434,9 +435,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
     # --- positions
 
-    def seek(
-        self, partition: TopicPartition | tuple[str, int], offset: int, timeout_s: float = LEAVE_TIMEOUT_S
-    ) -> None:
+    def seek(self, partition: AnyPartition, offset: int, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Moves the position of a partition that this consumer owns: the message at `offset` is delivered next.
 
         The log has accepted the position when the call returns, so that a later owner begins there, too. The claim is a
@@ -446,9 +445,9 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         Raises InvalidOption; NeedsAtLeastOnce in at-most-once mode; PositionOutOfRange; ClaimLost if this consumer does
         not own the partition, or releases it meanwhile because of a pause or a stop; ClusterUnreachable after
-        `timeout_s` seconds, ReentrantCall. `Group.set_position` moves positions of partitions that others own.
+        `timeout_s` seconds, ConsumerClosed, ReentrantCall. `Group.set_position` moves partitions that others own.
         """
-        self._context.check_call("Consumer", "seek", waits=True)
+        self._check_open("seek", waits=True)
         requests.check_timeout(timeout_s)
         with self._seeking:
             self._seek(requests.check_partition(partition), offset, time.monotonic() + timeout_s)

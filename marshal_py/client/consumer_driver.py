@@ -102,6 +102,8 @@ class ConsumerDriver:
         self.pending_errors: deque[ClusterError] = deque()  # raised one by one; the consumer continues
         self.ended: bool = False
         self.away: bool = False  # while the log's history is read again (N11)
+        # Set, without the lock, when the program has dropped the consumer: closes it once it has left.
+        self.dropped: Callable[[], None] | None = None
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self._event_log = EventLog()
         self._user_callbacks = UserCallbacks(options, context.callbacks.submit, self.claim_info)
@@ -137,6 +139,11 @@ class ConsumerDriver:
         self.source.close()
         self.worker.end()
 
+    def close_dropped(self) -> None:
+        """Has the worker close a consumer that has ended and that the program has dropped. Takes no lock."""
+        if self.ended and self.dropped is not None:
+            self.submit("the end of a consumer that was dropped", self.dropped)
+
     # --- one step
 
     def kick(self) -> None:
@@ -163,6 +170,8 @@ class ConsumerDriver:
             return
         self.member.settle_acks()
         self._look_at_source(now)
+        if self.dropped is not None and not self.member.leaving:
+            self.member.leave(now, "dropped", self.member.options.handler_timeout_ms)
         if self.claims.overdue(now) and not self.member.leaving:
             self.error = BatchOverdue(self.member.name, self.options.handler_timeout_s)
             self.member.leave(now, "no call within the handler timeout", 0)
@@ -202,7 +211,8 @@ class ConsumerDriver:
     def due(self, now: Instant) -> bool:
         if self.away:
             return False
-        return self.member.tick_due(now) or bool(self.prefetching)
+        left = self.dropped is not None and not self.member.leaving
+        return self.member.tick_due(now) or bool(self.prefetching) or left
 
     def _look_at_source(self, now: Instant) -> None:
         for tp in [tp for tp in self.prefetching if self.source.end_offset(tp) >= 0]:
@@ -211,7 +221,7 @@ class ConsumerDriver:
         if now.mono_ms >= self._ends_due_ms:
             self._ends_due_ms = now.mono_ms + self.member.third_ms
             for claim in self.member.claims.values():
-                claim.end_offset = self.end_offset(claim.tp)
+                claim.saw_end(self.end_offset(claim.tp))
             self.claims.look()
             if self.refused_positions:
                 self.submit("the bounds of partitions", self._check_refused)
@@ -260,6 +270,7 @@ class ConsumerDriver:
                 self._save_divergence(ready.error)
             self.ended = True
             self.error = ready.error or self.error
+            self.close_dropped()
         if self.ended or not ready.advisories:
             self._event_log.flush()
 

@@ -29,6 +29,7 @@ from marshal_py.transport.serialization import K_co, V_co
 logger: Final = logging.getLogger("marshal_py")
 
 Handler = Callable[[Message[K_co, V_co]], object]
+AWAIT_IT: Final = "the consume of marshal_py.aio awaits coroutine functions"
 ACKS_SLICE_S: Final = 0.02  # how often a drain looks whether the last messages are answered
 
 
@@ -92,7 +93,10 @@ class Consuming(Generic[K_co, V_co]):
         return (0, 0) if self.closed else self._demand.pending()
 
     def _until_over(self, timeout_s: float | None) -> Steps[bool]:
-        """Waits until it has ended, at most `timeout_s` seconds. Returns whether it has. Raises what ended it."""
+        """Waits until it has ended, at most `timeout_s` seconds. Returns whether it has.
+
+        Raises what ended it; ReentrantCall in its own handler or loop.
+        """
         timeout_s = check_wait(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -105,10 +109,25 @@ class Consuming(Generic[K_co, V_co]):
             left_s = WAIT_SLICE_S if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
                 return False
+            self._check_waiter()
             yield Change(min(WAIT_SLICE_S, left_s), seen)
         if self.error is not None:
             raise self.error
         return True
+
+    def _check_waiter(self) -> None:
+        """Raises ReentrantCall if the caller receives the messages: then the consume cannot end while it waits."""
+        reading = self._reading()
+        if reading is not None and reading.who == self._consumer.identify():
+            inside = (
+                "a loop over this consume that has not ended"
+                if self._handler is None
+                else "the handler of this consume"
+            )
+            way_out = (
+                f"call stop() or drain() there, which return at once, and wait() in another {self._consumer.caller}"
+            )
+            raise ReentrantCall("wait", inside, way_out)
 
     # --- ending
 
@@ -129,6 +148,10 @@ class Consuming(Generic[K_co, V_co]):
         if self._demand.drain_until is None:
             self._demand.drain_until = time.monotonic() + timeout_s
         return timeout_s
+
+    def _handles(self) -> bool:
+        """Tells whether a handler runs now."""
+        return not self._over and self._consumer._delivers
 
     def _drop(self) -> None:
         """Drops what is buffered. Called where the messages are received, or while nobody receives."""
@@ -164,9 +187,10 @@ class Consuming(Generic[K_co, V_co]):
         with self._context.lock:
             if self._over:
                 return False
-            if self._reading() is not None:
-                raise ConcurrentUse(self._demand.verb, self._consumer.caller)
-            reader.who, self._reader = self._consumer.identify(), reader
+            me, reading = self._consumer.identify(), self._reading()
+            if reading is not None:
+                raise ConcurrentUse(self._demand.verb, self._consumer.caller, own=reading.who == me)
+            reader.who, self._reader = me, reader
             return True
 
     @contextmanager
@@ -216,8 +240,8 @@ class Consuming(Generic[K_co, V_co]):
 
     def _failed(self, message: Message[Any, Any], error: BaseException, *, ends: bool) -> None:
         """Reports `error`, which the handler raised, and gives the message back. `ends`: whatever `on_error` says."""
-        logger.error("a handler failed", exc_info=error)
-        member = self._driver.member
+        member, place = self._driver.member, (message.topic, message.partition, message.offset)
+        logger.error("group %s: a handler failed on %s:%d at offset %d", member.name, *place, exc_info=error)
         with self._context.outbox, self._context.lock:
             self._driver.publish(
                 Advisory(

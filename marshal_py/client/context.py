@@ -20,7 +20,14 @@ from marshal_py.client.outbox import Changes, Outbox
 from marshal_py.client.retention import RetentionPolicy
 from marshal_py.client.stalls import Stalls
 from marshal_py.client.waits import Change, Steps, T, Wait, complete
-from marshal_py.errors import BackgroundThreadEnded, ClusterUnreachable, CoordinationError, ReentrantCall, UsedAfterFork
+from marshal_py.errors import (
+    BackgroundThreadEnded,
+    ClusterUnreachable,
+    ConsumerClosed,
+    CoordinationError,
+    ReentrantCall,
+    UsedAfterFork,
+)
 from marshal_py.transport.clock import mono_ms
 from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
 
@@ -69,6 +76,7 @@ class Context:
         self.history_worker: Worker = Worker("marshal-history")
         self.broken: dict[int, CoordinationError] = {}  # logs that cannot be trusted any more, with the reason
         self.ended: BackgroundThreadEnded | None = None  # what every method raises once the thread is gone
+        self.closed: bool = False  # the Marshal: what still waits, such as a join, waits in vain
         self.thread: threading.Thread | None = None  # the background thread
         self.pid: int = os.getpid()
         watch_forks(self)
@@ -130,7 +138,7 @@ class Context:
 
         `what` says in errors what was waited for. `deadline`: of the monotonic clock, in seconds; after it,
         ClusterUnreachable is raised. Also raises the error that broke coordination partition `log`, the error with
-        which the cluster refuses this client, and BackgroundThreadEnded.
+        which the cluster refuses this client, BackgroundThreadEnded, and ConsumerClosed once the Marshal is closed.
         """
         self.check_alive()  # a caller that reads to the end must not get what was read before the thread ended
         while True:
@@ -138,6 +146,8 @@ class Context:
                 if condition():
                     return
                 self.check_alive()
+                if self.closed:
+                    raise ConsumerClosed("Marshal", "it was closed")
                 if log in self.broken:
                     raise self.broken[log]
                 if (refused := self.coordination.refused()) is not None:

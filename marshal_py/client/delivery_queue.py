@@ -58,6 +58,7 @@ class DeliveryQueue:
     ) -> None:
         self.member, self.source, self.options = member, source, options
         member.asked = True  # a consumer that never asks is idle since it joined
+        self.asked_ms: int = clock_now().mono_ms  # monotonic: when the user last asked for messages
         self.clock_now = clock_now
         raw = options.key_deserializer is None and options.value_deserializer is None
         make: type[Message] = Message if raw else DecodedMessage
@@ -179,7 +180,7 @@ class DeliveryQueue:
 
     def looks(self) -> bool:
         """Tells whether to read the source's queue to its end now, so that no partition waits in it for a slow user."""
-        return self.prefetch.due(self.rate, self.clock_now().mono_ms)
+        return self.prefetch.due(self.rate, self.asked_ms)
 
     def piece(self) -> int:
         """Returns how many messages to take from the source per call while its queue is read to the end."""
@@ -468,9 +469,8 @@ class DeliveryQueue:
         In at-most-once mode asking shows that the user is done with the messages that he got before. In a pinned group
         asking keeps the pin (A11).
         """
-        self.member.asked = True
-        if self.rate.waits():
-            self.rate.returned(self.delivered, self.clock_now().mono_ms)
+        self.member.asked, self.asked_ms = True, self.clock_now().mono_ms
+        self.rate.returned(self.delivered, self.asked_ms)
         self._gate_shut = self._gate_shut and self.deliverable() > 0
         held_back: list[Buffer] = []
         for buffer in self.buffers.values():

@@ -85,7 +85,7 @@ class LimitedDemand(Demand):
 
     def __init__(self, intake: Intake, request: Request, watch: IdleHeartbeat | None) -> None:
         super().__init__(intake, watch)
-        self._left, self._left_bytes = request.max_messages, request.max_bytes
+        self._left, self._left_bytes = request.most, request.max_bytes
         self._deadline = time.monotonic() + request.expires_s
         self._asked = self._some = False
 
@@ -127,9 +127,10 @@ class ConsumeDemand(Demand):
     ) -> None:
         super().__init__(intake, watch)
         self._context, self._queue, self._limits = context, queue, limits
-        self._in_bytes = request.in_bytes
+        self._in_bytes, self._whole = request.in_bytes, request.limit
         self._refill = Refill(request.limit, request.threshold, round(request.expires_s * 1000))
         self._largest_bytes = 0  # the largest message so far: so many of it as fit are taken at once
+        self._left = 0  # where bytes are limited: how many messages the group lets this request still bring
         self.stopped = False
         self.drain_until: float | None = None  # monotonic; None while it does not drain
         # A look may have brought more than was asked for, and a drain delivers no more than could be pending.
@@ -193,7 +194,9 @@ class ConsumeDemand(Demand):
         return self._watched(self._came((yield from self.intake.pull(timeout_s, wanted, wanted))))
 
     def _allowed(self, asked: int) -> int:
-        return self._limits.most(asked, self._in_bytes)
+        if self._in_bytes:
+            self._left = self._limits.any_number()
+        return self._limits.most(asked, self._whole, self._in_bytes)
 
     # --- what comes
 
@@ -205,7 +208,7 @@ class ConsumeDemand(Demand):
         to_come = self._refill.to_come
         if not self._in_bytes or not to_come:
             return to_come
-        fitting = to_come // self._largest_bytes if self._largest_bytes else 0
+        fitting = min(self._left, to_come // self._largest_bytes) if self._largest_bytes else 0
         return fitting or (0 if self._buffered()[0] else 1)
 
     def _came(self, chunks: Sequence[Chunk]) -> bool:
@@ -216,6 +219,7 @@ class ConsumeDemand(Demand):
             sizes = [message_bytes(message) for chunk in chunks for message in chunk.messages]
             self._largest_bytes = max(self._largest_bytes, *sizes)
             self._refill.came(sum(sizes))
-            if self._refill.to_come < self._largest_bytes:
+            self._left -= len(sizes)
+            if self._left <= 0 or self._refill.to_come < self._largest_bytes:
                 self._refill.give_up()
         return bool(chunks)

@@ -6,16 +6,22 @@ member decides what it releases and when. A drain waits for the handlers of deli
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
+from marshal_py.client.counters import in_flight
 from marshal_py.client.forks import watch_forks
 from marshal_py.client.requests import check_timeout
 from marshal_py.client.waits import Change, Steps
 from marshal_py.errors import ConsumerClosed
+
+logger: Final = logging.getLogger("marshal_py")
 
 LEAVE_TIMEOUT_S: Final = 10.0
 LETTERS_TIMEOUT_S: Final = 2.0  # many round trips of a cluster; the next owner repeats the letters that are not written
@@ -39,6 +45,8 @@ class Ending:
         self.drain_until: float = 0.0  # monotonic
         self._stop_at: float | None = None  # monotonic; a signal handler sets it, so without the lock
         self._forked = False
+        self._closing = threading.RLock()  # held by `close` alone
+        self.fronts: int = 0  # whoever can stop it: a Consumer, a Planner that it has become, a test's cluster
         self.dispose: Callable[[Ending], object] = Ending.close  # how a consumer that has ended by itself is closed
         watch_forks(self)
 
@@ -83,41 +91,72 @@ class Ending:
         self.drain_until = time.monotonic() + wait_s
         self.draining = True
 
+    def drain_left_s(self) -> float:
+        return max(0.0, self.drain_until - time.monotonic())
+
     def finish_drain(self) -> Steps[None]:
         """Waits for the handlers, then releases the claims and leaves the group. `close` must follow."""
-        wait_s = max(0.0, self.drain_until - time.monotonic())
+        wait_s = self.drain_left_s()
         self.reason = self.reason or "it was drained"
         yield from self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
 
     def _leave(self, reason: str, wait_s: float, timeout_s: float) -> Steps[None]:
         """Has the member leave: it stops delivery, waits up to `wait_s` seconds for handlers, and releases its claims.
 
-        Returns when the member has read back that it left, after `timeout_s` seconds at most (T16, T17).
+        Returns when the member has read back that it left, after `timeout_s` seconds at most (T16, T17). Logs how many
+        messages were not acked.
         """
         if self.done:
             return
-        context, driver = self._context, self._driver
+        context, driver, member = self._context, self._driver, self._driver.member
         deadline = time.monotonic() + timeout_s
         with context.outbox, context.lock:
+            abandoned = driver.counters.abandoned
             if not driver.ended:
-                driver.member.leave(context.clock.now(), reason, round(wait_s * 1000))
+                member.leave(context.clock.now(), reason, round(wait_s * 1000))
                 driver.kick()
         while True:
             with context.outbox, context.lock:
                 left_s = deadline - time.monotonic()
                 if driver.ended or left_s <= 0 or driver.log in context.broken:
                     driver.ended = True
-                    return
+                    unacked = driver.counters.abandoned - abandoned + sum(map(in_flight, member.claims.values()))
+                    break
                 seen = context.changes
             yield Change(min(LEAVE_SLICE_S, left_s), seen)
             driver.kick()
+        if unacked:
+            logger.info(
+                "group %s: %s has left (%s); messages that were delivered and not acked: %d",
+                *(member.name, member.options.client_id, reason, unacked),
+                extra={"marshal_group": member.name, "marshal_client_id": member.options.client_id},
+            )
 
     def close(self) -> None:
-        """Closes the data source, once the consumer has left. Waits for librdkafka."""
-        if not self.done:
-            self._driver.close()
-            self._closed()
-            self.done = True
+        """Closes the data source, once the consumer has left. Waits for librdkafka, and for another thread's close."""
+        with self._closing:
+            if not self.done:
+                self._driver.close()
+                self._closed()
+                self.done = True
+
+    def front_gone(self) -> bool:
+        """Notes that the program has dropped an object of this consumer. Returns whether it was the last, and it runs.
+
+        After the last one nobody can stop the consumer, so the background thread drains it, and its worker closes it.
+        That completes a stop that was interrupted, too. Called by a finaliser: it takes no lock.
+        """
+        self.fronts -= 1
+        if self.fronts or self.done or self._forked or sys.is_finalizing():
+            return False
+        running = not self.over
+        self._driver.dropped = self._close_dropped
+        self._driver.close_dropped()
+        return running
+
+    def _close_dropped(self) -> None:
+        self.reason = self.reason or "it was dropped"
+        self.dispose(self)
 
     def request_stop(self, hand_over_s: float) -> None:
         """Asks for a stop in at most `hand_over_s` seconds, so that other members can take over partitions before (A6).
@@ -142,6 +181,11 @@ class Ending:
                 member.prepare_stop()
                 self._driver.kick()
             return member.ready_to_stop()
+
+    def check_open(self) -> None:
+        """Raises ConsumerClosed once the consumer has ended. The call that receives raises the error that ended it."""
+        if self.over:
+            raise ConsumerClosed("Consumer", self.reason or str(self._driver.error or "it was stopped"))
 
     def raise_if_ended(self) -> None:
         """Raises what the user must know: errors of partitions, one per call, then the one that ended the consumer.

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from marshal_py.client.context import Context
 from marshal_py.client.receiver import Receiver, Request
 from marshal_py.client.waits import Change, Poll
+from marshal_py.errors import EventLoopMisuse
 from marshal_py.transport.ports import Chunk
 
 VERBS_AT_ONCE_MAX: Final = 4  # threads for verbs that block: connect, close, admin. They are rare; more of them wait
@@ -219,6 +220,15 @@ class EventLoop:
         self.receiver: Receiver = Receiver()
         self.changes: Changes = Changes(context, self.loop)
         self.closed: bool = False
+
+    def check(self, verb: str) -> None:
+        """Raises EventLoopMisuse unless the running event loop is this one."""
+        if asyncio._get_running_loop() is not self.loop:
+            rule = (
+                "was called in another event loop than the one that opened the consumer, or in a thread without one; "
+                "close() of the Marshal stops it from any event loop"
+            )
+            raise EventLoopMisuse(verb, rule)
 
     def close(self) -> None:
         self.closed = True

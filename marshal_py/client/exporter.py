@@ -35,6 +35,7 @@ FIELDS: Final = {"amo_dropped": "grants_dropped"}  # metric -> field of Consumer
 GAUGES: Final = {
     "lease_left_ms": "Milliseconds until this consumer stops delivering unless it reads a heartbeat of its own.",
     "round_trip_ms": "Milliseconds from sending the last heartbeat to reading it back, -1 if none came back.",
+    "last_asked_ms": "Milliseconds since the program last asked for messages, -1 for a planner.",
     "in_flight": "Messages delivered and not acked.",
     "buffered": "Messages fetched and not delivered.",
     "parked": "Partitions of its topics that no member may consume until an admin has looked at them.",
@@ -45,6 +46,7 @@ PARTITION_GAUGES: Final = {
     "lag": "Messages behind the end, -1 before the first look.",
     "oldest_unacked_ms": "For how long the oldest unacked message's handler has been silent, 0 if there is none.",
     "delayed": "Messages given back that wait to be delivered again; at 1,000 the partition delivers nothing new.",
+    "most_deliveries": "Deliveries of the most often delivered unfinished message; it grows with a poison message.",
 }
 
 

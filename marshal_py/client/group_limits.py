@@ -7,15 +7,20 @@ The settings are `max_request_batch`, `max_request_expires_s` and `max_request_m
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
-from marshal_py.client.requests import MESSAGES_ANY, ConsumeRequest, Request
+from marshal_py.client.requests import FETCH_EXPIRES_S, FETCH_MESSAGES, MESSAGES_ANY, ConsumeRequest, Request
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.records import GroupConfig
 
 Number = TypeVar("Number", int, float)
+
+# Events that are remembered. Most programs ask for a few values; one that asks for many may get an event again.
+REPORTED_MAX: Final = 1_000
+# Of `fetch` and `consume`: an event says so, because the program may have named no value.
+DEFAULTS: Final = {"max_request_batch": FETCH_MESSAGES, "max_request_expires_s": FETCH_EXPIRES_S}
 
 
 class GroupLimits:
@@ -23,7 +28,7 @@ class GroupLimits:
 
     def __init__(self, context: Context, driver: ConsumerDriver) -> None:
         self._context, self._driver = context, driver
-        self._reported: dict[str, str] = {}  # by setting: the newest event, which is not repeated
+        self._reported: dict[str, None] = {}  # the texts of the newest events, which are not repeated; oldest first
 
     def _config(self) -> GroupConfig | None:
         group = self._driver.member.group
@@ -35,7 +40,7 @@ class GroupLimits:
         if config is None:
             return request
         most, most_bytes, least, expires_s, heartbeat_s = request
-        most = self._least("max_request_batch", most, config.max_batch, quiet=most == MESSAGES_ANY)
+        most = self.any_number() if most is None else self._least("max_request_batch", most, config.max_batch)
         if most_bytes is not None:
             most_bytes = self._least("max_request_max_bytes", most_bytes, config.max_bytes)
         expires_s = self._least("max_request_expires_s", expires_s, config.max_expires_ms / 1000)
@@ -49,21 +54,34 @@ class GroupLimits:
         expires_s = self._least("max_request_expires_s", request.expires_s, config.max_expires_ms / 1000)
         return request._replace(expires_s=expires_s)
 
-    def most(self, asked: int, in_bytes: bool) -> int:
-        """Returns how many messages, or bytes with `in_bytes`, one request of a `consume` may ask for of `asked`."""
+    def most(self, asked: int, whole: int, in_bytes: bool) -> int:
+        """Returns how many messages, or bytes with `in_bytes`, one request of a `consume` may ask for of `asked`.
+
+        `whole`: the limit of the consume. It is what the event names, for `asked` is another number each time.
+        """
         config = self._config()
         if config is None:
             return asked
         if in_bytes:
-            return self._least("max_request_max_bytes", asked, config.max_bytes)
-        return self._least("max_request_batch", asked, config.max_batch)
+            return min(asked, self._least("max_request_max_bytes", whole, config.max_bytes))
+        return min(asked, self._least("max_request_batch", whole, config.max_batch))
 
-    def _least(self, setting: str, asked: Number, limit: Number, quiet: bool = False) -> Number:
+    def any_number(self) -> int:
+        """Returns how many messages a request may bring that limits only their bytes."""
+        config = self._config()
+        limit = 0 if config is None else config.max_batch
+        return self._least("max_request_batch", MESSAGES_ANY, limit, "any number of messages")
+
+    def _least(self, setting: str, asked: Number, limit: Number, shown: str = "") -> Number:
+        """Returns the lower one of what was asked for, in words `shown`, and the limit; 0 is no limit."""
         if not limit or asked <= limit:
             return asked
-        text = f"asked for {asked:g}, which exceeds the group's {setting} of {limit:g}"
-        if not quiet and self._reported.get(setting) != text:
-            self._reported[setting] = text
+        default = ", the default" if asked == DEFAULTS.get(setting) else ""
+        text = f"asked for {shown or _shown(asked)}{default}, which exceeds the group's {setting} of {_shown(limit)}"
+        if text not in self._reported:
+            if len(self._reported) >= REPORTED_MAX:
+                del self._reported[next(iter(self._reported))]
+            self._reported[text] = None
             self._publish(text)
         return limit
 
@@ -80,3 +98,7 @@ class GroupLimits:
                     log=self._driver.log,
                 )
             )
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"

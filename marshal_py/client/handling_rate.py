@@ -29,10 +29,6 @@ class HandlingRate:
         if self._since is None:
             self._since = messages_before, mono_ms
 
-    def waits(self) -> bool:
-        """Tells whether the user is handling messages, that is, has not asked for more since he got some."""
-        return self._since is not None
-
     def returned(self, messages: int, mono_ms: int) -> None:
         """Notes that the user asks for more messages. `messages`: how many he has got so far, in all."""
         if self._since is None:

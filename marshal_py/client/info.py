@@ -14,10 +14,11 @@ from marshal_py.protocol.identity import Token, TopicPartition
 class ClaimInfo(Struct, frozen=True):
     """Describes a claim as its owner sees it.
 
-    `position`: next offset to read. `lag`: messages up to the end; -1 if unknown. `revoking` says why the claim is
-    going to end; it is "" while its messages are delivered. `drain_s`: for how many more seconds a claim that is going
-    to end waits for its handlers; -1 for other claims. In at-least-once mode, messages that the handlers have not acked
-    by then are delivered again.
+    `position`: the lowest offset that is not finished, where a new owner would begin. Messages that were delivered and
+    are not acked are at it or above it. `lag`: messages from there to the end of the partition; -1 if unknown.
+    `revoking` says why the claim is going to end; it is "" while its messages are delivered. `drain_s`: for how many
+    more seconds a claim that is going to end waits for its handlers; -1 for other claims. In at-least-once mode,
+    messages that the handlers have not acked by then are delivered again.
     """
 
     topic: str

@@ -27,7 +27,7 @@ from marshal_py.transport.settings import PIECE_MESSAGES
 GRANT_SLICE_S: Final = 0.005  # how long to wait for a grant before checking again
 # How long one wait for messages may last while none has come for IDLE_S and none is unfinished: a wake takes CPU time.
 IDLE_WAIT_S: Final = 0.25
-IDLE_S: Final = 3.0
+IDLE_S: Final = 1.0
 LOOK_AHEAD_GRANTS: Final = 2  # in at-most-once mode as many messages are fetched in advance as this many grants hold
 
 

@@ -33,11 +33,16 @@ from marshal_py.transport.ports import TopicInfo
 
 M = TypeVar("M", bound=Membership)
 
+NO_MESSAGES: Final = "it is the Marshal's own coordination topic, which has no messages; `marshal log tail` shows it"
 JOIN_STOP_TIMEOUT_S: Final = 3.0  # how long a consumer that could not join waits for the release of what it claimed
 
 
 class Joining:
-    """Makes consumers. `consumers` holds those that have not ended, the oldest first; `closed` forbids new ones."""
+    """Makes consumers. `closed` forbids new ones.
+
+    `endings` has those that have not ended, the oldest first. It does not hold the consumers themselves, so that one
+    that the program drops is noticed (Membership.__del__).
+    """
 
     def __init__(
         self,
@@ -55,8 +60,9 @@ class Joining:
         `wills`: what knows the witness that a Join names; None if there is none.
         """
         self._wills = wills
-        self.consumers: dict[ConsumerDriver, Membership] = {}
+        self.endings: dict[ConsumerDriver, Ending] = {}
         self.closed = False
+        self.kept: bool = False  # whether somebody else stops its consumers, so that the program may drop them
         self._transport, self._context, self._loop, self._root = transport, context, loop, root
         self._client_id, self._library, self._timeout_s = client_id, library, timeout_s
 
@@ -90,8 +96,11 @@ class Joining:
         given = self._transport.given if isinstance(self._transport, KafkaTransport) else {}
         ending = Ending(context, driver, lambda: self._end(driver))
         consumer = kind(context, driver, {**given, **options.settings}, ending)
-        self.consumers[driver] = consumer
+        ending.fronts += self.kept
+        self.endings[driver] = ending  # before the next look at `closed`: from then on `close` stops it
         try:
+            if self.closed:
+                raise ConsumerClosed("Marshal", "it was closed")
             self._loop.add(driver)
             consumer.wait_joined(max(1.0, deadline - time.monotonic()))
             if self._wills is not None:
@@ -103,7 +112,7 @@ class Joining:
 
     def _end(self, driver: ConsumerDriver) -> None:
         """Forgets a consumer that has ended."""
-        self.consumers.pop(driver, None)
+        self.endings.pop(driver, None)
         driver.claims.close()
 
     def _drive(
@@ -153,9 +162,11 @@ class Joining:
         """Checks that the named topics exist, and that no ordinary Kafka consumer uses the group id (D7).
 
         Returns what the cluster says about each topic, those included that patterns match. Raises TopicMissing,
-        KafkaGroupIsLive, and InvalidOption if there are too many.
+        KafkaGroupIsLive, and InvalidOption if there are too many or the coordination topic is among them.
         """
         found: dict[str, TopicInfo] = {}
+        if self._context.topic in topics:
+            raise InvalidOption("topics", self._context.topic, NO_MESSAGES)
         letters = options.dead_letter_topic
         if letters is not None and letters in (*topics, self._context.topic):
             raise InvalidOption("dead_letter_topic", letters, "another topic than those that the consumer reads")

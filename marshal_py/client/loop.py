@@ -370,6 +370,9 @@ class Loop:
         `flush_s`: for how many seconds it may send records that are queued. The consumers must have ended before.
         """
         self._closing = True
+        with self._context.lock:
+            self._context.closed = True
+            self._context.changed.notify_all()
         deadline = time.monotonic() + flush_s
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(flush_s + 1.0)

@@ -104,7 +104,7 @@ class Marshal:
         open_marshals.add(self)
 
     def __repr__(self) -> str:
-        consumers, state = len(self._joining.consumers), ", closed" if self._joining.closed else ""
+        consumers, state = len(self._joining.endings), ", closed" if self._joining.closed else ""
         return f"Marshal({self._context.servers!r}, client_id={self.client_id!r}, consumers={consumers}{state})"
 
     def __enter__(self) -> Self:
@@ -271,9 +271,9 @@ class Marshal:
         replace single fields of it.
 
         The callbacks among the options run one after the other on the thread "marshal-callbacks" of this Marshal, in
-        the order of the events; a slow one delays the next ones and nothing else. While 100,000 calls are waiting, new
-        ones are dropped (Metrics.callbacks_dropped). Exceptions in them are logged. `close` waits for them as long as
-        for the cluster.
+        the order of the events; a slow one delays the next ones and `close`, nothing else. While 100,000 calls are
+        waiting, new ones are dropped (Metrics.callbacks_dropped). Exceptions in them are logged. `close` waits for them
+        until its `timeout_s` is over, and for a second if less is left.
 
         on_revoking is called once when a claim is going to end; info.revoking says why: a hand-over, a pause, a stop, a
         handler that hangs, a partition that is parked. No more messages of it are delivered. The claim ends when its
@@ -329,6 +329,8 @@ class Marshal:
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Stops every consumer, sends what is queued and disconnects, all within about `timeout_s` seconds.
 
+        Callbacks that have begun or are waiting get the time that is left, or a second if that is less.
+
         A second call does nothing; if the first was interrupted (ctrl-C), it does what is left. While another thread
         closes the Marshal, the call waits for that, at most `timeout_s` seconds. Raises ReentrantCall, and at the end
         the first error of a consumer.
@@ -345,9 +347,10 @@ class Marshal:
     def _close(self, deadline: float) -> None:
         self._joining.closed = True
         failed: list[Exception] = []
-        for consumer in list(self._joining.consumers.values()):
+        for ending in list(self._joining.endings.values()):
             try:
-                consumer.stop(max(0.0, deadline - time.monotonic()))
+                self._context.complete(ending.stop(max(0.0, deadline - time.monotonic())))
+                ending.close()
             except Exception as error:  # the others hold claims, too
                 failed.append(error)
         if self._wills is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,7 +18,7 @@ from marshal_py.client.context import Context
 from marshal_py.client.counters import in_flight
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
-from marshal_py.client.requests import check_partitions, check_timeout, check_wait
+from marshal_py.client.requests import AnyPartition, check_partitions, check_timeout, check_wait
 from marshal_py.client.waits import Steps
 from marshal_py.errors import ConcurrentUse, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
@@ -50,6 +51,7 @@ class Membership:
         self._driver = driver
         self._member = driver.member
         self._ending = ending
+        ending.fronts += 1
         self.identify: Callable[[], int] = threading.get_ident  # of the caller: its thread, or its asyncio task
         self.caller = "thread"  # what a caller is, in errors
         self._user: int | None = None  # the caller that is inside a Call, or in the body of an iteration
@@ -81,11 +83,25 @@ class Membership:
         ending = self._ending
         return ending.draining or ending.must_stop() or (ending.over and not ending.error_waits)
 
+    @property
+    def _delivers(self) -> bool:
+        """Tells whether the user is in the body of an iteration, or a handler of `consume` runs."""
+        return self._iterating is not None and self._inside is None
+
     def __repr__(self) -> str:
         """Takes no lock, because debuggers and loggers call it anywhere."""
         topics, claims = list(self._member.options.topics), len(self._member.claims)
         state = ", closed" if self.closed else ""
         return f"{type(self).__name__}({self.group!r}, {topics}, client_id={self.client_id!r}, claims={claims}{state})"
+
+    def __del__(self) -> None:
+        """Warns of a consumer that the program has dropped while it runs. Takes no lock, as it may run anywhere."""
+        ending = self.__dict__.get("_ending")  # missing if a subclass has raised before
+        if ending is not None and ending.front_gone():
+            front = f"{'Async' if self.caller == 'task' else ''}{self!r}"
+            text = f"{front} was dropped and not stopped: it leaves its group now, as after drain()"
+            # Not this object as the source, which would bring it back to life. What was made with it tells as much.
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=ending)
 
     def __enter__(self) -> Self:
         return self
@@ -201,21 +217,30 @@ class Membership:
         yield from context.until(done, "the positions to be accepted", deadline, self._driver.log)
         self._ending.raise_if_ended()
 
-    def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+    def _check_open(self, verb: str, *, waits: bool = False) -> None:
+        """Checks that a method of a running consumer may be called. `waits`: as in `check_call`.
+
+        Raises ConsumerClosed, UsedAfterFork, ReentrantCall.
+        """
+        self._context.check_call("Consumer", verb, waits=waits)
+        self._ending.check_open()
+
+    def pause(self, partitions: Iterable[AnyPartition]) -> None:
         """Stops delivering these partitions to this consumer, which keeps the claims.
 
         A partition of its topics that it does not own is paused for the time when it does. Raises InvalidOption for a
-        partition that the topic does not have, as far as the group knows, and for other topics; ReentrantCall.
+        partition that the topic does not have, as far as the group knows, and for other topics; ConsumerClosed,
+        ReentrantCall.
         """
-        self._context.check_call("Consumer", "pause")
+        self._check_open("pause")
         found = check_partitions(partitions)
         with self._context.outbox, self._context.lock:
             self._check_known(found)
             self._driver.queue.pause(found)
 
-    def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Delivers these partitions again after `pause`. Raises InvalidOption as `pause` does, ReentrantCall."""
-        self._context.check_call("Consumer", "resume")
+    def resume(self, partitions: Iterable[AnyPartition]) -> None:
+        """Delivers these partitions again after `pause`. Raises the same errors as `pause`."""
+        self._check_open("resume")
         found = check_partitions(partitions)
         with self._context.outbox, self._context.lock:
             self._check_known(found)

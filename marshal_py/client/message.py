@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, NoReturn, SupportsIndex, overload
 from msgspec import Struct, structs
 
 from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered
-from marshal_py.client.requests import check_timeout
+from marshal_py.client.requests import check_ack_wait, check_timeout
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -85,7 +85,8 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         """Tells whether the partition is moving to another member or has moved.
 
         If so, ack what is done and begin nothing more. The next owner waits for these acks, at most
-        `hand_over_timeout_s`. In at-least-once mode it gets the messages that are not acked.
+        `hand_over_timeout_s`, and a pause of the group one heartbeat interval. In at-least-once mode the next owner
+        gets the messages that are not acked.
         """
         return self._delivered.claim.phase is not ClaimPhase.OPEN
 
@@ -108,9 +109,10 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         message will be delivered again. At-most-once mode needs no acks; there a call only says that the handler has
         returned. Raises UsedAfterFork.
 
-        With `wait` it does what `double_ack` does.
+        With `wait` it does what `double_ack` does. Raises InvalidOption if `wait` is no bool but true, as 5 is.
         """
         if wait:
+            check_ack_wait(wait)
             return self.double_ack(timeout_s)
         delivered, index = self._delivered, self._index
         run = delivered.run
@@ -172,7 +174,7 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         self._delivered.touch(self._index, self._index + 1)
 
     def handle(self) -> bytes:
-        """Returns a small value that names this message: about 30 bytes and the topic's name.
+        """Returns a small value that names this message: 36 bytes and the topic's name.
 
         It can go anywhere: to another thread or task, through a queue to another process and back. There is nothing to
         do with it but to pass it to `Consumer.complete`, or to `Consumer.message`, in the process of this consumer.
@@ -286,6 +288,7 @@ class Part(Generic[K_co, V_co]):
         With `wait` it does what `double_ack` does. Raises UsedAfterFork.
         """
         if wait:
+            check_ack_wait(wait)
             return self.double_ack(timeout_s)
         return self._delivered.finish_range(self._first, self._first + len(self.raw))
 
@@ -374,6 +377,7 @@ class Batch(Generic[K_co, V_co]):
         With `wait` it does what `double_ack` does. Raises UsedAfterFork.
         """
         if wait:
+            check_ack_wait(wait)
             return self.double_ack(timeout_s)
         return all([part.ack() for part in self.parts])
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.counters import in_flight
 from marshal_py.client.delivery_queue import DeliveryQueue
-from marshal_py.client.redelivery import redeliveries_of
+from marshal_py.client.redelivery import most_deliveries, redeliveries_of
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import NONE, Instant
 
@@ -25,7 +25,9 @@ class PartitionMetrics(Struct, frozen=True):
     lies below the position: such a partition is being parked, so that no member may consume it until an admin has moved
     the position (PROTOCOL.md D6). `delayed`: messages that handlers gave back (`nak`) and that wait to be delivered
     again; at 1,000 nothing new of the partition is delivered. `oldest_unacked_ms`: for how long the handler of its
-    oldest unacked message has been silent; 0 if no handler has a message.
+    oldest unacked message has been silent; 0 if no handler has a message. `most_deliveries`: how often the message at
+    the position, or one above it that came again here, was delivered: the most of those that are unfinished, 0 if there
+    is none. A message that is given back again and again, or that kills its consumers, makes it grow.
     """
 
     topic: str
@@ -38,6 +40,7 @@ class PartitionMetrics(Struct, frozen=True):
     buffered: int
     delayed: int = 0
     oldest_unacked_ms: int = 0
+    most_deliveries: int = 0
 
 
 class ConsumerMetrics(Struct, frozen=True):
@@ -50,7 +53,9 @@ class ConsumerMetrics(Struct, frozen=True):
     were granted, not delivered, and dropped, because the lease or the claim was lost or because `Consumer.plan_ranges`
     was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3). `naks`: messages that handlers gave back;
     `redelivered`: deliveries of such messages; `terminated`: messages that handlers ended by `term`.
-    `dead_letters`: messages that Kafka has acknowledged in the dead-letter topic.
+    `dead_letters`: messages that Kafka has acknowledged in the dead-letter topic. `last_asked_ms`: for how many ms the
+    program has been in no call that asks for messages (`fetch`, `next`, a loop, `consume`), since the consumer was made
+    if in none so far; some hundred at most while it waits in one. -1 for a planner, whose messages others read.
     """
 
     group: str
@@ -77,6 +82,7 @@ class ConsumerMetrics(Struct, frozen=True):
     redelivered: int = 0
     terminated: int = 0
     dead_letters: int = 0
+    last_asked_ms: int = -1
 
     @property
     def delayed(self) -> int:
@@ -152,6 +158,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         redelivered,
         terminated,
         0 if letters is None else letters.written,
+        max(0, now.mono_ms - queue.asked_ms) if isinstance(queue, DeliveryQueue) else -1,
     )
 
 
@@ -168,4 +175,5 @@ def _partitions(driver: ConsumerDriver, claims: Iterable[Claim], now: Instant) -
             driver.queue.buffered_of(claim.tp),
             len(again.waiting) if (again := redeliveries_of(claim)) is not None else 0,
             0 if (since_ms := claim.handler_since_ms()) is None else max(0, now.mono_ms - since_ms),
+            most_deliveries(claim),
         )

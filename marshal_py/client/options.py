@@ -51,7 +51,7 @@ MAX_DELIVER_MAX: Final = 1_000_000  # far above what anybody wants to wait for
 TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2), those included that its patterns match
 COORDINATION_TOPIC: Final = "__marshal"
 
-# Callbacks run on a thread of their own, in order (callbacks.py): a slow one delays the next ones and nothing else.
+# Callbacks run on a thread of their own, in order (callbacks.py): a slow one delays the next ones and `close` alone.
 OnClaim = Callable[[ClaimInfo], None]
 OnRevoking = Callable[[ClaimInfo], None]
 OnLost = Callable[[ClaimInfo, str], None]

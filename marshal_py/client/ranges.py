@@ -90,6 +90,7 @@ class Ranges:
 
     def __init__(self, member: Member, incarnation: bytes) -> None:
         self.member, self.incarnation = member, incarnation
+        member.poison_guard.end_all()
         self.claims: dict[TopicPartition, PlannedClaim] = {}
         self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, oldest first, ended ones too
         self.prefetching: set[TopicPartition] = set()

@@ -39,6 +39,24 @@ def blocked(claim: Claim) -> bool:
     return found is not None and found.full
 
 
+def most_deliveries(claim: Claim) -> int:
+    """Returns how often a message was delivered, by earlier owners and this one: the most of all that are unfinished.
+
+    It looks at the message at the position, and at those that this owner has delivered again. A message that earlier
+    owners delivered counts from then on. Returns 0 if no such message was delivered, and in at-most-once mode.
+    """
+    tracker = claim.tracker
+    if not isinstance(tracker, AtLeastOnce):
+        return 0
+    claim.settle()
+    most, found = tracker.deliveries(), tracker.redeliveries
+    for offset in () if found is None else found.again:
+        count = tracker.delivery_count(offset)
+        if count > most and (place := tracker.place_of(offset)) is not None and not place[0].is_finished(place[1]):
+            most = count
+    return most
+
+
 class Redelivering:
     """Takes due messages of one consumer's claims, and remembers those of the running fetch."""
 

@@ -33,14 +33,16 @@ class Refill:
     def request(self, buffered: int, now_ms: int, allowed: Callable[[int], int] = lambda asked: asked) -> int:
         """Returns how many units to ask for now, which then count as pending; 0 if none.
 
-        `allowed(units)` returns how many of these one request may ask for.
+        `allowed(units)` returns how many of these may be to come at once.
         """
         if self.to_come and now_ms >= self._until_ms:
             self.to_come = 0
         pending = self.pending(buffered)
         if pending > self.threshold or pending >= self.limit:
             return 0
-        asked = allowed(self.limit - pending)
+        asked = allowed(self.limit - buffered) - self.to_come
+        if asked <= 0:
+            return 0
         self.to_come += asked
         self._until_ms = now_ms + self._expires_ms
         return asked

@@ -9,12 +9,24 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 
 OnError = Literal["nak", "stop"]
+
+
+class NamesPartition(Protocol):
+    """Declares what names a partition: confluent-kafka's TopicPartition does, whose offset is not looked at."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+
+
+AnyPartition = TopicPartition | tuple[str, int] | NamesPartition
 
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
@@ -35,11 +47,16 @@ class Request(NamedTuple):
     `idle_heartbeat_s`: None means that nobody watches whether the cluster answers.
     """
 
-    max_messages: int
+    max_messages: int | None
     max_bytes: int | None
     min_messages: int
     expires_s: float
     idle_heartbeat_s: float | None
+
+    @property
+    def most(self) -> int:
+        """Returns `max_messages` as a number."""
+        return MESSAGES_ANY if self.max_messages is None else self.max_messages
 
 
 def check_fetch(
@@ -54,7 +71,9 @@ def check_fetch(
         check_count("max_messages", max_messages)
     if max_bytes is not None:
         check_count("max_bytes", max_bytes)
-    most = max_messages or (FETCH_MESSAGES if max_bytes is None else MESSAGES_ANY)
+    if max_messages is None and max_bytes is None:
+        max_messages = FETCH_MESSAGES
+    most = MESSAGES_ANY if max_messages is None else max_messages
     if min_messages is not None:
         check_count("min_messages", min_messages)
         if min_messages > most:
@@ -65,7 +84,7 @@ def check_fetch(
     heartbeat_s = check_heartbeat(idle_heartbeat_s, expires_s)
     if heartbeat_s is None and expires_s > HEARTBEAT_ABOVE_S:
         heartbeat_s = default_heartbeat_s(expires_s)
-    return Request(most, max_bytes, min_messages or most, expires_s, heartbeat_s)
+    return Request(max_messages, max_bytes, min_messages or most, expires_s, heartbeat_s)
 
 
 class ConsumeRequest(NamedTuple):
@@ -167,10 +186,19 @@ def check_wait(timeout_s: float | None) -> float | None:
     return timeout_s
 
 
+def check_ack_wait(wait: object) -> None:
+    """Raises InvalidOption for a `wait` that counts as true and is not True, such as a delay that `nak` should get."""
+    if wait and wait is not True:
+        raise InvalidOption("wait", wait, "True or False; to have the message delivered again later, call nak(delay_s)")
+
+
 def check_partition(partition: object) -> TopicPartition:
     """Returns the partition that a caller names. Raises InvalidOption unless it is a topic's name and a number."""
-    if isinstance(partition, tuple) and len(partition) == 2:
-        topic, number = partition
+    named = partition
+    if not isinstance(partition, tuple):
+        named = getattr(partition, "topic", None), getattr(partition, "partition", None)
+    if isinstance(named, tuple) and len(named) == 2:
+        topic, number = named
         if isinstance(topic, str) and type(number) is int:
             return TopicPartition(topic, number)
     raise InvalidOption("partition", partition, 'a topic and the number of a partition, as ("orders", 3)')

@@ -42,7 +42,8 @@ class UserCallbacks:
         options, submit = self._options, self._submit
         if options.on_lost is not None:
             for claim, reason in ready.lost:
-                submit(partial(options.on_lost, self._claim_info(claim), reason))
+                if claim.told:
+                    submit(partial(options.on_lost, self._claim_info(claim), reason))
         if active != self._active:
             self._active = active
             changed = options.on_activated if active else options.on_deactivated

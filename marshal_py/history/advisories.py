@@ -16,6 +16,7 @@ from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence, unpinned_by
 from marshal_py.protocol.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.last_will import DIED, died
+from marshal_py.protocol.poison_guard import suspicion
 from marshal_py.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
@@ -156,6 +157,8 @@ class Advisories:
                     yield "pinned", claim.owner, None, at, NONE, NONE, _priority_group(group)
                 else:
                     yield "claimed", claim.owner, claim.tp, at, claim.position, NONE, ""
+                    if text := suspicion(group, claim):
+                        yield "poison_message", claim.owner, claim.tp, at, claim.position, NONE, text
             case ReleasingPartition() if group is not None:
                 why = record.reason
                 if record.parked:
@@ -258,7 +261,7 @@ def _many(alike: list[Advisory]) -> str:
     one = alike[0]
     who = f" ({one.client_id})" if one.client_id else ""
     numbers = ranges_text(advisory.partition for advisory in alike)
-    return f"{one.kind} {len(alike)} partitions of {one.topic}: {numbers}{who}{f': {one.text}' if one.text else ''}"
+    return f"{one.kind} {len(alike)} partitions of {one.topic}: {numbers}{who}{_reason(one)}"
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
@@ -280,4 +283,10 @@ def to_text(advisory: Advisory) -> str:
     span = f" {word} {advisory.offset}" if advisory.offset != NONE else ""
     span += f" to {advisory.to}" if advisory.to != NONE else ""
     who = f" ({advisory.client_id})" if advisory.client_id else ""
-    return f"{advisory.kind}{where}{span}{who}{f': {advisory.text}' if advisory.text else ''}"
+    return f"{advisory.kind}{where}{span}{who}{_reason(advisory)}"
+
+
+def _reason(advisory: Advisory) -> str:
+    """Returns the text of an advisory after a colon, in one line: users may have written any characters there."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in advisory.text)
+    return f": {text}" if text else ""

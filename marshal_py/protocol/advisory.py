@@ -125,7 +125,7 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "terminated": "a handler ended a message for good, it is never delivered again; offset: that message, text: why",
     "dead_letter": "a message is done because it is in the dead-letter topic; offset: that message, text: where, why",
     "dead_letter_failed": "a dead letter cannot be written, and is tried again; offset: that message, text: why",
-    "poison_message": "a handler gave a message back after many deliveries; offset: that message, text: how many",
+    "poison_message": "a message was delivered often and is not finished; offset: that message, text: how often",
     "nak_storm": "so many messages wait to be delivered again that nothing new is delivered; offset: position",
     "unreadable": "Kafka does not serve the partition to its owner, which releases it; offset: position, text: why",
     "offset_lost": "offset to to - 1 were deleted before the group read them",

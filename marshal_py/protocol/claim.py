@@ -45,6 +45,7 @@ class Claim:
         "seek_sent",
         "seek_to",
         "successor",
+        "told",
         "topic_id",
         "tp",
         "tracker",
@@ -72,12 +73,13 @@ class Claim:
         self.seek_to: int = NONE  # its user moves it there: a SeekingPartition takes the place of its Release
         self.seek_sent: bool = False
         self.parking: str = ""  # why its Release parks the partition (F6.4)
+        self.told: bool = False  # whether the user has learned of it
         self.revoking_reported: bool = False  # whether the user knows that it will be released
         self.one_by_one: bool = False  # its messages are handed over singly for a while (poison_guard.py)
         self.offer: tuple[int, int] | None = None  # wanted and not yet granted, in at-most-once mode: [start, to)
         self.out_of_line_ms: int | None = None  # monotonic, since when a restricted policy takes it away (A7)
         self.pin: int = NONE  # epoch of the own pin when it was accepted, under policy `pinned` (A11)
-        self.end_offset: int = NONE  # end of the partition as last seen, for lag
+        self.end_offset: int = NONE  # end of the partition as last seen
         self.end_before: int = NONE  # the same as the log had it when the claim began, with lag weights (A14)
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
@@ -160,6 +162,12 @@ class Claim:
         In at-most-once mode it is the offset after the highest one that was handed over.
         """
         return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else self.tracker.handed_to
+
+    def saw_end(self, end_offset: int) -> None:
+        """Notes where the partition ends, as the driver has last seen it; NONE if it does not know."""
+        self.end_offset = end_offset
+        if isinstance(self.tracker, AtLeastOnce) and end_offset == self.tracker.position():
+            self.tracker.nothing_there()
 
     def lag(self, position: int) -> int:
         end = self.end_before if self.end_offset == NONE else self.end_offset

@@ -40,6 +40,7 @@ class AtLeastOnce:
         "_floor",
         "_reported",
         "_touched",
+        "counts_exactly",
         "redeliveries",
         "runs",
     )
@@ -60,6 +61,7 @@ class AtLeastOnce:
         self._touched = False  # whether a handler has reported that it is at work
         self.runs: deque[OffsetRun] = deque()
         self.redeliveries: Redeliveries | None = None  # None until a handler gives a message back
+        self.counts_exactly: bool = False  # `attempts` counts no delivery that has not happened (poison_guard.py)
 
     # --- what earlier owners have done
 
@@ -73,6 +75,11 @@ class AtLeastOnce:
     def discard_inherited(self) -> None:
         """Forgets what earlier owners reported, because a truncated partition has lost those messages (D1)."""
         self._finished_before, self._reported, self._delivered_before, self._attempts = [], [], [], 0
+
+    def nothing_there(self) -> None:
+        """Forgets deliveries by earlier owners, because the partition ends at the position: there were none (D11)."""
+        if not self.runs and not self._finished_before:
+            self._delivered_before, self._attempts = [], 0
 
     def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
         """Adds fetched offsets, which are in ascending order, but leaves out those that earlier owners finished.
@@ -212,7 +219,7 @@ class AtLeastOnce:
         position = self.position()
         if self.redeliveries is not None:
             self.redeliveries.forget_finished(position)
-        before, mine, in_flight = self._delivered_before, self._delivered_to(), self.in_flight
+        before, mine, in_flight = self._delivered_before, self.handed_to(), self.in_flight
         again = self._again(position)
         known = again or self._finished_before or self._out_of_order() or (before and before[-1].to > position + 1)
         if not known and (in_flight <= 1 or mine - position == in_flight):
@@ -289,7 +296,8 @@ class AtLeastOnce:
                 ranges.append(Range(offset, offset + 1, times))
         return ranges
 
-    def _delivered_to(self) -> int:
+    def handed_to(self) -> int:
+        """Returns the offset after the last message that this claim has handed over, or where it began."""
         for run in reversed(self.runs):
             if run.delivered:
                 return run.offsets[run.delivered - 1] + 1
@@ -299,20 +307,17 @@ class AtLeastOnce:
         """Returns how often the message at the position counts as delivered if this owner dies now (F4.5).
 
         That is once more than earlier owners delivered it and this one delivered it again, because nobody will know
-        whether this owner did.
+        whether this owner did. With `counts_exactly` it is `deliveries()`.
         """
-        return self.delivery_count(self._message())
+        return self.deliveries() if self.counts_exactly else self.delivery_count(self._message())
 
     def deliveries(self) -> int:
         """Returns how often earlier owners and this one delivered the message at the position."""
         once = bool(self.runs) and self.runs[0].delivered > self.runs[0].low
-        return self.attempts() - 1 + once
+        return self.delivery_count(self._message()) - 1 + once
 
     def delivery_count(self, offset: int) -> int:
-        """Returns the number of the delivery of the message at `offset` that is running now, or comes next (D11).
-
-        It is 1 plus how often earlier owners are known to have delivered it and this one has delivered it again.
-        """
+        """Returns the number of the delivery of the message at `offset` that is running now, or comes next (D11)."""
         return 1 + self._delivered_before_at(offset) + self.redelivered(offset)
 
     def redelivered(self, offset: int) -> int:
@@ -385,10 +390,7 @@ class AtLeastOnce:
         return self.redeliveries
 
     def next_delivered(self, offset: int, times: int) -> int:
-        """Returns the lowest offset from `offset` on that earlier owners delivered at least `times` times.
-
-        Returns OFFSET_MAX if there is none.
-        """
+        """Returns the lowest offset from `offset` on that earlier owners delivered `times` times, else OFFSET_MAX."""
         found = [max(start, offset) for start, to, known in self._delivered_before if known >= times and to > offset]
         if self._attempts >= times and self._first >= offset:
             found.append(self._first)

@@ -19,6 +19,7 @@ from marshal_py.protocol.records import Mapping as MemberMapping
 
 OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
 PARTITIONED: Final = frozenset({"members", "blocks"})  # an admin says which members share the partitions
+ONLY_PARTITIONED: Final = f"only the policies {' and '.join(sorted(PARTITIONED))}"
 PRIORITY: Final = frozenset({"prioritized", "pinned", "overflow"})  # policies of priority groups
 TIMEOUT_MS_MIN: Final = 1_000  # of a priority timeout: shorter than the shortest heartbeat interval says nothing
 TIMEOUT_MS_MAX: Final = 86_400_000
@@ -40,9 +41,7 @@ def check(config: GroupConfig, named: Collection[str]) -> None:
     if policy not in PARTITIONED:
         for name in ("max_members", "members", "mappings"):
             if name in named:
-                raise InvalidOption(
-                    name, getattr(config, name), f"only the policies {' and '.join(sorted(PARTITIONED))} have it"
-                )
+                raise InvalidOption(name, getattr(config, name), f"{ONLY_PARTITIONED} have it")
     else:
         _check_partitioned(config)
     if policy in PRIORITY:
@@ -175,6 +174,10 @@ def check_consumer(group: str, config: GroupConfig, options: MemberOptions) -> N
     """
     _check_priority(group, config, options)
     _check_acks(config.policy, options.mode)
+    if options.member and config.policy not in PARTITIONED:
+        raise InvalidOption(
+            "member", options.member, f"group {group!r} has {_chosen(config)}: {ONLY_PARTITIONED} obey it"
+        )
     if config.policy == "pinned" and options.claims_max:
         raise InvalidOption("max_claims", options.claims_max, "under the policy pinned one consumer has everything")
     if config.policy in PARTITIONED and not options.member:
@@ -188,7 +191,7 @@ def check_consumer(group: str, config: GroupConfig, options: MemberOptions) -> N
 
 
 def _check_priority(group: str, config: GroupConfig, options: MemberOptions) -> None:
-    chosen = f"the policy {config.policy}" if config.policy else "no policy in its settings"
+    chosen = _chosen(config)
     for name, policy in (("priority", "prioritized"), ("min_pending", "overflow"), ("min_ack_pending", "overflow")):
         if getattr(options, name) and config.policy != policy:
             raise InvalidOption(name, getattr(options, name), f"group {group!r} has {chosen}: only {policy} obeys it")
@@ -201,6 +204,10 @@ def _check_priority(group: str, config: GroupConfig, options: MemberOptions) -> 
         )
     if options.priority_group and config.policy not in PRIORITY:
         raise InvalidOption("priority_group", options.priority_group, f"group {group!r} has no priority groups")
+
+
+def _chosen(config: GroupConfig) -> str:
+    return f"the policy {config.policy}" if config.policy else "no policy in its settings"
 
 
 def known_policies() -> tuple[str, ...]:

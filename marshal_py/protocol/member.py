@@ -82,6 +82,7 @@ class Member(MemberState):
         self.topics: Topics = Topics(self)
         self.refusals: Refusals = Refusals(self)
         self._compose()
+        self._fence_is_news = False  # a session begins fenced, which is none
         self._fence_reported = False  # whether the user knows of a fence that has not ended
         self._step_down_sent_ms: int | None = None
         self._pause_end_sent_ms: int | None = None
@@ -121,7 +122,7 @@ class Member(MemberState):
         group = self.world.groups.get(self.name)
         if group is None or group.pause_duration_ms > 0:
             return 0
-        if claim.one_by_one and not self.poison_guard.opens(claim, group.partitions[claim.tp], now):
+        if claim.one_by_one and not self.poison_guard.opens(claim, group, now, self.liveness.awaits_echo()):
             return 0
         return self.liveness.lease.left_ms(now) + 1
 
@@ -160,13 +161,13 @@ class Member(MemberState):
         self.rebalancer.prefetched(tp)
 
     def finished(self) -> bool:
-        """Is called by the driver when handlers have finished messages; returns True if it must call `tick` at once.
+        """Is called by the driver when handlers have finished messages, and when `may_deliver` was False.
 
-        It must if a claim hands its messages over one by one, each only when the log shows that the one before is
-        finished (D11): the tick then sends a heartbeat that says so.
+        Returns True if it must call `tick` at once: a careful claim hands a message over only when the log shows what
+        is finished and what counts as delivered (D11), and the tick sends a heartbeat that says so.
         """
         group = self.group
-        if group is None or not self.poison_guard.report_due(self.claims, group):
+        if group is None or not self.poison_guard.report_due(group):
             return False
         self.urgent = True
         self.request_tick()
@@ -387,17 +388,10 @@ class Member(MemberState):
         valid = self.liveness.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
-            if not valid or self._fence_reported:  # a session begins fenced, which is no news
-                stalled = (
-                    ""
-                    if valid or self.stalled_ms < self.third_ms
-                    else (f"the thread that heartbeats did not run for {self.stalled_ms / 1000:.1f} s")
-                )
-                self.advise("unfenced" if valid else "fenced", text=stalled)
-            self._fence_reported = not valid
             if self.fenced and not self.options.deliver_late:
                 for claim in self.claims.values():
                     self.drop_grants(claim)
+        self._report_fence(now)
         due = self.liveness.due(now)
         if group.paused:
             self._end_pause(group, now)
@@ -416,6 +410,22 @@ class Member(MemberState):
         elif due is Due.HEARTBEAT or (self.urgent and self.liveness.healthy(now)):
             self._heartbeat(group, now)
         self.mirror_positions(group, now)
+
+    def _report_fence(self, now: Instant) -> None:
+        """Advises the user that nothing is delivered because no own sign of life comes back, and of the end of that.
+
+        A lease that is over while the member is healthy is no news: no heartbeat extends it while an owner drains in a
+        pause (F2.2), and nothing is delivered then anyway.
+        """
+        if self.fenced and self._fence_is_news and not self.liveness.healthy(now):
+            self._fence_is_news, self._fence_reported = False, True
+            stalled = self.stalled_ms >= self.third_ms
+            text = f"the thread that heartbeats did not run for {self.stalled_ms / 1000:.1f} s" if stalled else ""
+            self.advise("fenced", text=text)
+        elif not self.fenced:
+            if self._fence_reported:
+                self.advise("unfenced")
+            self._fence_is_news, self._fence_reported = True, False
 
     def _leave(self, group: Group, now: Instant) -> None:
         """Sends the Leave after the Releases, because the fold rejects Releases of a session that has ended.

@@ -18,6 +18,7 @@ from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.member_state import MemberState
+from marshal_py.protocol.poison_guard import careful, suspicion
 from marshal_py.protocol.rebalance import Rebalancer
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
@@ -212,6 +213,8 @@ class RecordHandler:
         elif self._begin_claim(group, tp, verdict, now):
             position = group.partitions[tp].position
             member.advise("claimed", tp, epoch=verdict.offset, offset=position, at=verdict.offset)
+            if text := suspicion(group, group.partitions[tp]):
+                member.advise("poison_message", tp, epoch=verdict.offset, offset=position, text=text, at=verdict.offset)
 
     def _read_seek(self, record: SeekingPartition, verdict: Verdict, now: Instant) -> None:
         """Replaces the own claim that the record moved. If it was rejected, the claim is released instead (T20)."""
@@ -262,8 +265,10 @@ class RecordHandler:
             else:
                 claim.stop("unwanted", 0)  # a late copy of an older claim was accepted (T17)
             return False
-        if group.mode == AT_LEAST_ONCE:
-            member.poison_guard.begin(claim, partition, now)
+        if careful(group, partition) and member.poison_guard.begin(claim, now):
+            member.urgent = True
+            member.request_tick()
+        claim.told = True
         member.out.claimed.append(claim)
         return True
 

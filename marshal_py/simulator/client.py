@@ -168,8 +168,9 @@ class Client(Process):
         self.environment.events += 1
         now = self.clock.read(self.environment.now_ms)
         self.member.settle_acks()
+        before = self.member.fenced
         ready = self.member.tick(now)
-        if not self.options.deliver_late and any(advisory.kind == "fenced" for advisory in ready.advisories):
+        if not self.options.deliver_late and self.member.fenced and not before:
             self.environment.fenced(self)
         if self.maintenance is not None:
             self.maintenance.tick(self.member, now)
@@ -308,7 +309,7 @@ class Client(Process):
         if feed is None or not self.data.assignments.current(tp, round_):
             return
         claim = feed.claim
-        claim.end_offset = self.environment.broker.ends[tp]
+        claim.saw_end(self.environment.broker.ends[tp])
         if isinstance(claim.tracker, AtLeastOnce):
             _, run = claim.tracker.admit(offsets)
             if run is not None:

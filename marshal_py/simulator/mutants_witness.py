@@ -48,7 +48,7 @@ def above() -> list[Patch]:
         for entry in will.claims:
             tracker = self.claims[entry.epoch].tracker
             assert isinstance(tracker, AtLeastOnce)
-            claims.append(replace(entry, position=max(entry.position, tracker._delivered_to()), progress=b""))
+            claims.append(replace(entry, position=max(entry.position, tracker.handed_to()), progress=b""))
         return replace(will, claims=tuple(claims))
 
     return [(Member, "last_will", delivered_to)]

@@ -93,8 +93,13 @@ class LocalCluster(ABC):
         return self._writer
 
     def connect(self, client_id: str | None = None, **options: Any) -> Marshal:
-        """Does `marshal_py.connect`, with the same options. The Marshal is closed with the cluster at the latest."""
-        return connect(self.bootstrap_servers, client_id=client_id, **options)
+        """Does `marshal_py.connect`, with the same options. The Marshal is closed with the cluster at the latest.
+
+        So are its consumers, also those that the test drops.
+        """
+        marshal = connect(self.bootstrap_servers, client_id=client_id, **options)
+        marshal._joining.kept = True
+        return marshal
 
     def group(self, name: str, coordination_topic: str = COORDINATION_TOPIC) -> Group:
         """Returns the operations on a group: its positions, its members, a move of its positions."""
@@ -197,8 +202,8 @@ class LocalCluster(ABC):
     def pause(self, group: str, duration_s: float = PAUSE_S) -> Paused:
         """Pauses a group, and returns when every partition is free. `resume` ends the pause.
 
-        Messages that were not acked keep their partition for up to 30 s (`hand_over_timeout_s`) first; in memory this
-        time passes at once. Raises GroupMissing.
+        Messages that were not acked keep their partition for up to one heartbeat interval first; in memory this time
+        passes at once. An ack that comes after the call returns False. Raises GroupMissing.
         """
         return self._run(lambda: self.group(group).pause(duration_s, BY))
 
@@ -316,6 +321,8 @@ class MemoryCluster(LocalCluster):
         plain = marshal._plain if isinstance(marshal, AsyncMarshal) else marshal
         assert isinstance(plain.transport, MemoryTransport)
         plain.transport.connection.cut = True
+        for ending in plain._joining.endings.values():
+            ending.fronts += 1  # a consumer that is dead is not one that the program has dropped
         self._time.stopped.append(plain)
 
     def _connection_of(self, consumer: Membership) -> Any:

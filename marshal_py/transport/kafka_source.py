@@ -55,13 +55,11 @@ _REFUSALS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.
 LEARN_TIMEOUT_S: Final = 10.0
 LEARN_RUNNING_S: Final = 1.0  # while partitions are being fetched, because fetching stops for so long
 # How long a poll holds the client at most, because an assignment waits for its end. Polls are longer when neither a
-# message nor an assignment has come for QUIET_S, and again after IDLE_S: each wake takes at least 0.1 ms of CPU time,
-# so with short ones waiting would take more than 1 % of a core.
+# message nor an assignment has come for QUIET_S: each wake takes at least 0.1 ms of CPU time, so with short ones
+# waiting would take more than 1 % of a core.
 POLL_SLICE_S: Final = 0.02
-POLL_SLICE_QUIET_S: Final = 0.1
-POLL_SLICE_IDLE_S: Final = 0.25
+POLL_SLICE_QUIET_S: Final = 0.25
 QUIET_S: Final = 1.0
-IDLE_S: Final = 3.0
 ENDS_S: Final = 0.1  # between two rounds of noting end offsets: often enough for lag and hand-overs
 ENDS_AT_ONCE_MAX: Final = (
     50  # partitions per poll, at 2 us each: with thousands of partitions a round takes several polls
@@ -274,10 +272,7 @@ class KafkaSource:
         return self._fetch(0.0, max_messages)
 
     def _slice_s(self) -> float:
-        quiet_s = time.monotonic() - self._busy_at
-        if quiet_s < QUIET_S:
-            return POLL_SLICE_S
-        return POLL_SLICE_QUIET_S if quiet_s < IDLE_S else POLL_SLICE_IDLE_S
+        return POLL_SLICE_S if time.monotonic() - self._busy_at < QUIET_S else POLL_SLICE_QUIET_S
 
     def _poll_once(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         self._synchronize()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from marshal_py.errors import InvalidOption
 from marshal_py.transport.ports import RawMessage
@@ -28,6 +28,8 @@ else:
 
 # Called with the bytes of a key or a value (None if there are none) and a SerializationContext.
 Deserializer = Callable[[bytes | None, Any], T]
+
+IN_A_LOOP: Final = "to start a coroutine of an event loop in it, call asyncio.run_coroutine_threadsafe(coroutine, loop)"
 
 
 class SerializationContext:
@@ -51,14 +53,13 @@ def context_of(raw: RawMessage, field: str) -> SerializationContext:
     return SerializationContext(raw.topic() or "", field, raw.headers())
 
 
-def check_plain(option: str, value: object) -> None:
-    """Raises InvalidOption unless `value` is a function that does its work when it is called, without `await`."""
+def check_plain(option: str, value: object, way_out: str = IN_A_LOOP) -> None:
+    """Raises InvalidOption unless `value` is a function that does its work when it is called, without `await`.
+
+    `way_out`: for the error text, what to do with a coroutine function.
+    """
     if not callable(value):
         raise InvalidOption(option, value, "a function, or None")
     for one in (value, type(value).__call__):
         if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
-            rule = (
-                "a plain function, because nobody awaits what it returns; to start a coroutine of an event loop in it, "
-                "call asyncio.run_coroutine_threadsafe(coroutine, loop)"
-            )
-            raise InvalidOption(option, value, rule)
+            raise InvalidOption(option, value, f"a plain function, because nobody awaits what it returns; {way_out}")

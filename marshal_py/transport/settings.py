@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -90,6 +91,9 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
 }
 
 
+# What a client gets without the caller's doing. An error that concerns no certain setting need not name these.
+_OURS: Final = frozenset().union(_CONNECTION, _NEVER, _LOG_READER, _LOG_WRITER, _DATA, ["client.id"])
+
 # How many messages to take from a client at once. CPython collects cyclic garbage when 700 more objects were made than
 # freed. Pieces of fewer messages, each freed when the next has come, never start a collection; a thousand messages do,
 # which costs a tenth of all time.
@@ -108,7 +112,10 @@ def from_user(servers: str | Mapping[str, Any]) -> Settings:
     given: Settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
     named = given.get("bootstrap.servers")
     if not named or not isinstance(named, str):
-        raise InvalidOption("bootstrap.servers", named, "name at least one host:port; a comma between several")
+        rule = "name at least one host:port; a comma between several"
+        if "bootstrap.servers" not in given and (near := get_close_matches("bootstrap.servers", map(str, given), 1)):
+            rule += f". Did you mean bootstrap.servers by {near[0]}?"
+        raise InvalidOption("bootstrap.servers", named, rule)
     for server in named.split(","):
         scheme, there, _ = server.strip().rpartition("://")
         if there and scheme.upper() not in PROTOCOLS:
@@ -142,16 +149,21 @@ def create_client(client: Callable[[dict[str, Any]], T], configuration: Mapping[
         cause = error.__cause__ if isinstance(error, SystemError) else error
         if not isinstance(cause, KafkaException | TypeError | ValueError):
             raise
-        said = str(cause)
+        raised = cause.args[0] if cause.args else None
+        said = (raised.str() if isinstance(raised, KafkaError) else str(cause)).strip()
         if "oauth_cb" in configuration and "OAuth token" in said:
             servers = str(configuration["bootstrap.servers"])
             raise AuthenticationFailed(
                 servers, principal_of(configuration), f"oauth_cb gave no token: {said}"
             ) from error
-        meant = [key for key in configuration if f'"{key}"' in said or f"'{key}'" in said]
-        if len(meant) == 1:
-            raise InvalidOption(meant[0], configuration[meant[0]], said) from error
-        raise InvalidOption("settings", sorted(configuration), said) from error
+        meant = [key for key in configuration if any(f"{quote}{key}{quote}" in said for quote in "\"'`")]
+        if len(meant) != 1:
+            raise InvalidOption("settings", meant or sorted(configuration.keys() - _OURS), said) from error
+        if "No such configuration property" in said:  # its value may be a password
+            dotted = meant[0].replace("_", ".")
+            advice = "" if dotted == meant[0] else f". librdkafka writes its settings with dots: {dotted}?"
+            raise InvalidOption("settings", meant[0], said + advice) from error
+        raise InvalidOption(meant[0], configuration[meant[0]], said) from error
 
 
 def log_reader(given: Settings, client_id: str, fetch_wait_ms: int) -> Settings:

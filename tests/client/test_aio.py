@@ -22,6 +22,7 @@ from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Threads
 from marshal_py.client.observer import Observer
 from marshal_py.client.receiver import Receiver, Request
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
+from marshal_py.testing import MemoryCluster
 from marshal_py.topics.request import GetRequest
 from marshal_py.transport.ports import Chunk
 from marshal_py.transport.settings import PIECE_MESSAGES
@@ -163,6 +164,29 @@ def test_a_consumer_with_await(cluster: TestCluster, delivery: str) -> None:
             assert marshal.metrics().client_id == marshal.client_id
 
     run(main())
+
+
+def test_a_task_that_waits_for_messages_asks_for_them() -> None:
+    async def main(broker: MemoryCluster) -> None:
+        broker.create_topic("orders")
+        async with (
+            aio.connect(broker.bootstrap_servers) as marshal,
+            marshal.consumer("billing", ["orders"]) as consumer,
+        ):
+
+            def asked_ms() -> int:
+                return marshal.metrics().consumers[0].last_asked_ms
+
+            await asyncio.to_thread(broker.advance, 600)
+            assert asked_ms() >= 600_000
+            waiting = asyncio.create_task(consumer.next())
+            await turn_until(lambda: asked_ms() < 600_000, "the task asks")
+            await asyncio.to_thread(broker.advance, 600)
+            await turn_until(lambda: asked_ms() < 600_000, "it still asks")
+            waiting.cancel()
+
+    with MemoryCluster() as broker:
+        run(main(broker))
 
 
 def test_an_expired_fetch_returns_what_is_there(cluster: TestCluster) -> None:
@@ -466,6 +490,24 @@ def test_a_fetch_that_is_cancelled_anywhere_loses_nothing(
     assert cuts >= 4
 
 
+def test_an_iterator_whose_anext_times_out_has_ended_and_a_new_one_continues(memory: MemoryTestCluster) -> None:
+    """As with every async generator. `next` waits for a limited time and ends nothing."""
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
+            assert await consumer.next(expires_s=0.01) is None
+            messages = aiter(consumer)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(messages), 0.01)
+            memory.fill(topic, 0, 2)
+            assert [message async for message in messages] == []
+            assert (await anext(aiter(consumer))).offset == 0
+            assert (await consumer.next(DEADLINE_S)).offset == 1
+
+    run(main())
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 @pytest.mark.parametrize("delivery", KINDS)
 def test_an_iteration_that_is_cancelled_anywhere_loses_nothing(
@@ -621,6 +663,13 @@ def test_one_task_at_a_time(memory: MemoryTestCluster) -> None:
             memory.fill(topic, 0, 1)
             assert len(await waiting) == 1
             assert not await consumer.fetch(1, expires_s=0)
+            memory.fill(topic, 0, 2, first=1)
+            held = consumer.fetch_each(2, expires_s=DEADLINE_S)
+            (await anext(held)).ack()
+            with pytest.raises(ConcurrentUse, match="this task began has not ended"):
+                await anext(aiter(consumer))
+            del held
+            assert (await anext(aiter(consumer))).offset == 2
 
     run(main())
 
@@ -638,6 +687,35 @@ def test_another_event_loop_is_refused(memory: MemoryTestCluster) -> None:
                 await asyncio.to_thread(elsewhere)
 
     run(main())
+
+
+def test_another_event_loop_can_only_close_the_marshal(memory: MemoryTestCluster) -> None:
+    """A verb is refused before it has done anything, although its own event loop has been closed."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+
+    async def main() -> tuple[Any, ...]:
+        marshal = await aio.connect(memory.target)
+        consumer = await marshal.consumer("g", [topic], **OPTIONS)
+        [message] = await consumer.fetch(1)
+        return marshal, consumer, message, consumer.consume()
+
+    async def elsewhere() -> None:
+        verbs: dict[str, tuple[Any, ...]] = {"flush": (), "info": (), "drain": (), "stop": ()}
+        for verb, given in {**verbs, "double_ack": (message,), "seek": ((topic, 0), 0)}.items():
+            with pytest.raises(EventLoopMisuse, match=rf"^{verb}\(\) was called in another event loop.*close\(\)"):
+                await getattr(consumer, verb)(*given)
+        for verb in ("wait", "drain", "stop"):
+            with pytest.raises(EventLoopMisuse, match=rf"^{verb}\(\) was called in another event loop"):
+                await getattr(context, verb)()
+        assert not consumer.stopping
+        assert not context.closed
+        assert consumer.cached_info().in_flight == 1
+        await marshal.close()
+
+    marshal, consumer, message, context = run(main())
+    run(elsewhere())
+    assert consumer.closed
 
 
 def test_a_stop_ends_a_waiting_fetch_and_an_iteration(memory: MemoryTestCluster) -> None:
@@ -659,6 +737,13 @@ def test_a_stop_ends_a_waiting_fetch_and_an_iteration(memory: MemoryTestCluster)
                 await waiting
             assert await iterating == 0
             assert other.stopping
+            await other.drain()
+            for closed, why in ((one, "it was stopped"), (other, "it was drained")):
+                with pytest.raises(ConsumerClosed, match=why):
+                    await closed.seek((topic, 0), 0)
+                for verb in (closed.pause, closed.resume):
+                    with pytest.raises(ConsumerClosed, match=why):
+                        verb([(topic, 0)])
 
     run(main())
 
@@ -881,7 +966,7 @@ def test_topics_and_groups_with_await(memory: MemoryTestCluster) -> None:
             group = await marshal.create_group("made")
             assert group.name == "made"
             assert await marshal.groups() == ("made",)
-            assert (await marshal.group("made").info())["group"] == "made"
+            assert (await marshal.group("made").info()).group == "made"
             assert await marshal.delete_group("made")
             reads: list[Awaitable[Any]] = [found.get(offset=number) for number in range(4)]
             assert [m.value for m in await asyncio.gather(*reads)] == [b"0", b"1", b"2", b"3"]

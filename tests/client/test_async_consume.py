@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Message, aio
-from marshal_py.client import async_consumer
+from marshal_py.client import async_consumer, prefetch
 from marshal_py.errors import (
     AlreadyConsuming,
     ConcurrentUse,
@@ -24,6 +24,7 @@ from marshal_py.errors import (
     GroupDeleted,
     InvalidOption,
     NeedsAtLeastOnce,
+    ReentrantCall,
 )
 from tests.client.test_aio import KINDS, OPTIONS, collect, cut, run, turn_until
 from tests.client.test_consume import delete
@@ -141,7 +142,10 @@ def test_a_handler_gets_everything_in_a_task(memory: MemoryTestCluster, awaits: 
     run(main())
 
 
-def test_the_buffer_is_filled_to_its_limit_and_never_above(memory: MemoryTestCluster) -> None:
+def test_the_buffer_is_filled_to_its_limit_and_never_above(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "SLOW_PER_S", 0)  # a machine that stops for a moment makes no slow handler here
     topic = memory.topic()
     memory.fill(topic, 0, 100)
 
@@ -226,6 +230,32 @@ def test_drain_delivers_what_is_buffered_and_says_whether_all_is_acked(memory: M
     run(main())
 
 
+@pytest.mark.parametrize("drained", ["context", "consumer"])
+def test_a_drain_does_not_wait_for_a_handler_that_hangs(memory: MemoryTestCluster, drained: str) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            seen: list[int] = []
+            answer = asyncio.Event()
+
+            async def handle(message: Message) -> None:
+                seen.append(message.offset)
+                await answer.wait()
+
+            context = consumer.consume(handle)
+            await turn_until(lambda: bool(seen), "a handler runs")
+            async with asyncio.timeout(DEADLINE_S):
+                assert not await {"context": context, "consumer": consumer}[drained].drain(0.05)
+            assert consumer.closed is context.closed is (drained == "consumer")
+            answer.set()
+            assert await context.wait(DEADLINE_S)
+            assert seen == [0]
+
+    run(main())
+
+
 def test_a_drain_does_not_wait_for_what_was_given_back(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 2)
@@ -299,6 +329,28 @@ def test_stop_and_drain_may_be_called_in_the_handler(
         async with handled(memory, 5, handler) as (_, context):
             assert await context.wait(DEADLINE_S)
             assert [message.offset for message in handler.seen] == offsets
+
+    run(main())
+
+
+def test_a_wait_in_the_handler_or_the_loop_is_refused_by_name(memory: MemoryTestCluster) -> None:
+    async def main() -> None:
+        async def then(message: Message) -> None:
+            with pytest.raises(ReentrantCall, match=r"inside the handler of this consume .* in another task"):
+                await context.wait()
+            await context.stop()
+
+        handler = Handler(then)
+        async with handled(memory, 2, handler) as (consumer, context):
+            assert await context.wait(DEADLINE_S)
+            assert await handler.got(1) == [0]
+            again = consumer.consume()
+            async for message in again:
+                with pytest.raises(ReentrantCall, match="inside a loop over this consume"):
+                    await again.wait()
+                message.ack()
+                break
+            assert not await again.wait(0)
 
     run(main())
 
@@ -394,7 +446,7 @@ def test_a_handler_that_raises_may_end_the_consume(
 
     with caplog.at_level(logging.ERROR, "marshal_py"):
         run(main())
-    assert "a handler failed" in caplog.text
+    assert f"a handler failed on {topic}:0 at offset 1" in caplog.text
 
 
 # --- cancellation

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -124,11 +125,12 @@ def _works(cluster: TestCluster, odd: str) -> None:
     cluster.fill(topic, 0, 3)
     tp = TopicPartition(topic, 0)
     with cluster.connect(odd) as marshal:
-        with joined(marshal, odd, [topic], member=odd) as consumer:
+        config = marshal_py.GroupConfig(policy="members", max_members=1, members=[odd])
+        with joined(marshal, odd, [topic], member=odd, group_config=config) as consumer:
             assert consumer.group == consumer.client_id == odd
             collect(consumer, 2)
             assert consumer.info().client_id == odd
-        with joined(marshal, odd, [topic]) as consumer:
+        with joined(marshal, odd, [topic], member=odd) as consumer:
             assert places(collect(consumer, 1)) == [(0, 2)]
         until(lambda: marshal._context.admin.committed(odd, [tp]) == {tp: 3}, "the mirror")
 
@@ -198,7 +200,7 @@ def test_servers_that_are_none_are_named(wrong: Any) -> None:
 def test_a_misspelt_setting_is_named_alone(embedded: EmbeddedTestCluster) -> None:
     with pytest.raises(InvalidOption) as raised:
         marshal_py.connect({"bootstrap.servers": embedded.target, "bootsrap": "x"}, timeout_s=5.0)
-    assert str(raised.value).startswith("bootsrap='x'")
+    assert str(raised.value).startswith("settings='bootsrap' is not allowed")
 
 
 @pytest.mark.parametrize(
@@ -234,6 +236,24 @@ def test_settings_that_the_protocol_would_not_survive(embedded: EmbeddedTestClus
     with embedded.connect() as marshal, pytest.raises(InvalidOption) as raised:
         marshal.consumer("g", [topic], settings={key: "x"})
     assert raised.value.option == key
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max.poll.interval.ms": 1}, r"^max\.poll\.interval\.ms=1 is not allowed: .*`session\.timeout\.ms`$"),
+        ({"security_protocol": "SSL"}, r"^settings='security_protocol' .*with dots: security\.protocol\?$"),
+        ({"sasl.pasword": "secret"}, r"^settings='sasl\.pasword' is not allowed: No such [^.]*\"sasl.pasword\"$"),
+        ({"sasl.mechanism": "GSSAPI", "security.protocol": "SASL_SSL"}, r"^settings=\['bootstrap\.servers', 'sasl"),
+    ],
+    ids=["too low", "underscore", "unknown", "several"],
+)
+def test_a_setting_that_librdkafka_refuses_is_named_before_its_reason(given: dict[str, Any], said: str) -> None:
+    """Of the settings those that the caller gave. The value of one that does not exist may be a password."""
+    configuration = settings.data_reader({"bootstrap.servers": "127.0.0.1:1", **given}, "c", "g", None)
+    with pytest.raises(InvalidOption, match=said) as raised:
+        settings.create_client(confluent_kafka.Consumer, configuration)
+    assert "KafkaError" not in str(raised.value)
 
 
 async def _awaited(*_: object) -> None: ...
@@ -307,6 +327,11 @@ def test_servers_are_needed(servers: Any) -> None:
         marshal_py.connect(servers)
 
 
+def test_the_name_that_was_probably_meant_is_said() -> None:
+    with pytest.raises(InvalidOption, match=r"Did you mean bootstrap\.servers by bootstrap_servers\?$"):
+        marshal_py.connect({"client.id": "a", "bootstrap_servers": "127.0.0.1:1"})
+
+
 def test_a_setting_that_librdkafka_does_not_know(embedded: EmbeddedTestCluster) -> None:
     with pytest.raises(InvalidOption, match=r"no\.such\.setting"):
         marshal_py.connect({"bootstrap.servers": embedded.target, "no.such.setting": "1"})
@@ -377,9 +402,21 @@ def test_an_iteration_belongs_to_its_thread(memory: MemoryTestCluster) -> None:
             if message.offset == 1:
                 break
         assert len(errors) == 2
-        with pytest.raises(ConcurrentUse):
+        with pytest.raises(ConcurrentUse, match="this thread began has not ended"):
             for _ in _two_at_once(memory, consumer, topic):
                 pass
+
+
+def test_an_iterator_that_a_variable_holds_has_not_ended(memory: MemoryTestCluster) -> None:
+    with memory.reading(3) as consumer:
+        held = consumer.fetch_each(3, expires_s=40)
+        next(held).ack()
+        for begin in (lambda: next(iter(consumer)), lambda: next(consumer.fetch_each(1)), consumer.consume):
+            with pytest.raises(ConcurrentUse, match=r"del the variable") as raised:
+                begin()
+            assert raised.value.own
+        del held
+        assert places(collect(consumer, 2)) == [(0, 1), (0, 2)]
 
 
 def _two_at_once(memory: MemoryTestCluster, consumer: Any, topic: str) -> Any:

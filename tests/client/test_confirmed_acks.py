@@ -12,6 +12,7 @@ from marshal_py import AckNotConfirmed, Batch, ClaimLost, ClusterError, Consumer
 from marshal_py.client.confirmations import NO_ROOM
 from marshal_py.protocol import progress
 from marshal_py.protocol.records import Heartbeat
+from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, collect, joined, until
 
 
@@ -116,6 +117,27 @@ def test_an_ack_that_comes_too_late_raises(cluster: TestCluster) -> None:
             next(iter(batch)).ack(wait=True)
 
 
+def test_an_ack_that_came_too_late_stays_too_late(memory: MemoryTestCluster) -> None:
+    """A handler's timer may call `in_progress` after the claim is over: that must not note late acks as in time.
+
+    ACKS: A confirmed ack raises if the claim was lost, so that a transaction can be rolled back.
+    """
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        batch = consumer.fetch(2, expires_s=DEADLINE_S, min_messages=2)
+        consumer.stop()
+        for answered in (list(batch)[1], batch.parts[0][1:]):
+            assert not answered.ack()
+            answered.in_progress()
+            assert not answered.ack()
+            with pytest.raises(ClaimLost):
+                answered.double_ack()
+        with joined(marshal, group, [topic]) as successor:
+            assert [message.offset for message in collect(successor, 2)] == [0, 1]
+
+
 def test_a_claim_that_is_lost_while_the_call_waits_raises(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +156,25 @@ def test_a_claim_that_is_lost_while_the_call_waits_raises(
             driver.context.changed.notify_all()
         thread.join(DEADLINE_S)
         assert [type(error) for error in found] == [ClaimLost]
+
+
+def test_a_plain_ack_is_not_late_before_the_process_has_read_that_its_claim_is_lost() -> None:
+    """A process that was frozen learns of the take-over from the log; a confirmed ack waits for that.
+
+    ACKS: A confirmed ack raises if the claim was lost, so that a transaction can be rolled back.
+    """
+    with MemoryCluster() as broker:
+        broker.create_topic("orders")
+        broker.produce("orders", b"1")
+        frozen = joined(broker.connect(), "billing", ["orders"])
+        message = collect(frozen, 1, ack=False)[0]
+        successor = joined(broker.connect(), "billing", ["orders"])
+        with broker.fence(frozen):  # it reads and writes nothing, as while it is frozen
+            assert broker.run_until(lambda: successor.next(0)).token > message.token
+            assert message.ack()
+        with pytest.raises(ClaimLost):
+            message.double_ack()
+        assert message.ack(), "it was acked before"
 
 
 def _acked(consumer: Consumer) -> bool:
@@ -229,6 +270,19 @@ def test_what_was_confirmed_never_comes_again(memory: MemoryTestCluster) -> None
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         again = {message.offset for message in collect(consumer, 250)}
     assert not again & confirmed
+
+
+@pytest.mark.parametrize("wrong", [5, 0.5, 1, "x", [0]])
+def test_an_ack_with_a_delay_is_refused_before_anything_is_acked(memory: MemoryTestCluster, wrong: Any) -> None:
+    """It counted as `wait=True`. Who comes from `nak(5)` may mean seconds."""
+    with memory.reading(1) as consumer:
+        batch = consumer.fetch(1, expires_s=DEADLINE_S)
+        one, handle = batch[0], batch[0].handle()
+        for call in (one.ack, batch.parts[0].ack, batch.ack, lambda wait: consumer.complete(handle, wait)):
+            with pytest.raises(InvalidOption, match=r"^wait=.* True or False; .* call nak\(delay_s\)$"):
+                call(wrong)
+        assert consumer.cached_info().in_flight == 1
+        assert batch.ack(True)
 
 
 @pytest.mark.parametrize("wrong", [-1, -0.001, float("nan"), "x", None, True])

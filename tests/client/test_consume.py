@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, Message
+from marshal_py.client import prefetch
 from marshal_py.errors import (
     AlreadyConsuming,
     ConcurrentUse,
@@ -17,6 +18,7 @@ from marshal_py.errors import (
     GroupDeleted,
     InvalidOption,
     NeedsAtLeastOnce,
+    ReentrantCall,
 )
 from marshal_py.protocol import codec
 from marshal_py.protocol.records import Evict, GroupConfig
@@ -96,6 +98,7 @@ def test_a_loop_gets_everything_once_and_in_order(
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_a_handler_gets_everything_on_a_thread_of_its_own(cluster: TestCluster, delivery: str) -> None:
+    """ADR-37: "3. Check if new message is available. - if yes, go to #4 - if not, go to #1" """
     topic = cluster.topic(2)
     cluster.fill(topic, 0, 50)
     handler = Handler()
@@ -118,14 +121,18 @@ def test_a_handler_gets_everything_on_a_thread_of_its_own(cluster: TestCluster, 
     ("given", "threshold"), [({"max_messages": 10}, 5), ({"max_messages": 10, "threshold_messages": 9}, 9)]
 )
 def test_the_buffer_is_filled_to_its_limit_and_never_above(
-    memory: MemoryTestCluster, given: dict[str, int], threshold: int
+    memory: MemoryTestCluster, given: dict[str, int], threshold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ADR-37: "Consume() should pre-buffer messages up to a limit set by max_messages or max_bytes options (whichever
     is provided)."
+    ADR-37: "max_messages?: number - max number of messages stored in the buffer"
+    ADR-37: "threshold_messages?: number - number of messages left in the buffer that should trigger a low watermark on
+    the client, and influence it to request more messages"
     ADR-37: "Clients should track the total amount of messages pending in a buffer."
     ADR-37: "For each constraint, a custom threshold can be set, containing the number of messages/bytes that should
     be processed to trigger the next pull request."
     """
+    monkeypatch.setattr(prefetch, "SLOW_PER_S", 0)  # a machine that stops for a moment makes no slow handler here
     pending: list[int] = []
     with memory.reading(100) as consumer:
         for message in consumer.consume(**given):
@@ -137,6 +144,28 @@ def test_the_buffer_is_filled_to_its_limit_and_never_above(
                 break
     assert max(pending) == 9  # of the ten one is in the handler
     assert min(pending) == threshold  # the next delivery would go below, so more was asked for first
+
+
+@pytest.mark.parametrize("threshold", [None, 8])
+def test_the_buffer_is_filled_in_bytes(memory: MemoryTestCluster, threshold: int | None) -> None:
+    """ADR-37: "max_bytes?: number - max number of bytes stored in the buffer"
+    ADR-37: "threshold_bytes?: number - hint for the number of bytes left in buffer that should trigger a low watermark
+    on the client, and influence it to request more data."
+    ADR-37: "pending byte count reaches threshold"
+    """
+    topic = memory.topic()
+    for _ in range(100):
+        memory.put(topic, 0, b"v")
+    each = 1 + len(topic)
+    pending: list[int] = []
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for message in consumer.consume(max_bytes=10 * each, threshold_bytes=threshold and threshold * each):
+            pending.append(consumer.cached_info().pending_bytes)
+            message.ack()
+            if message.offset == 79:
+                break
+    assert max(pending) == 9 * each  # of ten messages one is in the handler
+    assert min(pending) == (threshold or 5) * each  # the next delivery would go below, so more was asked for first
 
 
 @pytest.mark.parametrize("endless", [float("inf"), 1e308, 10**400])
@@ -240,10 +269,10 @@ def test_a_second_loop_is_refused_and_ends_nothing(memory: MemoryTestCluster) ->
             other = threading.Thread(target=elsewhere)
             other.start()
             other.join(DEADLINE_S)
-            with pytest.raises(ConcurrentUse):
+            with pytest.raises(ConcurrentUse, match="this thread began"):
                 next(iter(context))
             assert not context.closed
-        assert len(found) == 1
+        assert [(type(error), getattr(error, "own", None)) for error in found] == [(ConcurrentUse, False)]
 
 
 def test_a_handler_that_would_have_to_be_awaited_is_refused(memory: MemoryTestCluster) -> None:
@@ -251,9 +280,22 @@ def test_a_handler_that_would_have_to_be_awaited_is_refused(memory: MemoryTestCl
         message.ack()
 
     with memory.reading(1) as consumer:
-        with pytest.raises(InvalidOption, match=r"^handler=.*nobody awaits what it returns"):
+        with pytest.raises(InvalidOption, match=r"^handler=.*nobody awaits what it returns.*marshal_py\.aio awaits"):
             consumer.consume(handle)
         assert collect(consumer, 1)
+
+
+def test_a_handler_that_returns_a_coroutine_ends_the_consume(memory: MemoryTestCluster) -> None:
+    """Nothing shows before it is called that somebody would have to await it. Its message comes again."""
+
+    async def handle(message: Message) -> None:
+        message.ack()
+
+    with memory.reading(2) as consumer:
+        context = consumer.consume(lambda message: handle(message))
+        with pytest.raises(InvalidOption, match=r"^handler=.*not a coroutine; .*marshal_py\.aio awaits"):
+            context.wait(DEADLINE_S)
+        assert sorted(places(collect(consumer, 2))) == [(0, 0), (0, 1)]
 
 
 def test_consume_inside_an_iteration_is_refused(memory: MemoryTestCluster) -> None:
@@ -285,7 +327,8 @@ def test_stop_drops_the_buffer_and_loses_nothing(memory: MemoryTestCluster, deli
 
 def test_stop_waits_for_the_running_handler(memory: MemoryTestCluster) -> None:
     """ADR-37: "Lifecycle of Consume may need to be controlled - for example to stop delivering messages to the callback
-    or drain messages already accumulated before stopping the consumer"
+    or drain messages already accumulated before stopping the consumer, these can be additional methods on the consumer
+    implementation if appropriate or an object that is the return value of callback driven consumers."
     """
     handler = Handler()
     handler.open.clear()
@@ -315,7 +358,11 @@ def test_stop_and_drain_may_be_called_in_the_handler(memory: MemoryTestCluster) 
 
 def test_drain_delivers_what_is_buffered_and_asks_for_no_more(memory: MemoryTestCluster) -> None:
     """ADR-37: "Client may want some way to drain() the buffer or iterator without pulling messages, so that the client
-    can cleanly stop without leaving many messages un-acked." """
+    can cleanly stop without leaving many messages un-acked."
+    ADR-37: "Lifecycle of Consume may need to be controlled - for example to stop delivering messages to the callback
+    or drain messages already accumulated before stopping the consumer, these can be additional methods on the consumer
+    implementation if appropriate or an object that is the return value of callback driven consumers."
+    """
     topic = memory.topic()
     memory.fill(topic, 0, 100)
     group = memory.group()
@@ -445,6 +492,41 @@ def test_a_drain_and_a_wait_may_be_endless(memory: MemoryTestCluster) -> None:
         assert consumer.closed
 
 
+def test_a_wait_in_the_handler_is_refused_by_name(memory: MemoryTestCluster) -> None:
+    """It waited for its own thread, without an end."""
+    refused: list[str] = []
+
+    def handle(message: Message) -> None:
+        assert context.wait(0) is False
+        with pytest.raises(ReentrantCall) as caught:
+            context.wait()
+        refused.append(str(caught.value))
+        with context:
+            message.ack()
+
+    with memory.reading(1) as consumer:
+        context = consumer.consume(handle)
+        assert context.wait(DEADLINE_S) is True
+        assert refused == [
+            "wait() was called inside the handler of this consume and would wait for it: call stop() or drain() there, "
+            "which return at once, and wait() in another thread"
+        ]
+        assert positions(consumer) == {0: 1}
+
+
+def test_a_wait_in_the_loop_is_refused_by_name(memory: MemoryTestCluster) -> None:
+    with memory.reading(1) as consumer:
+        context = consumer.consume()
+        for message in context:
+            with pytest.raises(ReentrantCall, match=r"^wait\(\) was called inside a loop over this consume"):
+                context.wait()
+            message.ack()
+            break
+        assert context.wait(0.01) is False
+        context.stop()
+        assert context.wait() is True
+
+
 def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -> None:
     handler = Handler()
     handler.open.clear()
@@ -454,11 +536,12 @@ def test_a_drain_that_takes_too_long_drops_the_rest(memory: MemoryTestCluster) -
         drained: list[bool] = []
         drain = threading.Thread(target=lambda: drained.append(context.drain(timeout_s=0.05)), daemon=True)
         drain.start()
-        until(context._demand.over, "the drain takes too long")
-        handler.open.set()
         drain.join(DEADLINE_S)
-        assert drained == [False]
-        assert context.closed
+        assert drained == [False], "it does not wait for a handler that hangs"
+        assert not context.closed
+        handler.open.set()
+        assert context.wait(DEADLINE_S)
+        assert context.drain() is False
         assert (len(handler.seen), consumer._queue.buffered()) == (1, 0)
         assert places(collect(consumer, 49)) == [(0, offset) for offset in range(1, 50)]
 
@@ -476,6 +559,23 @@ def test_the_end_of_the_consumer_ends_its_consume(cluster: TestCluster, ending: 
             for verb in (consumer.next, consumer.consume, consumer.fetch):
                 with pytest.raises(ConsumerClosed, match="it was drained"):
                     verb()
+
+
+def test_a_drain_of_the_consumer_leaves_the_group_while_a_handler_hangs(memory: MemoryTestCluster) -> None:
+    handler = Handler()
+    handler.open.clear()
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        context = consumer.consume(handler)
+        handler.got(1)
+        consumer.drain(timeout_s=0.05)
+        with joined(marshal, group, [topic]) as successor:
+            assert places(collect(successor, 2)) == [(0, 0), (0, 1)]
+        handler.open.set()
+        assert context.wait(DEADLINE_S)
+        assert len(handler.seen) == 1
 
 
 def test_the_end_of_the_consumer_ends_a_consume_that_nobody_iterates(memory: MemoryTestCluster) -> None:
@@ -533,7 +633,7 @@ def test_a_handler_that_raises_may_end_the_consume(
         assert isinstance(context.error, ValueError)
         assert context.closed
         assert [message.offset for message in handler.seen] == [0, 1, 2]
-        assert "a handler failed" in caplog.text
+        assert f"a handler failed on {topic}:0 at offset 2" in caplog.text
         failed = [event for event in consumer.events() if event.kind == "handler_failed"]
         assert [(event.topic, event.partition, event.offset) for event in failed] == [(topic, 0, 2)]
         assert "no such account" in failed[0].text
@@ -604,6 +704,7 @@ def test_a_consume_that_nobody_iterates_tells_why_the_consumer_has_ended(memory:
 @pytest.mark.parametrize("handled", [True, False])
 def test_a_deleted_group_ends_the_consume(memory: MemoryTestCluster, handled: bool) -> None:
     """ADR-37: "409 Consumer Deleted"
+    ADR-37: "if message is an error, go to #6"
     ADR-37: "Statuses that are errors should be telegraphed to the user in language specific way."
     ADR-37: "If consumer is not available, terminate Consume() execution with error."
     ADR-37: "verify if error should be terminal based on Status handling, then issue a warning/error (if required) and

@@ -54,7 +54,9 @@ def test_leaving_the_iteration_leaves_the_consumer_running(cluster: TestCluster)
 
 
 def test_fetch_ends_by_count(cluster: TestCluster) -> None:
-    """ADR-37: "This operation will end once the RPC expires or the number of messages/data batch requested is
+    """ADR-37: "Get one or more messages."
+    ADR-37: "Fetch Configuration options - max_messages?: number - max number of messages to return"
+    ADR-37: "This operation will end once the RPC expires or the number of messages/data batch requested is
     provided."
     """
     with cluster.reading(10) as consumer:
@@ -65,6 +67,7 @@ def test_fetch_ends_by_count(cluster: TestCluster) -> None:
 
 
 def test_fetch_ends_by_bytes_but_brings_at_least_one(cluster: TestCluster) -> None:
+    """ADR-37: "max_bytes?: number - max number of bytes to return" """
     topic = cluster.topic()
     for _ in range(10):
         cluster.put(topic, 0, b"x" * 100)
@@ -88,7 +91,10 @@ def test_fetch_with_bytes_waits_for_the_rest(memory: MemoryTestCluster) -> None:
 
 
 def test_the_size_of_a_message_counts_all_its_parts(memory: MemoryTestCluster) -> None:
-    """ADR-37: "The message size (in bytes) should be calculated as the server does it." """
+    """ADR-37: "The message size (in bytes) should be calculated as the server does it."
+    ADR-37: "This can be calculated on client side."
+    ADR-37: "sz = len(pmsg.subj) + len(ackReply) + len(pmsg.hdr) + len(pmsg.msg)"
+    """
     topic = memory.topic()
     memory.put(topic, 0, b"12345", b"key", [("head", b"12"), ("none", b"")])
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -112,6 +118,10 @@ def test_fetch_with_no_expiry_takes_what_is_there(cluster: TestCluster) -> None:
 def test_fetch_that_expires_brings_what_came(cluster: TestCluster) -> None:
     """ADR-37: "This operation will end once the RPC expires or the number of messages/data batch requested is
     provided."
+    ADR-37: "Fetch Configuration options - expires: number - amount of time to wait for the request to expire (in
+    nanoseconds)"
+    ADR-37: "In addition to providing termination Nats-Pending-Messages and Nats-Pending-Bytes headers, status messages
+    indicate the termination of the pull."
     ADR-37: "408 Request Timeout"
     """
     with cluster.reading(2) as consumer:
@@ -143,8 +153,10 @@ def test_fetch_of_at_least_some_waits_for_these(memory: MemoryTestCluster) -> No
 
 
 def test_fetch_by_bytes_alone_is_not_limited_to_a_thousand(memory: MemoryTestCluster) -> None:
-    """ADR-37: "Client should also expose the options to fetch certain amount of data (max_bytes) instead of
-    messages." """
+    """ADR-37: "Client should also expose the options to fetch certain amount of data (max_bytes) instead of messages."
+    ADR-37: "Depending on the language, this can either be an option on Fetch or a different consumer method (e.g.
+    FetchBytes)."
+    """
     topic = memory.topic()
     for _ in range(1_500):
         memory.put(topic, 0, b"1234")
@@ -162,6 +174,9 @@ def test_a_fetch_without_a_limit_has_one(memory: MemoryTestCluster) -> None:
 def test_next(cluster: TestCluster) -> None:
     """ADR-37: "Get a single message from the server."
     ADR-37: "The pull request to fetch the message should only be sent once Next is invoked."
+    ADR-37: "Depending on the language, the implementation may do Fetch(max_messages: 1) or or return an iterator."
+    ADR-37: "Next Configuration options - expires: number - amount of time to wait for the request to expire (in
+    nanoseconds)"
     """
     with cluster.reading(2) as consumer:
         first, second = consumer.next(), consumer.next()
@@ -170,6 +185,45 @@ def test_next(cluster: TestCluster) -> None:
         assert (first.offset, second.offset) == (0, 1)
         assert consumer.next(expires_s=0.05) is None
         assert consumer.next(expires_s=0) is None
+
+
+def test_what_ends_a_request_without_an_error_is_no_event(memory: MemoryTestCluster) -> None:
+    """ADR-37: "Not Telegraphed: - 404 No Messages - 408 Request Timeout - 409 Message Size Exceeds MaxBytes" """
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        assert len(consumer.fetch(1, expires_s=0)) == 0
+        assert len(consumer.fetch(1, expires_s=0.05)) == 0
+        memory.fill(topic, 0, 1)
+        assert len(consumer.fetch(max_bytes=1)) == 1
+        assert [event.kind for event in consumer.events()] == ["joined", "topology", "claimed"]
+
+
+def test_the_operations_of_a_consumer(memory: MemoryTestCluster) -> None:
+    """ADR-37: "Consumers should expose methods for getting consumer info, as well as methods for consuming messages
+    (consume(), fetch() and next())."
+    ADR-37: "Example set of methods on Consumer: - operations on consumer instance: - info()"
+    ADR-37: "operations used to consume messages: - consume() - fetch() - next()"
+    ADR-37: "Consumers will have the following operations: - Fetch - Next - Consume - Info - An optional operation that
+    returns the consumer info of the consumer - Delete - An optional operation to delete the referenced consumer"
+    ADR-37: "Client libraries implementing the JetStream API should adhere to language-specific and library best
+    practices while following the outlined designs."
+    """
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 4)
+    with memory.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            found = [*consumer.fetch(1), consumer.next()]
+            with consumer.consume() as context:
+                found.append(next(iter(context)))
+            for message in consumer:
+                found.append(message)
+                break
+            assert [message and message.offset for message in found] == [0, 1, 2, 3]
+            assert consumer.info().group == group
+            assert consumer.next(expires_s=0) is None
+        marshal.delete_group(group)
+        assert group not in marshal.groups()
 
 
 def test_a_fetch_inside_the_iteration_takes_no_message_twice(cluster: TestCluster) -> None:
@@ -415,9 +469,20 @@ def test_a_closed_consumer_says_so(cluster: TestCluster) -> None:
         consumer.stop()
         consumer.drain()
         assert consumer.closed
-        for verb in (consumer.fetch, consumer.next, consumer.flush, lambda: next(iter(consumer))):
+        for verb in (
+            consumer.fetch,
+            consumer.next,
+            consumer.flush,
+            consumer.consume,
+            lambda: next(iter(consumer)),
+            lambda: consumer.seek((topic, 0), 0),
+            lambda: consumer.pause([(topic, 0)]),
+            lambda: consumer.resume([(topic, 0)]),
+            lambda: consumer.wait_joined(0.0),
+        ):
             with pytest.raises(ConsumerClosed, match="it was stopped"):
                 verb()
+        assert consumer.info().claims == {}
         assert consumer.claims() == {}
         assert consumer.cached_info().claims == {}
     with pytest.raises(ConsumerClosed, match="Marshal"):

@@ -36,6 +36,11 @@ def test_a_message_starts_the_timer_again() -> None:
 
 
 def test_the_cluster_is_asked_once_per_interval_without_a_message() -> None:
+    """ADR-37: "Fetch Configuration options - idle_heartbeat?: number - amount idle time the server should wait before
+    sending a heartbeat."
+    ADR-37: "Consume Configuration Options - idle_heartbeat?: number - amount idle time the server should wait before
+    sending a heartbeat"
+    """
     timer = HeartbeatTimer(1_000, 0)
     assert [now for now in range(0, 3_000, 100) if timer.ask(now)] == [1_000, 2_000]
     timer.alive(2_900)
@@ -45,9 +50,9 @@ def test_the_cluster_is_asked_once_per_interval_without_a_message() -> None:
 def test_a_paused_timer_neither_asks_nor_misses() -> None:
     """ADR-37: "Heartbeat timer should be reset and paused in the event of client disconnect and resumed on
     reconnect."
-    ADR-37: "Reset the heartbeat timer."
-    ADR-37: "Pause the heartbeat timer."
-    ADR-37: "Resume the heartbeat timer."
+    ADR-37: "When a disconnect event is received, client should: - Reset the heartbeat timer. - Pause the heartbeat
+    timer."
+    ADR-37: "When a reconnect event is received, client should: - Resume the heartbeat timer."
     """
     timer = HeartbeatTimer(1_000, 0)
     timer.pause()
@@ -102,6 +107,7 @@ class Cluster:
 
 
 def test_an_answer_of_the_cluster_is_a_sign_of_life() -> None:
+    """ADR-37: "5. Verify the type of message: - if message is a heartbeat message, go to #1" """
     cluster = Cluster()
     cluster.wait(10)
     assert cluster.asked == 10
@@ -208,6 +214,48 @@ def test_time_outside_the_call_is_no_silence_of_the_cluster(
 def test_a_fetch_that_may_wait_long_has_a_heartbeat(expires_s: float, expected: float | None) -> None:
     """ADR-37: "For requests with expires > 30s, heartbeats should be enabled by default" """
     assert check_fetch(1, None, expires_s, None, None).idle_heartbeat_s == expected
+
+
+class Watch:
+    """Stands for an IdleHeartbeat. Counts the messages that it is told of, and never finds the cluster silent."""
+
+    def __init__(self, _context: object, _driver: object, interval_s: float) -> None:
+        self.interval_s, self.messages = interval_s, 0
+
+    def message(self) -> None:
+        self.messages += 1
+
+    def check(self) -> None:
+        pass
+
+
+RECEIVING: dict[str, Callable[[Consumer, float], object]] = {
+    "fetch": lambda consumer, expires_s: consumer.fetch(1, expires_s=expires_s),
+    "next": lambda consumer, expires_s: consumer.next(expires_s),
+    "fetch_each": lambda consumer, expires_s: list(consumer.fetch_each(1, expires_s=expires_s)),
+    "consume": lambda consumer, expires_s: next(iter(consumer.consume(expires_s=expires_s))),
+}
+
+
+@pytest.mark.parametrize("verb", RECEIVING)
+@pytest.mark.parametrize(("expires_s", "expected"), [(30.0, None), (60.0, 30.0)])
+def test_a_call_that_may_wait_long_resets_its_timer_with_a_message(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, verb: str, expires_s: float, expected: float | None
+) -> None:
+    """ADR-37: "Next Configuration options - idle_heartbeat?: number - amount idle time the server should wait before
+    sending a heartbeat. For requests with expires > 30s, heartbeats should be enabled by default"
+    ADR-37: "4. Reset the heartbeat timer."
+    """
+    made: list[Watch] = []
+    monkeypatch.setattr(
+        "marshal_py.client.consumer.IdleHeartbeat", lambda *given: made.append(Watch(*given)) or made[-1]
+    )
+    if verb == "consume":
+        expected = expected or 15.0  # always on
+    with memory.reading(1) as consumer:
+        RECEIVING[verb](consumer, expires_s)
+        assert [watch.interval_s for watch in made] == ([expected] if expected else [])
+        assert all(watch.messages for watch in made)
 
 
 @pytest.mark.parametrize(

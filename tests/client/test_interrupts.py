@@ -250,6 +250,6 @@ def test_a_marshal_forgets_the_consumers_that_have_ended(memory: MemoryTestClust
         with pytest.raises(GroupDeleted):
             failed.fetch(1)
         gone.append(weakref.ref(failed))
-        assert marshal._joining.consumers == {}
+        assert marshal._joining.endings == {}
         del consumer, failed
         until(lambda: gc.collect() >= 0 and [ref() for ref in gone] == [None] * 3, "nobody holds them")

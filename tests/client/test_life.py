@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from marshal_py import ClaimInfo, TopicPartition
+from marshal_py.client.membership import Membership
 from marshal_py.errors import ConsumerClosed, DuplicateClientId
 from marshal_py.protocol.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
 from tests.support.client_fixtures import (
@@ -42,6 +45,32 @@ def test_stop_releases_at_the_positions_and_leaves(cluster: TestCluster) -> None
         assert cluster.accepted(group, Evict) == []
 
 
+@pytest.mark.parametrize("answers", [True, False], ids=["the cluster answers", "it does not"])
+def test_a_consumer_that_leaves_says_how_many_messages_were_not_acked(
+    memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture, answers: bool
+) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+
+    def said() -> list[object]:
+        return [
+            record.args[-1] for record in caplog.records if isinstance(record.args, tuple) and "has left" in record.msg
+        ]
+
+    with caplog.at_level("INFO", "marshal_py"), memory.connect() as marshal:
+        first = joined(marshal, group, [topic])
+        collect(first, 3, ack=False)[0].ack()
+        memory.broker.queue_full = not answers
+        first.stop(DEADLINE_S if answers else 0.0)
+        memory.broker.queue_full = False
+        assert said() == [2]
+        first.stop()
+        second = joined(marshal, memory.group(), [topic])
+        collect(second, 3)
+        second.stop()
+        assert said() == [2], "everything was acked"
+
+
 def test_close_of_the_marshal_stops_its_consumers(cluster: TestCluster) -> None:
     topic = cluster.topic()
     groups = [cluster.group(), cluster.group()]
@@ -54,7 +83,7 @@ def test_close_of_the_marshal_stops_its_consumers(cluster: TestCluster) -> None:
 def test_two_threads_may_close_a_marshal(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one waits for the first, at most as long as it was told."""
     marshal = memory.connect()
-    joined(marshal, memory.group(), [memory.topic()])
+    consumer = joined(marshal, memory.group(), [memory.topic()])
     inside, entered, released = [], threading.Event(), threading.Event()
     plainly = marshal._loop.close
 
@@ -74,7 +103,52 @@ def test_two_threads_may_close_a_marshal(memory: MemoryTestCluster, monkeypatch:
     released.set()
     for thread in threads:
         thread.join(DEADLINE_S)
-    assert (len(inside), marshal._done) == (1, True)
+    assert (len(inside), marshal._done, consumer.closed) == (1, True, True)
+
+
+@pytest.mark.parametrize("where", ["before it reads the log", "before it joins", "after it has joined"])
+def test_a_consumer_that_joins_while_its_marshal_is_closed(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """It does not wait in vain, and leaves neither a thread nor a session."""
+    topic, group = memory.topic(), memory.group()
+    arrived, close = threading.Event(), threading.Event()
+
+    def held(call: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
+        def waits(*arguments: Any, **named: Any) -> Any:
+            result = None if before else call(*arguments, **named)
+            arrived.set()
+            assert close.wait(DEADLINE_S)
+            return call(*arguments, **named) if before else result
+
+        return waits
+
+    raised: list[BaseException] = []
+
+    def join() -> None:
+        try:
+            marshal.consumer(group, [topic])
+        except ConsumerClosed as error:
+            raised.append(error)
+
+    marshal = memory.connect()
+    threads = threading.active_count()
+    if where == "before it reads the log":
+        monkeypatch.setattr(marshal._loop, "open_world", held(marshal._loop.open_world, before=True))
+    elif where == "before it joins":
+        monkeypatch.setattr(marshal._joining, "_drive", held(marshal._joining._drive, before=False))
+    else:
+        monkeypatch.setattr(Membership, "wait_joined", held(Membership.wait_joined, before=True))
+    joining = threading.Thread(target=join)
+    joining.start()
+    assert arrived.wait(DEADLINE_S)
+    marshal.close()
+    close.set()
+    joining.join(DEADLINE_S)
+    assert len(raised) == 1, "ConsumerClosed"
+    until(lambda: threading.active_count() < threads, "its threads have ended")
+    found = memory.world(group).groups.get(group)
+    assert found is None or not found.sessions
 
 
 def test_stop_inside_the_iteration_ends_it(cluster: TestCluster) -> None:
@@ -337,8 +411,11 @@ def test_fast_reclaim_takes_the_place_of_the_same_client(memory: MemoryTestClust
         until(owns(one, 0), "the partition is ours")
         with joined(other, group, [topic], fast_reclaim=True) as two:
             until(owns(two, 0), "the successor has it at once")
+            until(lambda: one.closed, "the former one has learned of it")
+            with pytest.raises(ConsumerClosed, match="client id"):
+                one.pause([(topic, 0)])  # the call that receives raises what has ended it
             with pytest.raises(DuplicateClientId):
-                until(lambda: one.fetch(1, expires_s=0.05), "an error")
+                one.fetch(1)
             with pytest.raises(ConsumerClosed):
                 one.fetch()
         assert memory.accepted(group, Evict) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import urllib.request
 
 import msgspec
@@ -14,7 +15,9 @@ from marshal_py.client.marshal import Marshal
 from marshal_py.client.metrics import ConsumerMetrics
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.metrics import Collector, Metrics, serve
+from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import (
+    DEADLINE_S,
     LOG,
     EmbeddedTestCluster,
     MemoryTestCluster,
@@ -78,6 +81,27 @@ def test_messages_one_by_one_are_counted(cluster: TestCluster) -> None:
                 assert only(marshal).messages_acked == 5
 
 
+def test_a_consumer_that_nobody_asks_keeps_its_partitions_and_shows_it() -> None:
+    with MemoryCluster() as broker:
+        broker.create_topic("orders")
+        marshal = broker.connect()
+        consumer = joined(marshal, "billing", ["orders"])
+        broker.run_until(consumer.claims)
+        broker.advance(600)  # its heartbeats go on
+        assert consumer.claims()
+        assert only(marshal).last_asked_ms >= 600_000
+        assert consumer.next(0) is None
+        assert only(marshal).last_asked_ms < 600_000
+        waiting = threading.Thread(target=consumer.next, args=(DEADLINE_S,))
+        waiting.start()
+        broker.advance(600)
+        until(lambda: only(marshal).last_asked_ms < 600_000, "a call that waits asks")
+        broker.produce("orders", b"1")
+        waiting.join()
+        consumer.plan_ranges()
+        assert only(marshal).last_asked_ms == -1, "others read what it plans"
+
+
 def test_unfinished_messages_of_a_lost_claim_are_not_acked(memory: MemoryTestCluster) -> None:
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 6)
@@ -107,13 +131,16 @@ def test_prometheus_reads_them_over_http(memory: MemoryTestCluster) -> None:
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 3)
     with memory.connect("one") as marshal, joined(marshal, group, [topic]) as consumer, serve(marshal, 0) as exporter:
-        collect(consumer, 3)
+        collect(consumer, 2)
+        collect(consumer, 1, ack=False)
         with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         labels = f'{{client_id="one",group="{group}"}}'
         assert f"marshal_messages_delivered_total{labels} 3.0" in text
         assert f"marshal_claims_total{labels} 1.0" in text
-        assert f'marshal_position{{group="{group}",partition="0",topic="{topic}"}} 3.0' in text
+        assert f"marshal_last_asked_ms{labels} " in text
+        assert f'marshal_position{{group="{group}",partition="0",topic="{topic}"}} 2.0' in text
+        assert f'marshal_most_deliveries{{group="{group}",partition="0",topic="{topic}"}} 1.0' in text
         assert "marshal_records_folded_total " in text
         with pytest.raises(InvalidOption, match=f"127.0.0.1:{exporter.port}.*cannot be used.*0 for a free one"):
             serve(marshal, exporter.port)

@@ -270,7 +270,59 @@ def test_a_poison_message_is_reported(memory: MemoryTestCluster) -> None:
         assert [(event.offset, event.text) for event in events_of(consumer, "poison_message")] == [
             (0, text) for text in texts
         ]
-        assert metrics_of(consumer, marshal).naks == 11
+        figures = metrics_of(consumer, marshal)
+        assert (figures.naks, [one.most_deliveries for one in figures.partitions]) == (11, [11])
+
+
+def test_a_message_that_owners_did_not_finish_is_reported_with_the_claim(memory: MemoryTestCluster) -> None:
+    """D11: each owner counts a delivery, so a message that ends their processes is known from the fourth claim on."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal:
+        for deliveries in range(4):
+            with joined(marshal, group, [topic]) as consumer:
+                until(lambda consumer=consumer: consumer.claims(), "the partition is ours")
+                figures = metrics_of(consumer, marshal)
+                assert [one.most_deliveries for one in figures.partitions] == [deliveries]
+                reported = [
+                    (event.topic, event.partition, event.offset) for event in events_of(consumer, "poison_message")
+                ]
+                assert reported == ([(topic, 0, 0)] if deliveries == 3 else [])
+                assert one(consumer).delivery_count == deliveries + 1
+
+
+def test_the_metric_of_a_poison_message_is_of_the_one_that_comes_most_often(memory: MemoryTestCluster) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+
+    def figure() -> int:
+        (found,) = marshal.metrics().consumers
+        return found.partitions[0].most_deliveries
+
+    with memory.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            until(lambda: consumer.claims(), "the partition is ours")
+            assert figure() == 0
+            first, poison, last = collect(consumer, 3, ack=False)
+            assert figure() == 1
+            for count in (2, 3, 4):
+                poison.nak(0)
+                assert figure() == count - 1, "it waits"
+                poison = one(consumer)
+                assert (poison.offset, figure()) == (1, count)
+            last.nak(0)
+            one(consumer).ack()
+            assert figure() == 4
+            poison.ack()
+            assert figure() == 1
+            first.nak(0)
+            first = one(consumer)
+            assert figure() == 2
+        with joined(marshal, group, [topic]) as successor:
+            until(lambda: successor.claims(), "the partition is the next owner's")
+            assert figure() == 2
+            assert one(successor).delivery_count == 3
+            assert figure() == 3
 
 
 def test_the_default_delay_grows() -> None:

@@ -97,6 +97,23 @@ def test_what_never_matches(memory: MemoryTestCluster) -> None:
             consumer.pause([("orders-dead", 0)])
 
 
+def test_the_coordination_topic_is_refused_as_a_name(memory: MemoryTestCluster) -> None:
+    """Its records came as messages."""
+    memory.broker.create_topic("log", 4)
+    rule = r"^topics='log' is not allowed: it is the Marshal's own coordination topic"
+    with memory.connect(coordination_topic="log") as marshal:
+        for join in (marshal.consumer, marshal.planner):
+            with pytest.raises(InvalidOption, match=rule):
+                join(memory.group(), [A, "log"])
+
+    async def main() -> None:
+        async with aio.connect(memory.target, coordination_topic="log") as marshal:
+            with pytest.raises(InvalidOption, match=rule):
+                await marshal.consumer(memory.group(), ["log"])
+
+    asyncio.run(main())
+
+
 def test_a_deleted_topic_leaves(memory: MemoryTestCluster) -> None:
     """A13: its partitions are released, the others stay; one that is created again may be read from its beginning."""
     for name in (A, B):

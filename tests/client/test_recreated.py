@@ -95,9 +95,16 @@ def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(
         collect(consumer, 20)
     make_anew(memory, topic, partitions, 40)
     events: list[marshal_py.Advisory] = []
+    told: list[tuple[str, int]] = []
     with (
         memory.connect("b") as marshal,
-        joined(marshal, group, [topic]) as consumer,
+        joined(
+            marshal,
+            group,
+            [topic],
+            on_claim=lambda info: told.append(("claim", info.partition)),
+            on_lost=lambda info, reason: told.append(("lost", info.partition)),
+        ) as consumer,
         BackgroundConsumer(consumer) as background,
     ):
         until(lambda: reported(consumer, events).count("parked") == 2, "both are parked")
@@ -108,6 +115,7 @@ def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(
         marshal_py.group(marshal, group).set_position(topic, "earliest")
         until(lambda: len(background.seen) >= 40 * partitions, "every message of the new topic")
         assert len(background.seen) == 40 * partitions
+        assert until(lambda: told, "it is told")[0][0] == "claim", "no claim is lost of which the user did not know"
         assert {m.value for m in background.seen} == {b"new %d" % number for number in range(40)}
         assert consumer.cached_info().waiting_for == ""
     made = memory.accepted(group, Topology)[-1]

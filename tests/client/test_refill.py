@@ -21,7 +21,10 @@ def test_a_request_fills_the_buffer() -> None:
 
 
 def test_a_request_is_due_at_the_threshold() -> None:
-    """ADR-37: "Whenever a threshold is reached, a new request to CONSUMER.MSG.NEXT should be published." """
+    """ADR-37: "Whenever a threshold is reached, a new request to CONSUMER.MSG.NEXT should be published."
+    ADR-37: "1. Verify whether a new pull request needs to be sent:"
+    ADR-37: "pending messages count reaches threshold"
+    """
     refill = Refill(1_000, 500, EXPIRES_MS)
     assert refill.request(501, 0) == 0
     assert refill.request(500, 0) == 500
@@ -30,11 +33,11 @@ def test_a_request_is_due_at_the_threshold() -> None:
 
 
 def test_what_was_asked_for_is_pending_until_it_is_delivered() -> None:
-    """ADR-37: "A new pull request is published - add a value of request.batch_size to the pending messages count and
-    the value of request.max_bytes to the pending byte count."
+    """ADR-37: "Pending messages and bytes count should be updated when: - A new pull request is published - add a value
+    of request.batch_size to the pending messages count and the value of request.max_bytes to the pending byte count."
     ADR-37: "A new user message is processed - subtract 1 from pending messages count and subtract message size from
     pending byte count."
-    ADR-37: "If yes, publish a new pull request and add request's batch and max_bytes to pending messages and bytes
+    ADR-37: "2. If yes, publish a new pull request and add request's batch and max_bytes to pending messages and bytes
     counters."
     ADR-37: "if message is a user message, handle it (return or execute callback) and subtract 1 message from pending
     message count and message size from pending bytes count and go to #1"
@@ -54,7 +57,9 @@ def test_what_has_not_come_when_the_request_expires_is_not_pending() -> None:
     """ADR-37: "A pull request termination status is received containing Nats-Pending-Messages and Nats-Pending-Bytes
     headers, subtract the value of Nats-Pending-Messages header from pending messages count and subtract the value of
     Nats-Pending-Bytes from pending bytes count."
-    ADR-37: "Subtract the values from pending messages count and pending bytes count respectively."
+    ADR-37: "8. Subtract the values from pending messages count and pending bytes count respectively."
+    ADR-37: "expires: number - amount of time to wait for a single pull request to expire"
+    ADR-37: "6. Verify error type: - if message contains Nats-Pending-Messages and Nats-Pending-Bytes headers, go to #7"
     """
     refill = Refill(10, 5, EXPIRES_MS)
     refill.request(0, 0)
@@ -63,6 +68,22 @@ def test_what_has_not_come_when_the_request_expires_is_not_pending() -> None:
     assert refill.request(4, EXPIRES_MS) == 6
     refill.give_up()
     assert refill.pending(4) == 4
+
+
+def test_a_request_that_is_complete_is_not_pending() -> None:
+    """Its messages have come; or another one would not fit into what is left of its bytes.
+
+    ADR-37: "409 Batch-Completed"
+    """
+    refill = Refill(10, 5, EXPIRES_MS)
+    assert refill.request(0, 0) == 10
+    refill.came(10)
+    assert (refill.to_come, refill.pending(0)) == (0, 0)
+    assert refill.request(0, 1) == 10
+    refill.came(7)
+    refill.give_up()
+    assert refill.pending(4) == 4
+    assert refill.request(4, 2) == 6
 
 
 def test_the_aggregate_counts() -> None:
@@ -95,16 +116,21 @@ def test_one_message_at_a_time_does_not_get_stuck() -> None:
         assert refill.request(1, 0) == 0
 
 
-def test_a_group_may_limit_one_request() -> None:
+def test_a_group_may_limit_what_is_to_come() -> None:
+    """One pull takes all that is to come, so several requests of which each is within the limit may not add up."""
     refill = Refill(1_000, 500, EXPIRES_MS)
     assert refill.request(0, 0, lambda asked: min(asked, 100)) == 100
-    assert refill.request(0, 0, lambda asked: min(asked, 100)) == 100  # the buffer is not full yet
+    assert refill.request(0, 0, lambda asked: min(asked, 100)) == 0
+    refill.came(40)
+    assert refill.request(40, 0, lambda asked: min(asked, 100)) == 40  # the buffer is not full yet
+    assert refill.to_come == 100
 
 
 def test_the_defaults_of_consume() -> None:
     """ADR-37: "If no options is provided, clients should use a default value for max_messages and not set max_bytes."
     ADR-37: "expires - default 30s, minimum 1s"
     ADR-37: "idle_heartbeat - default 1/2 of expires capping at 30s, minimum 500ms, maximum 30s"
+    ADR-37: "Heartbeat values are calculated as follows:"
     ADR-37: "threshold_messages - 50% of max_messages"
     ADR-37: "threshold_bytes - 50% of max_bytes"
     ADR-37: "max_messages - depends on a client, probably between 100 and 1000 messages"
@@ -114,6 +140,8 @@ def test_the_defaults_of_consume() -> None:
     ADR-37: "If max_messages is set by the user, the value should be set for max_messages and max_bytes should not be
     set."
     ADR-37: "For each constraint, a corresponding threshold can be set."
+    ADR-37: "Default configuration values for Consume may vary between client implementations, depending on what values
+    are most efficient using a specific programming language."
     """
     assert check_consume(None, None, 30.0, None, None, None) == ConsumeRequest(1_000, 500, False, 30.0, 15.0)
     assert check_consume(None, 1_001, 90.0, None, None, None) == ConsumeRequest(1_001, 501, True, 90.0, 30.0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import confluent_kafka
 import pytest
 
 from marshal_py import ClaimLost, InvalidOption, NeedsAtLeastOnce, PositionOutOfRange
 from marshal_py.protocol.records import ReleasingPartition, SeekingPartition
-from tests.support.client_fixtures import MemoryTestCluster, TestCluster, collect, joined, owns, until
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, collect, joined, owns, until
 
 
 def test_delivery_continues_at_the_offset_and_so_does_a_later_owner(cluster: TestCluster) -> None:
@@ -144,6 +145,20 @@ def test_what_names_no_partition_is_refused(memory: MemoryTestCluster) -> None:
         for wrong in ("1", None, 1.0, True):
             with pytest.raises(InvalidOption, match="offset="):
                 consumer.seek((topic, 0), wrong)
+
+
+def test_the_partition_may_be_named_by_an_object(memory: MemoryTestCluster) -> None:
+    """As confluent-kafka does it. `pause` and `resume` take the same."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is claimed")
+        named = confluent_kafka.TopicPartition(topic, 0)
+        consumer.pause([named])
+        assert not consumer.fetch(1, expires_s=0)
+        consumer.resume([named])
+        consumer.seek(named, 2)
+        assert [message.offset for message in consumer.fetch(1, expires_s=DEADLINE_S)] == [2]
 
 
 def test_an_at_most_once_group_refuses_it_by_name(memory: MemoryTestCluster) -> None:

@@ -294,5 +294,25 @@ def test_what_differs_in_the_partition_alone_is_one_line() -> None:
     assert ranges_text([]) == ""
 
 
+def test_a_message_that_ends_its_owners_is_reported_with_the_claim_of_the_fourth() -> None:
+    """D11: earlier owners delivered the message at the position three times, and did not finish it."""
+    book = DifferentialLog()
+    book.join("onlooker")
+    book.topology()
+    for client, deliveries in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
+        session = book.join(client)
+        book.claim(session, 0, 100)
+        assert book.partition(0).attempts == deliveries
+        book.must(Evict(session, book.session(session).extended, 2 * INTERVAL_MS))
+    (found,) = [one for one in advisories_of(book) if one.kind == "poison_message"]
+    assert (found.client_id, found.topic, found.partition, found.offset) == ("d", TOPIC, 0, 100)
+    assert "3 deliveries" in found.text
+
+
+def test_a_text_never_begins_a_line() -> None:
+    text = to_text(Advisory("terminated", "g", "c", "orders", 3, offset=7, text="bad\nnext\x1b[2J é"))
+    assert text == "terminated orders:3 at 7 (c): bad\\nnext\\x1b[2J é"
+
+
 def test_checkers_know_every_kind() -> None:
     assert get_args(AdvisoryKind) == tuple(KINDS)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from marshal_py.protocol import progress
+from marshal_py.protocol.poison_guard import DELIVERIES
 from marshal_py.protocol.progress import Range
 from marshal_py.simulator.oracle import Oracle, Partition
 from tests.support.failing_handler import POISONED
@@ -27,9 +28,11 @@ QUICK = {"module": USER, "style": "single", "handler_ms": [0]}
 pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
 
 
-def scenario_with(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, messages: int) -> ProcessScenario:
-    """A scenario whose topic has one partition with so many messages, without a consumer yet."""
-    run = scenario(kafka, [topic(1)], coordination_partitions=1)
+def scenario_with(
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, messages: int, partitions: int = 1
+) -> ProcessScenario:
+    """A scenario whose topic has so many messages, without a consumer yet."""
+    run = scenario(kafka, [topic(partitions)], coordination_partitions=1)
     run.produce(per_second=100_000, count=messages)
     run.wait(lambda: sum(map(len, run.evidence.topics.values())) == messages, "the messages are there")
     return run
@@ -177,6 +180,21 @@ def test_five_crashes_on_the_message_at_the_position_are_counted_one_by_one(
         crashed(run, style=style, poison=0)
     recovered(run, style)
     assert numbers(run, 0) == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_no_owner_has_delivered_counts_twice_at_most(
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
+) -> None:
+    """D11: each process dies of the first message of a partition, and the other partition has messages, too."""
+    run = scenario_with(kafka, topic, scenario, 60, partitions=2)
+    for _ in range(CRASHES):
+        crashed(run, style="single", poison=0)
+    recovered(run, "single")
+    first = [(line["p"], line["n"]) for line in lines_of(run, "begin") if line["o"] == [0]]
+    assert len(first) == CRASHES + 2, "and once each by the process that survives"
+    for number in (0, 1):
+        counted = [n for p, n in first if p == number]
+        assert all(delivery <= n <= delivery + DELIVERIES for delivery, n in enumerate(counted, 1)), first
 
 
 @pytest.mark.parametrize("style", ["single", "batch"])

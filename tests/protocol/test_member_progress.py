@@ -178,18 +178,6 @@ def test_a_release_says_how_often_the_message_was_delivered(delivered: bool) -> 
     assert [tracker(b.claim(0)).delivery_count(offset) for offset in fresh] == [1 + delivered] * len(fresh)
 
 
-def test_a_message_on_which_every_owner_dies_is_counted_each_time() -> None:
-    """D11: also if no owner lives long enough to send a heartbeat."""
-    cluster = VirtualCluster(partitions=1)
-    for number in range(4):
-        client = cluster.add(f"c{number}")
-        cluster.run_until(lambda c=client: c.member.claims)
-        claim = client.claim(0)
-        admitted(client, claim, range(3))
-        assert tracker(claim).delivery_count(0) == number + 1
-        cluster.kill(client)
-
-
 def test_a_pause_keeps_progress() -> None:
     """T12, D1: what was finished above the position of a release is not delivered again after the pause."""
     cluster = VirtualCluster(partitions=1)

@@ -396,7 +396,10 @@ def test_a_pause_is_drained_within_one_interval() -> None:
 
 
 def test_what_extends_nothing_renews_no_lease() -> None:
-    """T6, T9: an owner's heartbeat in a pause is accepted, keeps it healthy, and leaves its lease where it was."""
+    """T6, T9: an owner's heartbeat in a pause is accepted, keeps it healthy, and leaves its lease where it was.
+
+    That its lease ends so is no fence that anybody should look at; that its heartbeats do not come back is one.
+    """
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a")
     a.deliver(a.claim(0), 0)
@@ -411,6 +414,31 @@ def test_what_extends_nothing_renews_no_lease() -> None:
     assert started.mono_ms <= begun
     assert a.member.liveness.last_accepted is not None
     assert a.member.liveness.last_accepted.mono_ms > begun
+    cluster.run_until(lambda: not cluster.owners())
+    assert a.member.fenced, "its handler has outlived its lease"
+    cluster.run(I)
+    assert not a.member.fenced
+    assert not a.advised("fenced")
+    assert not a.advised("unfenced")
+    a.cut()
+    cluster.run(I + THIRD_MS)
+    assert len(a.advised("fenced")) == 1
+    a.heal()
+    cluster.run(I)
+    assert (len(a.advised("fenced")), len(a.advised("unfenced"))) == (1, 1)
+
+
+def test_a_cut_in_a_pause_is_reported_after_its_lease_is_over() -> None:
+    """T9: what the pause has ended in silence is a fence once the heartbeats do not come back either."""
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
+    a.deliver(a.claim(0), 0)
+    pause(cluster, 20 * I)
+    cluster.run_until(lambda: a.member.fenced)
+    assert not a.advised("fenced")
+    a.cut()
+    cluster.run(2 * I)
+    assert len(a.advised("fenced")) == 1
 
 
 def test_a_release_is_sent_again_until_it_is_read() -> None:

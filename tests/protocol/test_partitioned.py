@@ -372,12 +372,17 @@ def test_of_a_partitioned_group_only_members_and_mappings_change() -> None:
         group_settings.check_change(old, GroupConfig(NONE, policy="members", max_members=5, members=("a",)))
 
 
-def test_a_consumer_of_a_partitioned_group_names_its_member() -> None:
+def test_a_consumer_names_its_member_and_only_in_a_partitioned_group() -> None:
     config = GroupConfig(NONE, policy="members", max_members=2, members=("m1",))
     group_settings.check_consumer("billing", config, MemberOptions(client_id="c", member="m1"))
     group_settings.check_consumer("billing", GroupConfig(NONE), MemberOptions(client_id="c"))
     with pytest.raises(InvalidOption, match="name one of m1"):
         group_settings.check_consumer("billing", config, MemberOptions(client_id="c"))
+    options = MemberOptions(client_id="c", member="m1")
+    for policy, chosen in (("", "no policy in its settings"), ("greedy", "the policy greedy")):
+        rule = f"^member='m1' .* group 'billing' has {chosen}: only the policies blocks and members obey it$"
+        with pytest.raises(InvalidOption, match=rule):
+            group_settings.check_consumer("billing", GroupConfig(NONE, policy=policy), options)
 
 
 # --- a group that its first consumer creates

@@ -221,7 +221,7 @@ class Run:
                 return name
             case "step down":
                 self.start(one.name)
-                sessions = [found["session"] for found in group.members() if found["member"] == one.name]
+                sessions = [found.session for found in group.members() if found.member == one.name]
                 if sessions:
                     group.step_down(min(sessions))
                 return one.name

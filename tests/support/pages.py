@@ -1,41 +1,47 @@
-"""The Python blocks of a page of docs/, which tests run, and a consumer for loops that would not end."""
+"""The Python blocks of the README and of docs/, which tests run, and ways to end loops that would not end."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
 import re
+import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from marshal_py import Consumer, Message
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-DEADLINE_S = 60.0
+ROOT: Final = Path(__file__).resolve().parents[2]
+BLOCK: Final = re.compile(r"^ *```python\b[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+DEADLINE_S: Final = 60.0
+
+
+def pages() -> list[str]:
+    """The README and the pages of docs/, as `page` takes them."""
+    return ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
 
 
 def page(name: str) -> str:
-    return (DOCS / name).read_text(encoding="utf-8")
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def blocks(name: str) -> list[str]:
-    """The blocks of docs/`name`, in their order."""
-    return re.findall(r"```python\n(.*?)```", page(name), re.DOTALL)
+    """The Python blocks of a page, in their order. In a list they are indented."""
+    return [textwrap.dedent(block) for block in BLOCK.findall(page(name))]
 
 
 def run(block: str, name: str, **names: Any) -> dict[str, Any]:
     """Runs a block with these names; returns them and the names that it defines."""
-    exec(compile(block, f"docs/{name}", "exec"), names)
+    exec(compile(block, name, "exec"), names)
     return names
 
 
-def names_of(name: str) -> dict[str, Any]:
-    """Runs all blocks of a page, one after the other; returns the names that they define."""
-    names: dict[str, Any] = {}
-    for block in blocks(name):
-        names = run(block, name, **names)
-    return names
+async def run_awaiting(block: str, name: str, **names: Any) -> None:
+    """Runs a block that awaits outside of functions."""
+    await eval(compile(block, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
 
 
 def call(program: Callable[..., Any], *arguments: Any) -> None:
@@ -61,3 +67,16 @@ class Some:
             message = self.consumer.next(DEADLINE_S)
             assert message is not None
             yield message
+
+
+class Stop:
+    """Asks for a stop once so many calls have been counted."""
+
+    def __init__(self, consumer: Any, calls: int) -> None:
+        self.consumer, self.left, self.lock = consumer, calls, threading.Lock()
+
+    def count(self) -> None:
+        with self.lock:
+            self.left -= 1
+            if not self.left:
+                self.consumer.request_stop()

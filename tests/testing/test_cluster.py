@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -182,6 +183,25 @@ def test_a_dead_consumer_is_replaced(memory: MemoryCluster) -> None:
     assert len(two.claims()) == 2
 
 
+def test_a_message_that_comes_after_its_owners_have_died_is_delivered(memory: MemoryCluster) -> None:
+    """D11, D15: nobody can have delivered it, so it is no dead letter."""
+    memory.create_topic("letters")
+    for _ in range(4):
+        marshal = memory.connect()
+        consumer = marshal.consumer("billing", ["orders"], start="earliest")
+        memory.run_until(lambda consumer=consumer: len(consumer.claims()) == 2)
+        memory.advance(INTERVAL_S)
+        memory.kill(marshal)
+        memory.advance(3 * INTERVAL_S)
+    heir = member(memory, max_deliver=3, dead_letter_topic="letters")
+    memory.run_until(lambda: len(heir.claims()) == 2)
+    memory.produce("orders", b"1", partition=0)
+    message = heir.next(10)
+    assert message is not None
+    assert message.delivery_count <= 2
+    assert "poison_message" not in kinds(heir)
+
+
 def test_a_handler_that_hangs(memory: MemoryCluster) -> None:
     memory.produce("orders", b"1", partition=0)
     consumer = member(memory, handler_timeout_s=60)
@@ -202,7 +222,7 @@ def test_a_pause_ends_by_itself(memory: MemoryCluster) -> None:
 
 
 def test_a_pause_does_not_wait_long_for_handlers(memory: MemoryCluster) -> None:
-    """30 s of the consumers' time, which passes a hundred times as fast."""
+    """One heartbeat interval of the consumers' time, which passes a hundred times as fast."""
     memory.produce("orders", b"1", partition=0)
     consumer = member(memory)
     message = consumer.next(5)
@@ -316,7 +336,7 @@ def test_a_thread_of_the_service_gets_its_time(memory: MemoryCluster) -> None:
 def test_the_switches_take_consumers_of_asyncio(memory: MemoryCluster) -> None:
     async def main() -> None:
         first = await aio.connect(memory.bootstrap_servers)
-        one = await first.consumer("billing", ["orders"], start="earliest")
+        one: Any = await first.consumer("billing", ["orders"], start="earliest")
         await asyncio.to_thread(memory.run_until, one.claims)
         await asyncio.to_thread(memory.evict, one)
         await asyncio.to_thread(memory.run_until, lambda: len(one.claims()) == 2)
@@ -325,6 +345,8 @@ def test_the_switches_take_consumers_of_asyncio(memory: MemoryCluster) -> None:
             assert await one.next(0) is None
         assert await one.next(5) is not None
         memory.kill(first)
+        one = None  # as dead as its process would be: no warning says that it was dropped
+        gc.collect()
         async with await aio.connect(memory.bootstrap_servers) as second:
             two = await second.consumer("billing", ["orders"], start="earliest")
             await asyncio.to_thread(memory.advance, 3 * INTERVAL_S)

@@ -72,7 +72,7 @@ class FetchedMessages:
                 _, self.run = tracker.admit(range(self.low, messages))
         else:
             self.handed_to = tracker.delivered_to
-        claim.end_offset = messages
+        claim.saw_end(messages)
 
     def offer(self, messages: int) -> None:
         """Sets on the claim the range to ask a grant for, in at-most-once mode: the next OFFER messages without a

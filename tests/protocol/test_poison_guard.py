@@ -1,0 +1,142 @@
+"""Messages that end the processes of their owners: what the log counts of their deliveries, and of others (D11).
+
+Each life is a client that owns all partitions, hands messages over as `may_deliver` allows, and dies.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.poison_guard import DELIVERIES
+from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster
+
+I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
+TRIP = WRITE_MS + READ_MS
+MESSAGES = range(9)
+
+
+def tracker(claim: Claim) -> AtLeastOnce:
+    assert isinstance(claim.tracker, AtLeastOnce)
+    return claim.tracker
+
+
+def born(cluster: VirtualCluster, number: int, partitions: int) -> Client:
+    """A client that owns all partitions."""
+    client = cluster.add(f"c{number}")
+    cluster.run_until(lambda: len(client.member.claims) == partitions)
+    return client
+
+
+def died(cluster: VirtualCluster, partitions: int) -> None:
+    """As many owners as it takes until the next one is careful; each dies before it has delivered anything."""
+    for number in range(DELIVERIES):
+        cluster.kill(born(cluster, number, partitions))
+
+
+def opened(cluster: VirtualCluster, client: Client, number: int) -> Claim:
+    """Waits as a driver does until the next message of a partition may be handed over."""
+    claim = client.claim(number)
+
+    def may() -> bool:
+        if client.may(claim):
+            return True
+        if client.member.finished():
+            client.tick()
+        return False
+
+    cluster.run_until(may)
+    return claim
+
+
+def handed(cluster: VirtualCluster, client: Client, number: int) -> int:
+    """Hands the next message of a partition over; returns the number of its delivery."""
+    claim = opened(cluster, client, number)
+    at = tracker(claim)
+    if not at.runs:
+        at.admit(range(at.position(), MESSAGES.stop))
+    run = at.runs[0]
+    offset = run.offsets[run.delivered]
+    run.deliver(1, client.now.mono_ms)
+    return at.delivery_count(offset)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_what_ends_its_owners_is_counted_each_time_and_nothing_else_above_two(partitions: int) -> None:
+    """D11: no owner lives long enough to send a heartbeat, and nothing of the other partitions is delivered."""
+    cluster = VirtualCluster(partitions=partitions)
+    for number in range(8):
+        client = born(cluster, number, partitions)
+        assert handed(cluster, client, 0) == number + 1
+        cluster.kill(client)
+    heir = born(cluster, 8, partitions)
+    for innocent in range(1, partitions):
+        assert handed(cluster, heir, innocent) <= 1 + DELIVERIES
+        tracker(heir.claim(innocent)).runs[0].finish(0)
+
+
+@pytest.mark.parametrize("lives", [1, 5])
+def test_who_dies_without_a_delivery_counts_none_once_it_knows_that_there_is_no_message(lives: int) -> None:
+    """D11: nobody can have delivered a message at the end of the partition."""
+    cluster = VirtualCluster(partitions=1)
+    for number in range(lives):
+        client = born(cluster, number, 1)
+        client.claim(0).saw_end(0)
+        cluster.run(I)
+        assert cluster.partition(0).attempts == 1
+        cluster.kill(client)
+    heir = born(cluster, lives, 1)
+    assert handed(cluster, heir, 0) == 2
+
+
+def test_a_careful_owner_delivers_one_message_of_all_its_partitions_at_a_time() -> None:
+    """D11: the log says first which one, and takes the others back."""
+    cluster = VirtualCluster(partitions=2)
+    died(cluster, 2)
+    client = born(cluster, DELIVERIES, 2)
+    begun_ms = cluster.now_ms
+    handed(cluster, client, 0)
+    assert cluster.now_ms <= begun_ms + 2 * TRIP, "it did not wait for its next heartbeat"
+    assert [cluster.partition(number).attempts for number in (0, 1)] == [DELIVERIES + 1, DELIVERIES]
+    other = client.claim(1)
+    cluster.run(TRIP)
+    assert not client.may(other), "a handler has a message of partition 0"
+    tracker(client.claim(0)).runs[0].finish(0)
+    assert handed(cluster, client, 1) == DELIVERIES + 1
+    assert [cluster.partition(number).attempts for number in (0, 1)] == [0, DELIVERIES + 1]
+    assert not client.may(client.claim(0))
+
+
+def test_a_careful_owner_is_so_for_an_interval() -> None:
+    """D11: after it, and when the log counts the delivery, messages are handed over as usual."""
+    cluster = VirtualCluster(partitions=2)
+    died(cluster, 2)
+    client = born(cluster, DELIVERIES, 2)
+    assert all(claim.one_by_one for claim in client.member.claims.values())
+    cluster.run(I)
+    for number in (0, 1):
+        assert handed(cluster, client, number) <= DELIVERIES + 1
+        assert cluster.partition(number).attempts == DELIVERIES + 1
+        assert not client.claim(number).one_by_one
+
+
+def test_who_delivers_ranges_is_never_careful() -> None:
+    """D9, D11: a range of many messages is one delivery."""
+    cluster = VirtualCluster(partitions=2)
+    died(cluster, 2)
+    client = cluster.add("planner")
+    client.member.poison_guard.end_all()
+    cluster.run_until(lambda: len(client.member.claims) == 2)
+    assert [client.may(client.claim(number)) for number in (0, 1)] == [True, True]
+
+
+def test_a_slow_log_does_not_keep_a_careful_owner_from_delivering() -> None:
+    """D11: with a heartbeat on its way at all times it delivers when the interval is over."""
+    cluster = VirtualCluster(partitions=2)
+    died(cluster, 2)
+    client = born(cluster, DELIVERIES, 2)
+    begun_ms, client.read_ms = cluster.now_ms, THIRD_MS + TRIP
+    for number in (0, 1):
+        handed(cluster, client, number)
+    assert cluster.now_ms <= begun_ms + 2 * I

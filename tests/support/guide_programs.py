@@ -1,0 +1,445 @@
+"""The programs of the guides that handle messages, each with a check of what it did. See guides.py."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sqlite3
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from typing import Any, Final
+
+import pytest
+
+import marshal_py
+from examples.transfers import NotTheOwner
+from marshal_py import ClaimLost, Message
+from marshal_py.sql import Guard
+from tests.support.client_fixtures import DEADLINE_S, until
+from tests.support.guides import KEYS, MESSAGES, VALUES, Place, guide
+from tests.support.pages import Enough, Some, Stop, call, run
+
+# --- programs that connect, receive every message, and go on: README.md and others
+
+
+LAST: Final = b"last"
+
+
+class Handled:
+    """What a handler was given. It ends its program by `end` with one more message, once all others have come."""
+
+    def __init__(self, at: Place, end: type[BaseException] = Enough) -> None:
+        self.at, self.end = at, end
+        self.values: list[Any] = []
+        at.fill(2)
+
+    def add(self, *values: Any) -> None:
+        if LAST in values:
+            raise self.end
+        self.values += values
+        if len(self.values) == MESSAGES:
+            self.finish()
+
+    def finish(self) -> None:
+        self.at.cluster.produce(self.at.topic, LAST)
+
+    def check(self, acked: int = MESSAGES) -> None:
+        """Each message came once, and all but the last one were acked."""
+        assert sorted(self.values) == sorted(VALUES)
+        assert self.at.acked() == acked
+
+
+def from_the_start(handled: Handled, page: str, number: int, **names: Any) -> None:
+    """Runs a program that reads what is there already, until `handled` ends it."""
+    block = handled.at.from_the_start(page, number)
+    with pytest.raises(handled.end):
+        run(block, page, **names)
+
+
+@guide("README.md", 0)
+def first_program(at: Place) -> None:
+    handled = Handled(at)
+
+    def charge(message: Message) -> None:
+        assert len(str(message.token)) == 49
+        handled.add(message.value)
+
+    from_the_start(handled, "README.md", 0, charge=charge)
+    handled.check()
+
+
+@guide("docs/consumer.md", 0)
+def iteration_until_a_signal(at: Place) -> None:
+    """A process, because signals come to its main thread."""
+    at.fill(2)
+    store = "def store(value, fence):\n    print(value.decode(), flush=True)\n\n\n"
+    (at.folder / "mailing.py").write_text(store + at.from_the_start("docs/consumer.md", 0), encoding="utf-8")
+    with at.process(["mailing.py"]) as running:
+        assert running.stdout is not None
+        stored = [running.stdout.readline() for _ in VALUES]
+        running.send_signal(signal.SIGTERM)
+        more, said = running.communicate(timeout=DEADLINE_S)
+    assert (running.returncode, more, said) == (0, "", "")
+    assert sorted(stored) == sorted(f"{value.decode()}\n" for value in VALUES)
+    assert at.acked() == MESSAGES
+
+
+class Unfinished(Handled):
+    """The program gets the last message once it says that nothing came."""
+
+    def finish(self) -> None:
+        pass
+
+    def tidy_up(self) -> None:
+        if len(self.values) == MESSAGES:
+            super().finish()
+
+
+@guide("docs/consumer.md", 1)
+def one_message_or_none(at: Place) -> None:
+    """With a shorter wait."""
+    handled = Unfinished(at)
+    block = at.from_the_start("docs/consumer.md", 1)
+    assert block.count("expires_s=10") == 1
+    with pytest.raises(Enough):
+        run(
+            block.replace("expires_s=10", "expires_s=0.1"),
+            "docs/consumer.md",
+            store=lambda value, fence: handled.add(value),
+            tidy_up=handled.tidy_up,
+        )
+    handled.check()
+
+
+@guide("docs/consumer.md", 2)
+def batches_at_most_once(at: Place) -> None:
+    """What was delivered is done, also the last one."""
+    handled = Handled(at)
+    from_the_start(handled, "docs/consumer.md", 2, store=lambda values, fence: handled.add(*values))
+    handled.check(MESSAGES + 1)
+
+
+@guide("docs/consumer.md", 3)
+def messages_of_one_fetch(at: Place) -> None:
+    handled = Handled(at)
+    from_the_start(handled, "docs/consumer.md", 3, store=lambda value, fence: handled.add(value))
+    handled.check()
+
+
+@guide("docs/consumer.md", 4)
+def consume_with_a_handler(at: Place) -> None:
+    """An exit ends it."""
+    handled = Handled(at, SystemExit)
+    from_the_start(handled, "docs/consumer.md", 4, store=lambda value, fence: handled.add(value))
+    handled.check()
+
+
+def coming_from(at: Place, name: str, *numbers: int) -> None:
+    handled = Handled(at)
+    program = at.run("docs/coming-from.md", *numbers)[name]
+    with pytest.raises(Enough):
+        call(program, at.servers, handled.add)
+    handled.check()
+
+
+@guide("docs/coming-from.md", 0)
+def like_confluent_kafka(at: Place) -> None:
+    coming_from(at, "like_confluent_kafka", 0)
+
+
+@guide("docs/coming-from.md", 1)
+def like_aiokafka(at: Place) -> None:
+    coming_from(at, "like_aiokafka", 1)
+
+
+@guide("docs/coming-from.md", 0, 2)
+def like_a_subscriber(at: Place) -> None:
+    """It has the import of the first program."""
+    coming_from(at, "like_a_subscriber", 0, 2)
+
+
+@guide("docs/asyncio.md", 0)
+def charge_all(at: Place) -> None:
+    handled = Handled(at)
+
+    async def charge(message: Any) -> None:
+        handled.add(message.value)
+
+    with pytest.raises(Enough):
+        call(at.run("docs/asyncio.md", 0)["charge_all"], at.servers, charge)
+    handled.check()
+
+
+@guide("docs/migration.md", 0)
+def first_consumer_after_the_migration(at: Place) -> None:
+    """Its fallback: nothing is committed. tests/kafka/test_runbooks.py commits."""
+    handled = Handled(at)
+    with pytest.raises(Enough):
+        at.run("docs/migration.md", 0, marshal_py=marshal_py, handle=handled.add)
+    handled.check()
+
+
+# --- docs/acks.md
+
+
+@guide("docs/acks.md", 0)
+def confirmed_acks(at: Place) -> None:
+    """Each effect is committed once its ack is in the log."""
+    at.fill()
+    with at.consumer() as consumer, closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE TABLE booked (value BLOB)")
+
+        def book(database: sqlite3.Connection, message: Message) -> None:
+            assert database.execute("SELECT count(*) FROM booked").fetchone() == (message.offset,)
+            if message.offset == 1:
+                assert at.acked() == 1
+            database.execute("INSERT INTO booked VALUES (?)", (message.value,))
+
+        at.run("docs/acks.md", 0, consumer=Some(consumer, MESSAGES), database=database, book=book)
+        assert [value for (value,) in database.execute("SELECT value FROM booked")] == VALUES
+        assert at.acked() == MESSAGES
+
+
+@guide("docs/acks.md", 1)
+def every_answer(at: Place) -> None:
+    """A message is tried again, one is ended, the others are acked."""
+    at.fill()
+
+    class NotJson(Exception):
+        pass
+
+    class CardServiceDown(Exception):
+        pass
+
+    charged: list[bytes] = []
+
+    def charge(value: bytes) -> None:
+        charged.append(value)
+        if value == b"1" and charged.count(value) == 1:
+            raise CardServiceDown
+        if value == b"2":
+            raise NotJson("no JSON")
+
+    program = {"charge": charge, "NotJson": NotJson, "CardServiceDown": CardServiceDown}
+    with at.consumer() as consumer:
+        at.run("docs/acks.md", 1, consumer=Some(consumer, MESSAGES + 1), **program)
+    assert sorted(charged) == sorted([*VALUES, b"1"])
+    assert at.acked() == MESSAGES
+
+
+@guide("docs/acks.md", 2)
+def dead_letters(at: Place) -> None:
+    """A message that its handler ends becomes a letter."""
+    for topic in (at.topic, at.letters):
+        at.cluster.create_topic(topic)
+    with at.run("docs/acks.md", 2, marshal=at.marshal)["consumer"] as consumer:
+        at.cluster.run_until(lambda: len(consumer.claims()) == 1)
+        at.cluster.produce(at.topic, b"broken", key=b"7")
+        message = consumer.next(DEADLINE_S)
+        assert message is not None
+        message.term("no JSON")
+        consumer.drain()
+        with at.marshal.topic(at.letters) as letters:
+            letter = letters.get(offset=0, partition=0)
+    assert (letter.key, letter.value) == (b"7", b"broken")
+    assert dict(letter.headers)["__dlq.errors.message"] == b"no JSON"
+
+
+RESIZE: Final = """
+import pathlib
+
+
+def resize(value):
+    pathlib.Path(__file__).with_name(f"{value.decode()}.resized").write_bytes(value)
+
+
+"""
+
+
+@guide("docs/acks.md", 3)
+def handles(at: Place) -> None:
+    """Workers are other processes. Their function is in a module, where they find it."""
+    at.fill()
+    function, loop = at.block("docs/acks.md", 3).split("\n\n\n")
+    (at.folder / "resizing.py").write_text(RESIZE + function, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(at.folder)
+        patch.delitem(sys.modules, "resizing", raising=False)
+        names: dict[str, Any] = {"work": __import__("resizing").work, "multiprocessing": multiprocessing}
+        with at.consumer() as consumer:
+            names |= {"ProcessPoolExecutor": ProcessPoolExecutor, "consumer": Some(consumer, MESSAGES)}
+            exec(compile(loop, "docs/acks.md", "exec"), names)
+    assert {file.read_bytes() for file in at.folder.glob("*.resized")} == set(VALUES)
+    assert at.acked() == MESSAGES
+
+
+# --- docs/handlers.md
+
+
+@guide("docs/handlers.md", 0)
+def upsert(at: Place) -> None:
+    at.fill(2)
+    with at.consumer() as consumer:
+        stop = Stop(consumer, MESSAGES)
+
+        class Store(dict[bytes, bytes]):
+            def __setitem__(self, key: bytes, value: bytes) -> None:
+                super().__setitem__(key, value)
+                stop.count()
+
+        store = Store()
+        at.run("docs/handlers.md", 0)["upsert"](consumer, store)
+    assert store == {b"k%d" % key: b"%d" % (MESSAGES - KEYS + key) for key in range(KEYS)}
+    assert at.acked() == MESSAGES
+
+
+@guide("docs/handlers.md", 0)
+def request_with_key(at: Place) -> None:
+    """The first delivery is sent and its acks are lost: the second one has the same keys."""
+    at.fill(2)
+    with at.consumer() as consumer:
+        first = consumer.fetch(MESSAGES, expires_s=DEADLINE_S)
+        sent = {f"{m.topic}/{m.partition}/{m.offset}": m.value for m in first}
+        at.cluster.redeliver(consumer)
+        stop, again = Stop(consumer, MESSAGES), {}
+
+        def send(key: str, value: bytes) -> None:
+            again[key] = value
+            stop.count()
+
+        at.run("docs/handlers.md", 0)["request_with_key"](consumer, send)
+    assert len(sent) == MESSAGES
+    assert again == sent
+    assert at.acked() == MESSAGES
+
+
+@guide("docs/handlers.md", 1)
+def remember(at: Place) -> None:
+    """Half was stored, and no ack came through: the outbox has each message once."""
+    at.fill(2)
+    guard = Guard()
+    with at.consumer() as consumer, closing(sqlite3.connect(":memory:")) as database:
+        with database:
+            guard.create(database)
+            database.execute("CREATE TABLE outbox (id TEXT PRIMARY KEY, body BLOB)")
+        for message in list(consumer.fetch(MESSAGES, expires_s=DEADLINE_S))[: MESSAGES // 2]:
+            with database:
+                for new in guard.new(database, message):
+                    row = (f"{new.topic}/{new.partition}/{new.offset}", new.value)
+                    database.execute("INSERT INTO outbox (id, body) VALUES (?, ?)", row)
+        at.cluster.redeliver(consumer)
+        stop = Stop(consumer, MESSAGES)
+
+        class Counting:
+            def new(self, connection: sqlite3.Connection, message: Message) -> list[Message]:
+                stop.count()
+                return guard.new(connection, message)
+
+        at.run("docs/handlers.md", 1)["remember"](consumer, database, Counting())
+        bodies = [body for (body,) in database.execute("SELECT body FROM outbox")]
+    assert sorted(bodies) == sorted(VALUES)
+    assert at.acked() == MESSAGES
+
+
+@guide("docs/handlers.md", 2)
+def in_threads(at: Place) -> None:
+    """A handler that fails gives its message back."""
+    at.fill(2)
+    failed, done = threading.Event(), list[bytes]()
+    with at.consumer() as consumer:
+        stop = Stop(consumer, MESSAGES + 1)
+
+        def handle(message: Message) -> None:
+            stop.count()
+            if message.value == b"7" and not failed.is_set():
+                failed.set()
+                raise ConnectionError
+            assert message.value is not None
+            done.append(message.value)
+
+        at.run("docs/handlers.md", 2)["in_threads"](consumer, handle, workers=2)
+    assert sorted(done) == sorted(VALUES)
+    assert at.acked() == MESSAGES
+
+
+@guide("docs/handlers.md", 2, 3)
+def in_threads_by_key(at: Place) -> None:
+    """With the imports of the block before. The messages of a key come in their order."""
+    at.fill(2)
+    seen: list[tuple[bytes | None, int]] = []
+    with at.consumer() as consumer:
+        stop = Stop(consumer, MESSAGES)
+
+        def handle(message: Message) -> None:
+            seen.append((message.key, int(message.value or b"")))
+            stop.count()
+
+        at.run("docs/handlers.md", 2, 3)["in_threads_by_key"](consumer, handle, workers=2)
+    for key in range(KEYS):
+        assert [value for one, value in seen if one == b"k%d" % key] == list(range(key, MESSAGES, KEYS))
+    assert at.acked() == MESSAGES
+
+
+# --- docs/transactions.md
+
+
+@guide("docs/transactions.md", 0)
+def each_effect_once(at: Place) -> None:
+    """A process, which a signal ends."""
+    at.fill(2)
+    path = at.folder / "shop.db"
+    (at.folder / "shop.py").write_text(at.block("docs/transactions.md", 0), encoding="utf-8")
+
+    def stored() -> list[tuple[str, bytes]]:
+        with closing(sqlite3.connect(path, timeout=DEADLINE_S)) as database:
+            try:
+                return database.execute("SELECT id, value FROM orders").fetchall()
+            except sqlite3.OperationalError:  # no table yet
+                return []
+
+    with at.process(["shop.py"]) as running:
+        until(lambda: running.poll() is not None or len(stored()) == MESSAGES, "everything is stored")
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=DEADLINE_S)
+    assert (running.returncode, said) == (0, "")
+    assert sorted(stored()) == sorted((str(b"k%d" % (number % KEYS)), VALUES[number]) for number in range(MESSAGES))
+    assert at.acked() == MESSAGES
+
+
+class Participant:
+    """One of several databases: it prepares, and then commits or rolls back. `refused`: what it does not prepare."""
+
+    def __init__(self, at: Place, refused: int) -> None:
+        self.at, self.refused = at, refused
+        self.prepared, self.committed, self.rolled_back = set[int](), list[int](), list[int]()
+
+    def prepare(self, message: Message) -> None:
+        if message.offset == self.refused:
+            raise NotTheOwner
+        self.prepared.add(message.offset)
+
+    def commit(self, message: Message) -> None:
+        if message.offset == 0:
+            assert self.at.acked() == 1, "the log has the ack"
+        self.prepared.remove(message.offset)
+        self.committed.append(message.offset)
+
+    def roll_back(self, message: Message) -> None:
+        self.prepared.discard(message.offset)
+        self.rolled_back.append(message.offset)
+
+
+@guide("docs/transactions.md", 2)
+def several_databases(at: Place) -> None:
+    """Each commits once the log has the ack. Of a message that one refuses, all roll back."""
+    at.fill()
+    last = MESSAGES - 1
+    stores = [Participant(at, refused=-1), Participant(at, refused=last)]
+    names = {"ClaimLost": ClaimLost, "NotTheOwner": NotTheOwner}
+    with at.consumer(max_acks_pending=1) as consumer:
+        at.run("docs/transactions.md", 2, consumer=Some(consumer, MESSAGES), stores=stores, **names)
+    for store in stores:
+        assert (store.prepared, store.committed, store.rolled_back) == (set(), list(range(last)), [last])
+    assert at.acked() == last
