@@ -11,8 +11,10 @@ This file must not depend on any single benchmark.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +35,7 @@ from tests.support.kafka import start_cluster
 from tests.support.kafka_topics import ADMIN_TIMEOUT_S, create_topic, join_first_group
 
 FILL_TIMEOUT_S = 300.0
+CONTESTANT_S = 300.0  # only a contestant that hangs takes so long
 FILL_POLL_EVERY = 10_000  # messages between two looks at acknowledgements: few enough for the producer's queue
 PIPE_WIDTH = 240  # columns of a table that is not printed to a terminal: a log file needs no wrapping
 # These are only the lowest values that the broker allows: a group that asks for nothing keeps Kafka's defaults (45 s
@@ -125,6 +128,28 @@ class BenchEnvironment:
         left = producer.flush(FILL_TIMEOUT_S)
         if left or refused:
             raise RuntimeError(f"{topic}: {left} messages without an answer, {len(refused)} refused: {refused[:1]}")
+
+    def contest(
+        self, module: str, counts: Mapping[str, int], rounds: int, partitions: int, size_bytes: int, spare: int
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Fills a topic once, then lets every contestant read it, round after round, each in a fresh process.
+
+        `counts`: by contestant how many messages it reads; the topic has `spare` more than the most. A process is
+        `python -m module contestant servers topic count`. Returns the object that each one printed last, as JSON.
+        """
+        topic, most = self.topic(partitions), max(counts.values())
+        self.say(f"filling {topic} with {most:,} messages of {size_bytes} bytes")
+        self.fill(topic, partitions, most + spare, size_bytes)
+        marshal_py.connect(self.bootstrap, coordination_topic=f"{topic}-m").close()
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in counts}
+        for round_ in range(rounds):
+            for name, count in counts.items():
+                self.say(f"round {round_ + 1}: {name}")
+                command = [sys.executable, "-m", module, name, self.bootstrap, topic, str(count)]
+                answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=CONTESTANT_S)
+                found[name].append(json.loads(answer.stdout.splitlines()[-1]))
+        self.drop(topic, f"{topic}-m")
+        return found
 
     def say(self, text: str) -> None:
         """Prints progress to stderr."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -180,21 +179,9 @@ def one(name: str, bootstrap: str, topic: str, count: int) -> dict[str, Any]:
 
 def run(environment: BenchEnvironment, tiny: bool) -> Result:
     """Fills a topic once, then lets every contestant read it, round after round."""
-    import marshal_py
-
-    count = MESSAGES_TINY if tiny else MESSAGES
-    topic = environment.topic(PARTITIONS)
-    environment.say(f"filling {topic} with {count:,} messages of {SIZE_BYTES} bytes")
-    environment.fill(topic, PARTITIONS, count + SPARE, SIZE_BYTES)
-    marshal_py.connect(environment.bootstrap, coordination_topic=f"{topic}-m").close()
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
-    for round_ in range(1 if tiny else ROUNDS):
-        for name in CONTESTANTS:
-            environment.say(f"round {round_ + 1}: {name}")
-            command = [sys.executable, "-m", "bench.event_loop", name, environment.bootstrap, topic, str(count)]
-            answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-            found[name].append(json.loads(answer.stdout.splitlines()[-1]))
-    environment.drop(topic, f"{topic}-m")
+    counts = dict.fromkeys(CONTESTANTS, MESSAGES_TINY if tiny else MESSAGES)
+    rounds = 1 if tiny else ROUNDS
+    found = environment.contest("bench.event_loop", counts, rounds, PARTITIONS, SIZE_BYTES, SPARE)
     rows: list[list[Any]] = [
         [
             name,

@@ -20,7 +20,6 @@ sorts the messages by partition, and the program holds each batch until it has t
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -361,22 +360,10 @@ def one(name: str, bootstrap: str, topic: str, count: int) -> dict[str, Any]:
 
 def run(environment: BenchEnvironment, tiny: bool) -> Result:
     """Fills a topic once, then lets every contestant read it, round after round."""
-    import marshal_py
-
     count = MESSAGES_TINY if tiny else MESSAGES
-    topic = environment.topic(PARTITIONS)
-    environment.say(f"filling {topic} with {count:,} messages of {SIZE_BYTES} bytes")
-    environment.fill(topic, PARTITIONS, count + SPARE, SIZE_BYTES)
-    marshal_py.connect(environment.bootstrap, coordination_topic=f"{topic}-m").close()
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
-    for round_ in range(1 if tiny else ROUNDS):
-        for name in CONTESTANTS:
-            environment.say(f"round {round_ + 1}: {name}")
-            messages = min(count, MESSAGES_SLOW) if name in SLOW else count
-            command = [sys.executable, "-m", "bench.throughput", name, environment.bootstrap, topic, str(messages)]
-            answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-            found[name].append(json.loads(answer.stdout.splitlines()[-1]))
-    environment.drop(topic, f"{topic}-m")
+    counts = {name: min(count, MESSAGES_SLOW) if name in SLOW else count for name in CONTESTANTS}
+    rounds = 1 if tiny else ROUNDS
+    found = environment.contest("bench.throughput", counts, rounds, PARTITIONS, SIZE_BYTES, SPARE)
     rates = {name: spread([run_["rate"] / 1000 for run_ in runs]) for name, runs in found.items()}
     rows: list[list[Any]] = [
         [name, rates[name], runs[0]["seen"], spread([r["cpu_us"] for r in runs])] for name, runs in found.items()
