@@ -44,14 +44,19 @@ def get(
         str | None, typer.Option("--next", metavar="KEY", help="The first message of a key.")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="At most so many messages.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(min=1, help="At most so many bytes of a batch.")] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=1, help="At most so many bytes of a batch; one message always fits.")
+    ] = None,
     multi_last: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="The last message of each key; * is one token, > the rest; repeatable."),
     ] = None,
     up_to_offset: Annotated[
         list[str] | None,
-        typer.Option(metavar="PARTITION:OFFSET", help="Of --multi-last, as of this offset; repeatable."),
+        typer.Option(
+            metavar="[PARTITION:]OFFSET",
+            help="Of --multi-last, as of this offset; PARTITION is for topics of several partitions; repeatable.",
+        ),
     ] = None,
     up_to_time: Annotated[
         str | None, typer.Option(metavar="TIME", callback=check_time, help="Of --multi-last, as of this time.")
@@ -136,8 +141,8 @@ def _print(source: Topic, request: GetRequest, every: bool, as_json: bool, bar: 
         for message in page:
             _show(message, as_json)
         count += len(page)
-        if not every or page.end.num_pending == 0:
-            end = page.end
+        end = page.end
+        if count and (not every or end.num_pending == 0):
             if as_json:
                 text = {
                     "status": end.status,
@@ -149,9 +154,8 @@ def _print(source: Topic, request: GetRequest, every: bool, as_json: bool, bar: 
                 print(json.dumps(text))
             elif end.num_pending:
                 output.say(f"{end.num_pending} more match: --all prints them")
-            break
-    if not count:
-        raise output.CommandFailed(f"topic {source.name!r} has no message that matches")
+            return
+    raise output.CommandFailed(f"topic {source.name!r} has no message that matches")
 
 
 def _show(message: StoredMessage, as_json: bool) -> None:
@@ -203,13 +207,18 @@ def _readable(content: bytes) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _offsets(given: list[str] | None) -> Mapping[int, int] | None:
-    """Returns the offset of each partition, from texts like `3:120`. Any other text ends in exit code 2."""
+def _offsets(given: list[str] | None) -> int | Mapping[int, int] | None:
+    """Returns the offset of each partition, from texts like `3:120`, or the number from a text like `120` alone.
+
+    Any other text ends in exit code 2.
+    """
+    if given is not None and len(given) == 1 and given[0].isdigit():
+        return int(given[0])
     found: dict[int, int] = {}
     for text in given or ():
         number, colon, at = text.partition(":")
         if not colon or not number.isdigit() or not at.isdigit():
-            raise typer.BadParameter(f"--up-to-offset {text!r}: expected PARTITION:OFFSET")
+            raise typer.BadParameter(f"--up-to-offset {text!r}: expected PARTITION:OFFSET, or one OFFSET alone")
         if int(number) in found:
             raise typer.BadParameter(f"--up-to-offset {text!r}: partition {int(number)} is named twice")
         found[int(number)] = int(at)

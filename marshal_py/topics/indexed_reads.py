@@ -18,7 +18,8 @@ from marshal_py.errors import IndexBusy, IndexUnusable, RangeLost, TooManyKeys
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.topics.key_index import Entry, EntryColumns, KeyIndex, Lasts, contents_of, prefix_of
 from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
-from marshal_py.topics.reads import Offsets, Page, Reads, newer, place
+from marshal_py.topics.last_messages import age
+from marshal_py.topics.reads import Offsets, Page, Reads, place
 from marshal_py.topics.request import KEYS_MAX, GetRequest
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
@@ -113,31 +114,39 @@ class IndexedReads(Reads):
         if not self._is_current():
             return super()._lasts(keys, starts, ends)
         found: dict[bytes, RawMessage] = {}
+        undecided: dict[bytes, dict[int, tuple[Entry, RawMessage | None]]] = {}  # by key and partition, the last entry
         fresh = {tp.partition for tp in starts if self._copies_count(tp, ends)}
-        wanted: list[Entry] = []
-        for entry, copy in self._index.lasts(keys, {tp.partition: (at, ends[tp]) for tp, at in starts.items()}):
-            if copy is None or entry.partition not in fresh:
-                wanted.append(entry)
-            elif entry.key not in found or newer(copy, found[entry.key]):
-                found[entry.key] = copy
-        while wanted:  # mostly once: an entry whose message is gone makes a second look for its key
+        spans = {tp.partition: (self._bounds[tp].first, ends[tp]) for tp in starts}
+        for entry, copy in self._index.lasts(keys, spans):
+            lasts = undecided.setdefault(entry.key, {})
+            lasts[entry.partition] = entry, copy if entry.partition in fresh else None
+        while undecided:  # mostly once: an entry whose message is gone makes a second look for its key
+            newest = {key: max(lasts.values(), key=lambda last: _age(last[0])) for key, lasts in undecided.items()}
+            wanted = [entry for entry, copy in newest.values() if copy is None and self._matters(entry, starts)]
             by_place = {TopicPartition(self.topic, entry.partition): dict[int, bytes]() for entry in wanted}
             for entry in wanted:
                 by_place[TopicPartition(self.topic, entry.partition)][entry.offset] = entry.key
             there = self._fetch(by_place)
-            for messages in there.values():
-                for message in messages.values():
-                    key = message.key()
-                    if key not in found or newer(message, found[key]):
-                        found[key] = message
-            again = []
-            for entry in wanted:
-                tp = TopicPartition(self.topic, entry.partition)
-                if entry.offset not in there[tp]:
-                    before = self._index.newest(entry.key, entry.partition, starts[tp], entry.offset)
-                    again += [] if before is None else [before]
-            wanted = again  # a tombstone that compaction has deleted has deleted what comes before it, too
+            for key, (entry, copy) in newest.items():
+                tp, lasts = TopicPartition(self.topic, entry.partition), undecided[key]
+                message = there.get(tp, {}).get(entry.offset) if copy is None else copy
+                if message is None and self._matters(entry, starts):  # it is gone
+                    before = self._index.newest(key, entry.partition, self._bounds[tp].first, entry.offset)
+                    del lasts[entry.partition]
+                    if before is not None:
+                        lasts[entry.partition] = before, None
+                    if lasts:
+                        continue
+                elif message is not None and entry.offset >= starts[tp]:
+                    found[key] = message
+                del undecided[key]
         return found
+
+    def _matters(self, entry: Entry, starts: Offsets) -> bool:
+        """Returns whether the answer depends on the entry's message: it is in the span, or compaction may have deleted
+        it, so that another message may be the last one.
+        """
+        return entry.offset >= starts[TopicPartition(self.topic, entry.partition)] or self._is_compacted()
 
     def _copies_count(self, tp: TopicPartition, ends: Offsets) -> bool:
         """Returns whether it is certain that Kafka still has the messages of a partition that the index has copies of.
@@ -148,7 +157,7 @@ class IndexedReads(Reads):
         """
         return self._index.has_copies and self._index.topic_id == self.topic_id and ends[tp] >= self._bounds[tp].end
 
-    def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> list[RawMessage]:
+    def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
         patterns = request.multi_last or ()
         wild = [pattern for pattern in patterns if isinstance(pattern, str) and has_wildcard(pattern)]
         if not wild or not self._is_current():
@@ -159,19 +168,17 @@ class IndexedReads(Reads):
         for pattern in wild:
             test = matcher(pattern)
             keys |= {key for key in self._index.keys(prefix_of(pattern, SEPARATOR, (ONE, REST))) if test(key)}
-        if not self._is_compacted():
-            known = {
-                key
-                for key in keys
-                for tp, start in starts.items()
-                if self._index.newest(key, tp.partition, start, ends[tp]) is not None
-            }
-            if len(known) > KEYS_MAX:
-                raise TooManyKeys(len(known), KEYS_MAX)
-        found = self._lasts(keys, starts, ends)
-        if len(found) > KEYS_MAX:
-            raise TooManyKeys(len(found), KEYS_MAX)
-        return [message for message in found.values() if message.value() is not None or request.tombstones]
+        if not self._is_compacted():  # the entries are enough to count, and nothing is read if they are too many
+            keys = {key for key in keys if self._is_in_span(key, starts, ends)}
+            if len(keys) > KEYS_MAX:
+                raise TooManyKeys(len(keys), KEYS_MAX)
+        return self._lasts(keys, starts, ends)
+
+    def _is_in_span(self, key: bytes, starts: Offsets, ends: Offsets) -> bool:
+        """Returns whether a key's last entry, over all partitions, is in the span."""
+        looks = (self._index.newest(key, tp.partition, self._bounds[tp].first, ends[tp]) for tp in starts)
+        last = max([entry for entry in looks if entry is not None], key=_age, default=None)
+        return last is not None and last.offset >= starts[TopicPartition(self.topic, last.partition)]
 
     def _first(self, request: GetRequest) -> RawMessage | None:
         key = request.key
@@ -187,7 +194,7 @@ class IndexedReads(Reads):
                 if message is not None and (message.value() is not None or request.tombstones):
                     found.append(message)
                     break
-        return min(found, key=lambda m: (m.timestamp()[1], m.partition() or 0), default=None)
+        return min(found, key=age, default=None)
 
     def _following(self, request: GetRequest, starts: Offsets, ends: Offsets) -> Page:
         key = request.key
@@ -200,6 +207,7 @@ class IndexedReads(Reads):
             total += len(entries)
             wanted[tp] = {entry.offset: key for entry in entries[: request.batch]}
         kept = {tp: [there[offset] for offset in sorted(there)] for tp, there in self._fetch(wanted).items()}
+        total -= sum(len(offsets) - len(kept[tp]) for tp, offsets in wanted.items())  # what retention deleted meanwhile
         return self._page_of(request, kept, total, starts, ends)
 
     def _fetch(
@@ -239,6 +247,11 @@ class IndexedReads(Reads):
             if len(spans) == 1:
                 return []
             return [message for tp, run in spans.items() for message in self._read_runs({tp: run})]
+
+
+def _age(entry: Entry) -> tuple[int, int]:
+    """Returns of an entry what `age` returns of its message."""
+    return entry.time_ms, entry.partition
 
 
 class _Unwritten:

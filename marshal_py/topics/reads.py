@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TooManyKeys, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, has_wildcard, matcher, shown
+from marshal_py.topics.last_messages import LastMessages, age
 from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, time_ms
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
@@ -78,7 +79,7 @@ class Reads:
             assert key is not None
             return self._lasts({key}, *self._span(request)).get(key)
         if request.offset is not None and request.next_by_key is None:
-            return self._at(self._only_partition(request), request.offset)
+            return self._at(self._only_partition(request, "offset"), request.offset)
         return self._first(request)
 
     def _at(self, tp: TopicPartition, offset: int) -> RawMessage | None:
@@ -100,8 +101,7 @@ class Reads:
         """
         starts, ends = self._span(request)
         found, _ = self._some(request, starts, ends, 1)
-        first = [messages[0] for messages in found.values() if messages]
-        return min(first, key=lambda m: (m.timestamp()[1], m.partition() or 0), default=None)
+        return min([messages[0] for messages in found.values() if messages], key=age, default=None)
 
     def _some(
         self, request: GetRequest, starts: Offsets, ends: Offsets, most: int
@@ -112,6 +112,7 @@ class Reads:
         partitions are read together, in windows that grow, so that little is read where the first offsets are enough.
         """
         matches, limit = self._matches(request), request.max_bytes or MAX_BYTES_DEFAULT
+        passes_tombstones = not (request.tombstones or request.is_batch)
         kept: dict[TopicPartition, list[RawMessage]] = {tp: [] for tp in starts}
         sizes = dict.fromkeys(starts, 0)
         full: set[TopicPartition] = set()
@@ -122,7 +123,7 @@ class Reads:
             for messages in self._read(left, until):
                 for message in matches(messages):
                     tp = place(message)
-                    if tp in full or (message.value() is None and not (request.tombstones or request.key is None)):
+                    if tp in full or (passes_tombstones and message.value() is None):
                         continue
                     kept[tp].append(message)
                     sizes[tp] += size_of(message)
@@ -139,11 +140,15 @@ class Reads:
     def page(self, request: GetRequest) -> Page:
         """Reads and returns the page that answers a batch request.
 
-        Raises TooManyKeys; BadRequest if the next message alone is larger than max_bytes.
+        Raises TooManyKeys.
         """
         starts, ends = self._span(request)
         if request.multi_last is not None:
-            found = sorted(self._newest(request, starts, ends), key=lambda m: (m.partition() or 0, m.offset() or 0))
+            lasts = self._newest(request, starts, ends)
+            if len(lasts) > KEYS_MAX:
+                raise TooManyKeys(len(lasts), KEYS_MAX)
+            found = [last for last in lasts.values() if last.value() is not None or request.tombstones]
+            found.sort(key=lambda m: (m.partition() or 0, m.offset() or 0))
             count = len(found)
             taken = _cut(found, request)
             pending = [count - at for at in range(1, len(taken) + 1)]
@@ -201,52 +206,55 @@ class Reads:
             pending.append(left)
         return Page(taken, pending, left, lower, _last(ends))
 
-    def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> list[RawMessage]:
-        """Returns the last message of each key that matches multi_last. Raises TooManyKeys."""
+    def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
+        """Returns what `_lasts` returns, of the keys that match multi_last. It may raise TooManyKeys itself."""
         assert request.multi_last is not None
         patterns = request.multi_last
-        if any(isinstance(pattern, str) and has_wildcard(pattern) for pattern in patterns):
-            tests = [matcher(pattern) for pattern in patterns]
-            found: dict[bytes, RawMessage] = {}
-            for messages in self._read(starts, ends):
-                for message in messages:
-                    key = message.key()
-                    if key is not None and any(test(key) for test in tests):
-                        known = found.get(key)
-                        if known is None or newer(message, known):
-                            found[key] = message
-        else:
+        if not any(isinstance(pattern, str) and has_wildcard(pattern) for pattern in patterns):
             keys = {pattern.encode() if isinstance(pattern, str) else pattern for pattern in patterns}
-            found = self._lasts(keys, starts, ends)
-        if len(found) > KEYS_MAX:
-            raise TooManyKeys(len(found), KEYS_MAX)
-        return [message for message in found.values() if message.value() is not None or request.tombstones]
+            return self._lasts(keys, starts, ends)
+        tests = [matcher(pattern) for pattern in patterns]
+        found = LastMessages()
+        for messages in self._read(starts, ends):
+            for message in messages:
+                key = message.key()
+                if key is not None and any(test(key) for test in tests):
+                    found.add(key, message)
+        return self._decided(found, starts, starts, ends)
 
     def _lasts(self, keys: set[bytes], starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
-        """Returns by key the last message of each of these keys within the span.
+        """Returns by key the last message of each of these keys, of those whose last message is in the span.
 
-        When a key is found in one partition, a newer message of it may be in another, if the topic has grown or its
-        producers choose partitions differently. So the other partitions are read back to the time of the oldest message
-        found.
+        The last message is decided over the partitions from their beginning on, not over the span alone: the span of a
+        later page leaves out what earlier pages have, and what they have may be newer than what is left of its key.
         """
-        found: dict[bytes, RawMessage] = {}
-        lows, window = dict(ends), WINDOW
-
-        def look(floors: Offsets) -> None:
-            spans = {tp: floor for tp, floor in floors.items() if floor < lows[tp]}
-            for messages in self._read(spans, {tp: lows[tp] for tp in spans}):
-                for key, message in zip([message.key() for message in messages], messages, strict=True):
-                    if key in keys and (key not in found or newer(message, found[key])):
-                        found[key] = message
-            lows.update(spans)
-
+        found, lows, window = LastMessages(), dict(ends), WINDOW
         while len(found) < len(keys) and any(lows[tp] > start for tp, start in starts.items()):
-            look({tp: max(start, lows[tp] - window) for tp, start in starts.items()})
-            window *= WINDOW_FACTOR
-        if found and len(starts) > 1 and any(lows[tp] > start for tp, start in starts.items()):
-            oldest = min(message.timestamp()[1] for message in found.values())
-            look(self._floors(starts, ends, oldest))
-        return found
+            floors = {tp: max(start, lows[tp] - window) for tp, start in starts.items()}
+            self._look(found, keys, floors, lows)
+            lows, window = floors, window * WINDOW_FACTOR
+        return self._decided(found, starts, lows, ends)
+
+    def _decided(self, found: LastMessages, starts: Offsets, lows: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
+        """Returns by key the last message of the keys that were found, of those that have it in the span.
+
+        `found`: from each partition what is at or after its offset in `lows`. When a key is found in one partition, a
+        newer message of it may be in another, if the topic has grown or its producers choose partitions differently. So
+        the other partitions are read back to the time of the oldest message found.
+        """
+        firsts = {tp: self._bounds[tp].first for tp in starts}
+        if found and len(starts) > 1 and any(lows[tp] > first for tp, first in firsts.items()):
+            oldest = min(message.timestamp()[1] for message in found.newest().values())
+            self._look(found, set(found.keys()), self._floors(firsts, ends, oldest), lows)
+        newest = found.newest()
+        return {key: last for key, last in newest.items() if (last.offset() or 0) >= starts[place(last)]}
+
+    def _look(self, found: LastMessages, keys: set[bytes], floors: Offsets, lows: Offsets) -> None:
+        """Adds the messages of these keys from the offsets `floors` to before `lows`."""
+        for messages in self._read(floors, lows):
+            for key, message in zip([message.key() for message in messages], messages, strict=True):
+                if key in keys:
+                    found.add(key, message)
 
     def _floors(self, starts: Offsets, ends: Offsets, since_ms: int) -> dict[TopicPartition, int]:
         try:
@@ -280,25 +288,28 @@ class Reads:
                 raise BadRequest(f"{name}{number}: topic {self.topic!r} has partitions 0 to {count - 1}")
         if request.partition is not None:
             return [TopicPartition(self.topic, request.partition)]
+        if up_to:
+            return [TopicPartition(self.topic, number) for number in sorted(up_to)]
         key = request.key
         if key is not None and self._choose is not None:
             return [TopicPartition(self.topic, self._choose(key, count))]
         return [TopicPartition(self.topic, number) for number in range(count)]
 
     def partition_of(self, key: bytes, given: int | None) -> int | None:
-        """Returns the number of the partition that the producers choose for a key; None if they are not known.
+        """Returns the number of the partition that the user or the topic's partitioner names for a key, if any does.
 
         `given`: the partition that the user names, which is checked. Raises BadRequest, TopicMissing.
         """
         tps = self._partitions(GetRequest(next_by_key=key, partition=given))
-        return tps[0].partition if len(tps) == 1 else None
+        return None if given is None and self._choose is None else tps[0].partition
 
-    def _only_partition(self, request: GetRequest) -> TopicPartition:
+    def _only_partition(self, request: GetRequest, name: str) -> TopicPartition:
+        """Returns the partition that the argument `name`, an offset, belongs to. Raises BadRequest, TopicMissing."""
         tps = self._partitions(request)
         if len(tps) > 1:
             raise BadRequest(
-                f"offset={request.offset} needs partition= too: topic {self.topic!r} has {len(tps)} partitions, and "
-                "each has offsets of its own"
+                f"{name}={getattr(request, name)} needs partition= too: topic {self.topic!r} has {len(tps)} "
+                "partitions, and each has offsets of its own"
             )
         return tps[0]
 
@@ -308,7 +319,8 @@ class Reads:
         For the first page it ends at the present ends of the partitions, for later pages at the ends that the first
         page had.
         """
-        tps = [self._only_partition(request)] if request.offset is not None else self._partitions(request)
+        alone = [name for name in ("offset", "up_to_offset") if isinstance(getattr(request, name), int)]
+        tps = [self._only_partition(request, alone[0])] if alone else self._partitions(request)
         # A message at up_to_time still counts, so the answer ends at the first one that is later.
         times = {name: getattr(request, name) for name in ("start_time", "up_to_time")}
         wanted = {name: time_ms(name, at) + (name == "up_to_time") for name, at in times.items() if at is not None}
@@ -317,7 +329,7 @@ class Reads:
         self._bounds, up_to = bounds, request.up_to_offset
         ends = {tp: bounds[tp].end for tp in tps}
         if up_to is not None:
-            last = up_to if isinstance(up_to, Mapping) else {request.partition: up_to}
+            last = up_to if isinstance(up_to, Mapping) else {tps[0].partition: up_to}
             ends = {tp: min(end, last.get(tp.partition, -1) + 1) for tp, end in ends.items()}
         elif "up_to_time" in found:
             ends = {tp: min(end, found["up_to_time"].get(tp, end)) for tp, end in ends.items()}
@@ -381,26 +393,16 @@ def size_of(message: RawMessage) -> int:
 
 def described(request: GetRequest) -> str:
     """Returns the question in words, for an error."""
-    names = ("partition", "offset", "start_time", "last_by_key", "next_by_key")
+    names = ("partition", "offset", "start_time", "last_by_key", "next_by_key", "multi_last", "batch")
     given = {name: getattr(request, name) for name in names}
     return ", ".join(f"{name}={shown(value)}" for name, value in given.items() if value is not None)
-
-
-def newer(one: RawMessage, other: RawMessage) -> bool:
-    """Returns whether `one` is newer than `other`, another message of the same key.
-
-    Offsets decide within a partition, timestamps between two partitions.
-    """
-    if one.partition() == other.partition():
-        return (one.offset() or 0) > (other.offset() or 0)
-    return one.timestamp()[1] > other.timestamp()[1]
 
 
 def _by_time(kept: Mapping[TopicPartition, Sequence[RawMessage]]) -> Iterator[RawMessage]:
     """Yields all messages: in offset order per partition, and between partitions the older one first."""
     waiting = {tp: deque(messages) for tp, messages in kept.items() if messages}
     while waiting:
-        tp = min(waiting, key=lambda tp: (waiting[tp][0].timestamp()[1], tp.partition))
+        tp = min(waiting, key=lambda tp: age(waiting[tp][0]))
         yield waiting[tp].popleft()
         if not waiting[tp]:
             del waiting[tp]
@@ -409,17 +411,13 @@ def _by_time(kept: Mapping[TopicPartition, Sequence[RawMessage]]) -> Iterator[Ra
 def _cut(messages: Sequence[RawMessage], request: GetRequest) -> list[RawMessage]:
     """Returns the first messages, at most `batch` of them with at most `max_bytes` bytes together.
 
-    Raises BadRequest if not even the first one fits.
+    One message is always among them, whatever its size, so that the pages go on past it.
     """
     limit, size = request.max_bytes or MAX_BYTES_DEFAULT, 0
     taken: list[RawMessage] = []
     for message in messages[: request.batch]:
         size += size_of(message)
-        if size > limit:
-            if not taken:
-                raise BadRequest(
-                    f"max_bytes={limit}: the next message, {place(message)}@{message.offset()}, has {size}"
-                )
+        if taken and size > limit:
             break
         taken.append(message)
     return taken

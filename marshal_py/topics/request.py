@@ -153,8 +153,6 @@ class GetRequest:
                 check_number("up_to_offset", offset, -1)
         elif self.up_to_offset is not None:
             check_number("up_to_offset", self.up_to_offset, 0)
-            if self.partition is None:
-                raise BadRequest("up_to_offset is a number: name partition= too, or give a map of partition: offset")
 
 
 def check_number(name: str, value: object, least: int) -> None:

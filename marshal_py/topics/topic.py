@@ -18,7 +18,7 @@ from marshal_py.topics.key_index import KeyIndex, Status
 from marshal_py.topics.keys import ALL, PARTITIONERS, Key, exact, shown
 from marshal_py.topics.progress import Progress, ReportingReader
 from marshal_py.topics.purging import Purged, PurgeTarget, TopicInfo, info_of, purge
-from marshal_py.topics.reads import Reads
+from marshal_py.topics.reads import Reads, described
 from marshal_py.topics.request import GetRequest, Time
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
 from marshal_py.topics.tombstones import check_compacted, write_tombstones
@@ -98,10 +98,11 @@ class Topic:
         - `batch`: up to so many messages, from `offset` or `start_time` on, otherwise from the topic's beginning; with
           `next_by_key` only messages of that key.
         - `multi_last`: the last message of each of these keys, at most 1,024; `*` stands for one token between dots,
-          `>` for the rest. Messages after `up_to_offset` (a number with `partition`, or a map of partition: offset) or
-          `up_to_time` are ignored, so the answer shows the topic as it was then. Partitions that the map leaves out are
-          ignored, too.
-        - `max_bytes`: how many bytes a batch may have (topics, keys, headers and values); 64 MiB if left out.
+          `>` for the rest. Messages after `up_to_offset` or `up_to_time` are ignored, so the answer shows the topic as
+          it was then. `up_to_offset` is a map of partition: offset, and partitions that it leaves out are ignored, too;
+          or a number, which needs `partition` if the topic has several.
+        - `max_bytes`: how many bytes a batch may have (topics, keys, headers and values); 64 MiB if left out. One
+          message always fits.
         - `tombstones`: whether messages that delete their key are found, too; otherwise they are passed over. A batch
           without `multi_last` always has them.
 
@@ -145,8 +146,17 @@ class Topic:
     def get_page(self, request: GetRequest) -> StoredBatch:
         """Returns the answer to a request for a batch, for example one that `StoredBatch.next_request` returned.
 
-        Raises what `get` raises, and BadRequest for None, which `next_request` returns after the last page.
+        Raises what `get` raises, and BadRequest for None, which `next_request` returns after the last page. An answer
+        that is continued by `next_request` or `later_request` may have nothing more, so then the batch is empty and
+        MessageNotFound is not raised.
         """
+        batch = self._page(request)
+        if not batch and not batch.end.num_pending and not request.lower:
+            raise MessageNotFound(self.name, described(request))
+        return batch
+
+    def _page(self, request: GetRequest) -> StoredBatch:
+        """Returns the answer to a request for a batch, an empty one if nothing matches."""
         if not isinstance(request, GetRequest) or not request.is_batch:
             rule = "a page answers a GetRequest with batch or multi_last; after the last page, next_request() is None"
             raise BadRequest(f"request={request!r}: {rule}")
@@ -164,10 +174,13 @@ class Topic:
         return StoredBatch(messages, end, following, request.after(page.up_to, reads.topic_id))
 
     def pages(self, request: GetRequest) -> Iterator[StoredBatch]:
-        """Yields every page of a question. All pages show the point in time of the first one."""
+        """Yields every page of a question. All pages show the point in time of the first one.
+
+        If nothing matches there is one page, without messages. Otherwise raises what `get_page` raises.
+        """
         following: GetRequest | None = request
         while following is not None:
-            batch = self.get_page(following)
+            batch = self._page(following)
             yield batch
             following = batch.next_request()
 
@@ -227,7 +240,7 @@ class Topic:
         From then on the key is not found (404, unless `tombstones` is asked for), and Kafka removes its older messages
         when it compacts. Returns the tombstone's offset by partition number. The tombstone goes to `partition`, or to
         the one that the topic's `partitioner` chooses. If neither is given, it goes to every partition that has the
-        key, which must be searched for it.
+        key, which must be searched for it, even if the topic has one partition alone.
 
         Raises NotCompacted for a topic without compaction, MessageNotFound if the search finds nothing to delete,
         BadRequest for a key that is none and for a partition that does not exist, InvalidName for the coordination

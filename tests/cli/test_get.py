@@ -62,7 +62,14 @@ def test_a_batch_and_its_end(users: Shell) -> None:
 
 def test_many_keys_at_one_point_in_time(users: Shell) -> None:
     *found, _ = lines_of(users, "--multi-last", "1234.>", "--up-to-offset", "0:2")
+    assert [*found, _] == lines_of(users, "--multi-last", "1234.>", "--up-to-offset", "2")
     assert [message["value"] for message in found] == ["Bob", "Smith", "1 Main Street"]
+
+
+def test_nothing_that_matches_has_no_end_of_batch(users: Shell) -> None:
+    """ADR-31: `404` if the request is valid but no matching message found in stream."""
+    result = users.run("get", TOPIC, "--batch", "5", "--next", "nobody", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
 
 
 def test_values_are_shown_as_what_they_are(users: Shell) -> None:

@@ -59,6 +59,17 @@ def test_the_tombstone_goes_to_every_partition_that_has_the_key(
     topic.close()
 
 
+def test_a_key_that_is_unknown_is_not_deleted() -> None:
+    """However many partitions the topic has; whoever names the partition has chosen where the tombstone goes."""
+    made = MemoryBroker()
+    made.create_topic(NAME, 1)
+    made.settings[NAME]["cleanup.policy"] = "compact"
+    with pytest.raises(MessageNotFound):
+        topic_of(made).delete_key("typo")
+    assert made.topics[NAME] == [[]]
+    assert topic_of(made).delete_key("typo", partition=0) == {0: 0}
+
+
 @pytest.mark.parametrize("partitioner", ["murmur2_random", "consistent_random"])
 def test_the_producers_partitioner_chooses_the_partition(broker: MemoryBroker, partitioner: str) -> None:
     """The topic is not read."""
