@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 from marshal_py.client.answers import Answers, check_delay, check_reason
 from marshal_py.client.forks import ForkedLock
 from marshal_py.client.options import ConsumerOptions
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Instant, Token
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun

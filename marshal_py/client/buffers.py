@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 
 from marshal_py.client.acks import Delivered
 from marshal_py.client.message import Message
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.transport.ports import RawMessage

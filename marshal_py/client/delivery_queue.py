@@ -29,8 +29,9 @@ from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.prefetch import Prefetch, Room
 from marshal_py.client.redelivery import Redelivering, due_count, redeliveries_of
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
@@ -250,8 +251,7 @@ class DeliveryQueue:
         """Returns how many messages wait for nothing but the gate; in at-most-once mode only those with a grant."""
         total, now = 0, self.clock_now()
         for buffer, claim in self.delivering():
-            if self.at_most_once:
-                assert isinstance(claim.tracker, AtMostOnce)
+            if isinstance(claim.tracker, AtMostOnce):
                 total += buffer.granted(claim.tracker)
             else:
                 total += due_count(claim, now) + min(self.window.room(claim), buffer.size)

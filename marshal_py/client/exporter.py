@@ -30,8 +30,12 @@ COUNTERS: Final = {
     "dead_letters": "Messages written to the dead-letter topic.",
     "late_acks": "Acks that came after the claim had ended.",
     "amo_dropped": "Offsets granted and dropped because a lease or claim was lost, in at-most-once mode.",
+    "amo_lost": "Offsets that owners which ended without a release may have lost, in at-most-once mode.",
 }
-FIELDS: Final = {"amo_dropped": "grants_dropped"}  # metric -> field of ConsumerMetrics, where the names differ
+FIELDS: Final = {
+    "amo_dropped": "grants_dropped",
+    "amo_lost": "grants_lost",
+}  # metric -> field of ConsumerMetrics, where the names differ
 GAUGES: Final = {
     "lease_left_ms": "Milliseconds until this consumer stops delivering unless it reads a heartbeat of its own.",
     "round_trip_ms": "Milliseconds from sending the last heartbeat to reading it back, -1 if none came back.",

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 from marshal_py.client.buffers import Buffer
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.prefetch import SLOW_PER_S
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.rebalance import GRANTS_AHEAD
 from marshal_py.transport.ports import DataSource
 

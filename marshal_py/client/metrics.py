@@ -51,7 +51,9 @@ class ConsumerMetrics(Struct, frozen=True):
     claims of partitions whose owner was evicted. `parked`: the partitions of its topics that no member may consume
     until an admin has looked at them. `in_flight`: messages delivered and not acked. `grants_dropped`: offsets that
     were granted, not delivered, and dropped, because the lease or the claim was lost or because `Consumer.plan_ranges`
-    was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3). `naks`: messages that handlers gave back;
+    was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3). `grants_lost`: offsets that were granted
+    to the last owner of a partition that this consumer took over, and that this owner, whose session ended without
+    giving them back, may have lost: at most so many. `naks`: messages that handlers gave back;
     `redelivered`: deliveries of such messages; `terminated`: messages that handlers ended by `term`.
     `dead_letters`: messages that Kafka has acknowledged in the dead-letter topic. `last_asked_ms`: for how many ms the
     program has been in no call that asks for messages (`fetch`, `next`, a loop, `consume`), since the consumer was made
@@ -83,6 +85,7 @@ class ConsumerMetrics(Struct, frozen=True):
     terminated: int = 0
     dead_letters: int = 0
     last_asked_ms: int = -1
+    grants_lost: int = 0
 
     @property
     def delayed(self) -> int:
@@ -159,6 +162,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         terminated,
         0 if letters is None else letters.written,
         max(0, now.mono_ms - queue.asked_ms) if isinstance(queue, DeliveryQueue) else -1,
+        member.grants_lost,
     )
 
 

@@ -282,8 +282,9 @@ class MicroBatches:
         if part.owner == NONE:
             return part.position if part.last_owner == planned.session else NONE
         since = next((begun for begun in self.ranges.begun.get(tp, ()) if begun.epoch > planned.epoch), None)
-        ours = since is not None and since.after == planned.session and part.epoch == since.epoch
-        return part.began if ours else NONE
+        if since is None or since.after != planned.session or part.epoch != since.epoch:
+            return NONE
+        return since.start
 
     # --- a batch that an earlier member planned
 

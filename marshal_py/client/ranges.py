@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
@@ -62,12 +63,13 @@ class Begun(NamedTuple):
     """Records one claim of this process.
 
     `epoch`: the claim's epoch. `session`: this process's session that claimed. `after`: the session that owned the
-    partition before.
+    partition before. `start`: in at-most-once mode, the position at which the claim began, else NONE.
     """
 
     epoch: int
     session: int
     after: int
+    start: int
 
 
 class PlannedClaim:
@@ -125,10 +127,11 @@ class Ranges:
 
     def _note_begun(self, claim: Claim) -> None:
         group = self.member.group
+        start = claim.tracker.began if isinstance(claim.tracker, AtMostOnce) else NONE
         assert group is not None
         known = self.begun.setdefault(claim.tp, deque(maxlen=BEGUN_KEPT))
         if not known or known[-1].epoch < claim.epoch:
-            known.append(Begun(claim.epoch, self.member.session, group.partitions[claim.tp].last_owner))
+            known.append(Begun(claim.epoch, self.member.session, group.partitions[claim.tp].last_owner, start))
 
     def drop(self, tps: Iterable[TopicPartition]) -> None:
         """Forgets these partitions: their claims are gone, or they will not be handed over to this member."""

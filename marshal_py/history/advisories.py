@@ -186,6 +186,8 @@ class Advisories:
             return
         position = known.free_positions[tp] = group.partitions[tp].position
         yield kind, session, tp, epoch, position, NONE, why
+        if (lost := group.unsettled(tp)) is not None:
+            yield "amo_lost", session, tp, epoch, lost.start, lost.to, f"at most {lost.to - lost.start} messages"
         if tp.partition != NONE:
             known.owned[session] -= 1
             if not known.owned[session]:

@@ -29,7 +29,7 @@ from marshal_py.protocol.records import (
 )
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.waiting import unserved
-from marshal_py.protocol.world import Group, World
+from marshal_py.protocol.world import Group, Span, World
 
 LINES_MAX: Final = 20  # how many lines a story has; older lines are only counted
 
@@ -185,7 +185,8 @@ class _Story:
             self._epochs.add(self.standing.epoch)
         if before == self.standing and not self._concerns(verdict):
             return
-        text = describe(verdict) + _change(before, self.standing)
+        lost = group.unsettled(self.tp) if group is not None and before.owner != NONE else None
+        text = describe(verdict) + _change(before, self.standing, lost)
         line = Line(verdict.offset, time_ms, text, as_dict(verdict))
         is_progress = isinstance(verdict.record, Heartbeat | ClaimingMessages) and verdict.accepted
         if is_progress and self._heartbeat == len(self.lines) - 1 >= 0:
@@ -236,8 +237,11 @@ class _Story:
         return False
 
 
-def _change(before: Standing, after: Standing) -> str:
-    """Returns what a record did to the partition, as the end of a sentence; "" if it did nothing."""
+def _change(before: Standing, after: Standing, lost: Span | None) -> str:
+    """Returns what a record did to the partition, as the end of a sentence; "" if it did nothing.
+
+    `lost`: what its owner, whose session the record ended, may have lost in at-most-once mode.
+    """
     changes = []
     if before.owner != after.owner:
         changes.append("nobody owns it now" if after.owner == NONE else f"{after.client_id} owns it now")
@@ -247,6 +251,8 @@ def _change(before: Standing, after: Standing) -> str:
         changes.append("a new generation begins")
     if before.parked != after.parked:
         changes.append(f"it is parked: {after.parked}" if after.parked else "it is parked no more")
+    if lost is not None:
+        changes.append(f"at most {lost.to - lost.start} messages are lost: {lost.start} to {lost.to - 1}")
     return f" -> {', '.join(changes)}" if changes else ""
 
 

@@ -24,7 +24,7 @@ PARTITION_FIELDS: Final = (
     "lag",
     "in_flight",
     "attempts",
-    "began",
+    "floor",
     "parked",
 )
 

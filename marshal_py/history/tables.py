@@ -167,9 +167,11 @@ class LostRow(NamedTuple):
     """Describes messages that the group did not deliver, or is not known to have processed.
 
     They have the offsets `from_position` to `to_position` - 1. `cause`: "offset_lost" (Kafka had deleted them, D6),
-    "skipped" (a grant began above the position, F5.2), "uncommitted" (a streaming query in at-most-once mode handed
-    them to its tasks and ended before a commit was known; nobody knows what the tasks did with them). Two processes may
-    report the same loss: two rows that name the same messages and the same `generation` are one loss.
+    "skipped" (a grant began above the position, F5.2), "amo_lost" (granted to a session that ended and neither reported
+    them as handled nor gave them back, F3.3: at most these are lost), "uncommitted" (a streaming query in at-most-once
+    mode handed them to its tasks and ended before a commit was known; nobody knows what the tasks did with them). Two
+    processes may report the same loss, and so may two causes: rows that name the same messages and the same
+    `generation` are one loss.
     """
 
     log: int

@@ -223,6 +223,21 @@ class Timeline(TimelineRows):
         self._emit_interval(group, epoch, claim, end, ended)
         owner = opened.sessions[claim.session]
         part = group.partitions[TopicPartition(claim.topic, claim.partition)]
+        if (lost := group.unsettled(part.tp)) is not None:
+            assert end.offset is not None
+            assert end.time_ms is not None
+            self._emit_lost(
+                group.name,
+                opened,
+                part.tp,
+                end.offset,
+                end.time_ms,
+                claim.session,
+                lost.start,
+                lost.to,
+                "amo_lost",
+                part.generation,
+            )
         opened.spans.setdefault(claim.topic, {})[claim.partition] = FreeSpan(
             from_offset=end.offset,
             from_time_ms=end.time_ms,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.at_most_once import AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
 
 

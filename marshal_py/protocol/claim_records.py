@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import ClaimState, ReleasingPartition, SeekingPartition
 from marshal_py.protocol.world import Partition
@@ -13,9 +13,9 @@ def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
     """Returns the heartbeat entry of a claim; None if the world already holds the same values (T11)."""
     tracker = claim.tracker
     if isinstance(tracker, AtMostOnce):
-        lag, in_flight = claim.lag(tracker.delivered_to), tracker.in_flight
-        changed = (lag, in_flight) != (partition.lag, partition.in_flight)
-        return ClaimState(claim.epoch, partition.position, lag, in_flight) if changed else None
+        entry = ClaimState(claim.epoch, tracker.handled_to, claim.lag(tracker.delivered_to), tracker.in_flight)
+        held = ClaimState(claim.epoch, partition.floor, partition.lag, partition.in_flight)
+        return entry if entry != held else None
     position = tracker.position()
     entry = ClaimState(
         claim.epoch, position, claim.lag(position), tracker.in_flight, tracker.attempts(), tracker.progress()

@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError
 from marshal_py.protocol.advisory import PROBE
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.candidacy import STOPPING, Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import claim_state
 from marshal_py.protocol.covers import Covers
-from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition

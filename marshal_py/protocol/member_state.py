@@ -12,9 +12,9 @@ from typing import Final
 from marshal_py.errors import MarshalError
 from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import Advisory, AdvisoryKind
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import will_entry
-from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.last_will import LastWill
@@ -57,6 +57,7 @@ class MemberState:
         self.join_unread = b""  # instance id of the newest own Join, until that is read
         self.leave_sent_ms: int | None = None
         self.grants_dropped: int = 0
+        self.grants_lost: int = 0
         self.late_acks = 0
         self.take_overs = 0  # claims of partitions whose owner was evicted
         self.round_trip_ms = NONE  # from sending to reading, of the last own heartbeat that was read back

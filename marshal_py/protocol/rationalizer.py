@@ -52,7 +52,7 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.transitions import free, partition_of, reshape
 from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, Partition, Session, World, hash64, lag_weight
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, Partition, Session, Span, World, hash64, lag_weight
 
 PROTOCOL_VERSION: Final = 2
 
@@ -114,6 +114,8 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
     if group.config is not None and group.config.deleted and not isinstance(record, GroupConfig | Note):
         return Verdict(offset, _REJECTED, "deleted", name, record)
     reason = rule(group, offset, record, body)
+    if isinstance(reason, Span):
+        return Verdict(offset, _ACCEPTED, "", name, record, (), reason)
     if not isinstance(reason, str):  # the ranges of a ClaimingMessages that were granted (F5.2)
         return Verdict(offset, _ACCEPTED, "", name, record, reason)
     if reason:
@@ -211,6 +213,8 @@ def _heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str
                 continue
             partition.position = entry.position
             partition.attempts, partition.progress = entry.attempts, entry.progress
+        elif partition.floor <= entry.position <= partition.position:
+            partition.floor = entry.position
         if weighted and lag_weight(entry.lag) != lag_weight(partition.lag):
             reshape(group, partition)  # the target may change (A14)
         partition.lag, partition.in_flight = entry.lag, entry.in_flight
@@ -241,7 +245,8 @@ def _evict(group: Group, offset: int, record: Evict, body: bytes) -> str:
     return ""
 
 
-def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body: bytes) -> str:
+def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body: bytes) -> str | Span:
+    """Returns what it leaves unsettled (F4.5), if it does; "" if it accepts the claim and leaves nothing unsettled."""
     session = group.sessions.get(record.session)
     if session is None:
         return "session"
@@ -260,6 +265,7 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
     needs_start = tp.partition >= 0 and (known is None or known.position == NONE)
     if needs_start and record.start == NONE:
         return "start"
+    unsettled = group.unsettled(tp)
     partition = partition_of(group, tp)
     if needs_start:
         partition.position = record.start
@@ -270,11 +276,11 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
     session.epochs.add(offset)
     if tp.partition >= 0:
         session.held += 1
-        partition.began = partition.position
+        partition.floor = partition.position
         if group.mode == AT_LEAST_ONCE:
             partition.attempts = min(partition.attempts + 1, COUNT_MAX)
     reshape(group, partition)
-    return ""
+    return unsettled or ""
 
 
 def _claim_messages(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str | tuple[int, ...]:
@@ -313,7 +319,7 @@ def _release_partition(group: Group, offset: int, record: ReleasingPartition, bo
             if record.observed != NONE:
                 if record.observed != partition.position:
                     return "observed"
-                if not partition.began <= record.give <= partition.position:
+                if not partition.floor <= record.give <= partition.position:
                     return "range"
                 partition.position = record.give
             partition.in_flight = record.in_flight
@@ -339,7 +345,7 @@ def _seek_partition(group: Group, offset: int, record: SeekingPartition, body: b
     if group.pause_duration_ms:
         return "paused"
     transitions.begin_generation(group, partition)
-    partition.position = partition.began = record.position
+    partition.position = partition.floor = record.position
     partition.attempts = 1
     del group.claims[partition.epoch]
     session.epochs.discard(partition.epoch)
@@ -353,7 +359,7 @@ def _note(group: Group, offset: int, record: Note, body: bytes) -> str:
     return ""
 
 
-_RULES: Final[tuple[Callable[[Group, int, Any, bytes], str | tuple[int, ...]] | None, ...]] = (
+_RULES: Final[tuple[Callable[[Group, int, Any, bytes], str | Span | tuple[int, ...]] | None, ...]] = (
     None, _join, _heartbeat, _leave, _evict, _claim_partition, _release_partition, _claim_messages, release_group,
     set_position, topology, group_config, step_down, _note, None, _seek_partition,
 )  # fmt: skip  # by type number; Genesis and Snapshot have no rule under a group id (E2)

@@ -9,10 +9,10 @@ is valid and the group is not paused.
 
 from __future__ import annotations
 
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.creation import Creation
-from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.falling_behind import FallingBehind
 from marshal_py.protocol.head_starts import HeadStarts

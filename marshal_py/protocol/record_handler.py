@@ -11,10 +11,11 @@ from typing import Final
 from marshal_py.errors import DuplicateClientId, GroupDeleted, GroupOpaque, InvalidRecord, ModeMismatch, SessionCloned
 from marshal_py.protocol import advisory, candidacy, parking, refusals
 from marshal_py.protocol.advisory import Advisory, GroupEvents, silence, unpinned_by
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.covers import Covers
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.member_state import MemberState
@@ -43,7 +44,7 @@ from marshal_py.protocol.refusals import Refusals
 from marshal_py.protocol.subscription import consumes
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.world import Group, Partition, Span
 
 ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
 # Frequent types, which seldom change anything that a tick looks at.
@@ -207,6 +208,8 @@ class RecordHandler:
         if not verdict.accepted or group is None:
             return
         member.take_overs += group.partitions[tp].last_owner in self._evicted
+        if verdict.unsettled is not None:
+            self._report_lost(group.partitions[tp], verdict.unsettled, verdict.offset)
         if tp.partition < 0:
             if tp != PIN:
                 member.advise("claimed", tp, epoch=verdict.offset, at=verdict.offset)  # covers.py releases it
@@ -215,6 +218,13 @@ class RecordHandler:
             member.advise("claimed", tp, epoch=verdict.offset, offset=position, at=verdict.offset)
             if text := suspicion(group, group.partitions[tp]):
                 member.advise("poison_message", tp, epoch=verdict.offset, offset=position, text=text, at=verdict.offset)
+
+    def _report_lost(self, partition: Partition, lost: Span, at: int) -> None:
+        """Advises the user of what the last owner of a partition, which ended without a Release, may have lost."""
+        member, count = self.member, lost.to - lost.start
+        member.grants_lost += count
+        text = f"at most {count} messages, which were granted to session {partition.last_owner} before it ended"
+        member.advise("amo_lost", partition.tp, epoch=at, offset=lost.start, to=lost.to, text=text, at=at)
 
     def _read_seek(self, record: SeekingPartition, verdict: Verdict, now: Instant) -> None:
         """Replaces the own claim that the record moved. If it was rejected, the claim is released instead (T20)."""

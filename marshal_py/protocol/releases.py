@@ -7,10 +7,10 @@ done, or when their time is over. This file sends Releases, and Notes about stuc
 from __future__ import annotations
 
 from marshal_py.protocol.assignment import Target
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import release
-from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.ready import SENT_AT_ONCE

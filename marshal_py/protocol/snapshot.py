@@ -88,7 +88,7 @@ class _Partition(Struct, array_like=True, frozen=True):
     lag: Count
     in_flight: Count
     attempts: Count
-    began: OffsetOrNone
+    floor: OffsetOrNone
     progress: Progress
     parked: Text
 
@@ -189,7 +189,7 @@ def _packed(group: Group) -> _Group:
             p.lag,
             p.in_flight,
             p.attempts,
-            p.began,
+            p.floor,
             p.progress,
             p.parked,
         )
@@ -294,7 +294,7 @@ def _partitions(packed: _Group) -> Iterator[Partition]:
             p.lag,
             p.in_flight,
             p.attempts,
-            p.began,
+            p.floor,
             p.progress,
             p.parked,
         )

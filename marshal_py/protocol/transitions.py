@@ -6,6 +6,7 @@ Only rationalizer.py and admin_rules.py call these.
 from __future__ import annotations
 
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import AT_MOST_ONCE
 from marshal_py.protocol.world import Change, Group, Partition, Session, hash64
 
 
@@ -29,10 +30,10 @@ def partition_of(group: Group, tp: TopicPartition) -> Partition:
     return found
 
 
-def free(group: Group, partition: Partition, successor: int) -> None:
+def free(group: Group, partition: Partition, successor: int, floor: int = NONE) -> None:
     """Takes a claim from its owner (F3.3, F6.4). Position, generation, version, counts and progress stay.
 
-    `successor`: the session that should claim the partition next, or NONE.
+    `successor`: the session that should claim the partition next, or NONE. `floor`: the partition's floor from now on.
     """
     session = group.sessions[partition.owner]
     session.epochs.discard(partition.epoch)
@@ -40,15 +41,20 @@ def free(group: Group, partition: Partition, successor: int) -> None:
         session.held -= 1
     del group.claims[partition.epoch]
     partition.last_owner = partition.owner
-    partition.owner = partition.epoch = partition.began = NONE
+    partition.owner = partition.epoch = NONE
+    partition.floor = floor
     partition.successor = successor
     reshape(group, partition)
 
 
 def end_session(group: Group, session: Session) -> None:
-    """Frees all claims of a session and removes the session (F3.3)."""
+    """Frees all claims of a session and removes the session (F3.3).
+
+    In at-most-once mode the floors stay: what lies between floor and position is unsettled.
+    """
     for epoch in tuple(session.epochs):
-        free(group, group.claims[epoch], NONE)
+        partition = group.claims[epoch]
+        free(group, partition, NONE, partition.floor if group.mode == AT_MOST_ONCE else NONE)
     del group.sessions[session.id]
     reshape(group, session)
     group.forget_entry(session)
@@ -57,10 +63,11 @@ def end_session(group: Group, session: Session) -> None:
 def begin_generation(group: Group, partition: Partition) -> None:
     """Begins a new generation of a partition (PROTOCOL.md 5).
 
-    Drops the counts (lag, messages in flight, deliveries) and the progress of the old one; the partition is no longer
-    parked.
+    Drops the counts (lag, messages in flight, deliveries), the floor and the progress of the old one; the partition is
+    no longer parked.
     """
     partition.generation += 1
+    partition.floor = NONE
     partition.lag = partition.in_flight = partition.attempts = 0
     partition.progress, partition.parked = b"", ""
     reshape(group, partition)

@@ -7,6 +7,7 @@ from enum import IntEnum
 from msgspec import Struct
 
 from marshal_py.protocol.records import Record
+from marshal_py.protocol.world import Span
 
 
 class Outcome(IntEnum):
@@ -21,7 +22,8 @@ class Verdict(Struct, frozen=True, gc=False):
     """Says what the fold decided about one record (F10.2). `reason` is "" if it was accepted, else a word for why not.
 
     `group`: "" if the record belongs to none. `granted`: for an accepted ClaimingMessages, the indexes of the ranges
-    that were granted (F5.2).
+    that were granted (F5.2). `unsettled`: for an accepted ClaimingPartition, the grants of the last owner of which
+    nobody knows what became (F4.5); None if there are none.
     """
 
     offset: int
@@ -30,6 +32,7 @@ class Verdict(Struct, frozen=True, gc=False):
     group: str
     record: Record | None
     granted: tuple[int, ...] = ()
+    unsettled: Span | None = None
 
     @property
     def accepted(self) -> bool:

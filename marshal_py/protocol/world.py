@@ -2,7 +2,7 @@
 
 Invariants (checked by `Group.check`):
   W1  a claim's owner is a live session, and `claims` holds exactly the owned partitions, by epoch
-  W2  owner and epoch are NONE together; `began` is NONE if nobody owns the partition, and for a whole topic
+  W2  owner and epoch are NONE together; an owned partition >= 0 has a `floor`; no `floor` is above the position
   W3  a session's `held` counts its claims on partitions >= 0
   W4  no two live sessions share an instance_id
   W5  in a live group every owned partition >= 0 has a position
@@ -16,14 +16,14 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from struct import Struct as Pack
-from typing import Final
+from typing import Final, NamedTuple
 
 import mmh3
 from msgspec import Struct
 
 from marshal_py.protocol.codec import RECORD_VERSION
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
+from marshal_py.protocol.records import AT_MOST_ONCE, Checkpoint, Genesis, GroupConfig, Join
 
 FOLD_VERSION: Final = 2  # digests of other fold versions are not compared (G4)
 CHECKPOINT_OFFSETS: Final = 16  # so many offsets apart are the checkpoints, where readers compute digests (G1)
@@ -97,6 +97,13 @@ class Session(Struct, eq=False):
         return _hash128(_SESSION(3, self.id, self.join_hash, self.extended, self.mark, ready, self.idle_ms), 0) & U64
 
 
+class Span(NamedTuple):
+    """Holds the offsets `start` to `to` - 1 of one partition."""
+
+    start: int
+    to: int
+
+
 class Partition(Struct, gc=False, eq=False):
     """Holds the state of one partition of a group, of a whole topic, or of the pin.
 
@@ -115,7 +122,7 @@ class Partition(Struct, gc=False, eq=False):
     lag: int = 0
     in_flight: int = 0
     attempts: int = 0  # deliveries of the message at the position, if the owner dies now (F4.5)
-    began: int = NONE  # position at which the claim began (F6.3)
+    floor: int = NONE  # below it the last owner has nothing left of its grants to give back (F2.3, F6.3)
     progress: bytes = b""  # finished and delivered messages above the position, in the bytes of progress.py (D1)
     parked: str = ""  # why nobody may claim it (F6.4)
     part: int = 0
@@ -139,7 +146,7 @@ class Partition(Struct, gc=False, eq=False):
                     self.lag,
                     self.in_flight,
                     self.attempts,
-                    self.began,
+                    self.floor,
                     progress,
                     parked,
                 ),
@@ -237,6 +244,17 @@ class Group:
         known = self.partitions.get(tp)
         return known.parked if known is not None else ""
 
+    def unsettled(self, tp: TopicPartition) -> Span | None:
+        """Returns the offsets of which nobody knows what became, because the session that owned `tp` ended with them.
+
+        They were granted to that session in at-most-once mode, and it neither reported them as handled nor gave them
+        back: at most these messages are lost (F3.3). Returns None if there are none, or if somebody owns the partition.
+        """
+        known = self.partitions.get(tp) if self.mode == AT_MOST_ONCE else None
+        if known is None or known.owner != NONE or not NONE < known.floor < known.position:
+            return None
+        return Span(known.floor, known.position)
+
     def partition_exists(self, tp: TopicPartition) -> bool:
         """Returns whether the log knows this partition (F4.1).
 
@@ -286,8 +304,9 @@ class Group:
         assert len(set(instances)) == len(instances), "W4: instance ids of live sessions differ"
         for p in self.partitions.values():
             assert (p.owner == NONE) == (p.epoch == NONE), f"W2: owner and epoch of {p.tp}"
-            assert (p.began == NONE) == (p.owner == NONE or p.tp.partition < 0), f"W2: where the claim of {p.tp} began"
-            assert p.began <= p.position, f"W2: where the claim of {p.tp} began"
+            assert p.floor != NONE or p.owner == NONE or p.tp.partition < 0, f"W2: floor of {p.tp}, which is owned"
+            assert p.floor == NONE or p.tp.partition >= 0, f"W2: floor of {p.tp}"
+            assert p.floor <= p.position, f"W2: floor of {p.tp}"
             assert p.owner == NONE or not p.parked, f"W8: {p.tp} is parked and owned"
             assert p.owner == NONE or p.owner in self.sessions, f"W1: owner of {p.tp} is live"
             assert p.owner == NONE or p.version == p.epoch, f"W6: version of {p.tp}"

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol import parking
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.last_will import LastWill
 from marshal_py.protocol.member import Member

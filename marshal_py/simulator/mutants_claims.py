@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from marshal_py.protocol import claim_records, falling_behind, progress, releases, transitions
 from marshal_py.protocol.assignment import covering, overflow
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.falling_behind import FallingBehind
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.offset_run import OffsetRun
@@ -101,7 +102,7 @@ def r1() -> list[Patch]:
 
 def r2() -> list[Patch]:
     def running(record: ReleasingPartition, partition: Partition, claim: Claim) -> ReleasingPartition:
-        return replace(record, give=max(partition.began, record.give - claim.tracker.in_flight))
+        return replace(record, give=max(partition.floor, record.give - claim.tracker.in_flight))
 
     return _released(running)
 

@@ -71,6 +71,8 @@ class Verdict(NamedTuple):
     record: Record | None
     # F5.2: which ranges of an accepted ClaimingMessages were granted, by their place in it, from 0.
     granted: tuple[int, ...] = ()
+    # F4.5: what an accepted ClaimingPartition leaves unsettled.
+    unsettled: tuple[int, int] | None = None
 
 
 GARBAGE = Verdict("ignored", "garbage", None, None)
@@ -220,4 +222,7 @@ class Oracle:
         # A Note changes nothing (F10.1), so it does not bring a group into being either.
         if record.type != "Note":
             self.groups[name] = group
-        return Verdict("accepted", "", name, record, group.granted if record.type == "ClaimingMessages" else ())
+        granted = group.granted if record.type == "ClaimingMessages" else ()
+        return Verdict(
+            "accepted", "", name, record, granted, group.unsettled if record.type == "ClaimingPartition" else None
+        )

@@ -49,6 +49,8 @@ def heartbeat(group: Group, fields: dict[str, Any], offset: int, _body: bytes) -
                 continue
             partition.position = entry["position"]
             partition.attempts, partition.progress = entry["attempts"], entry["progress"]
+        elif partition.floor <= entry["position"] <= partition.position:
+            partition.floor = entry["position"]
         partition.lag, partition.in_flight = entry["lag"], entry["in_flight"]
     return ""
 
@@ -92,9 +94,12 @@ def claiming_partition(group: Group, fields: dict[str, Any], offset: int, _body:
         if fields["start"] == -1:
             return "start"
         partition.position = fields["start"]
+    group.unsettled = None
+    if group.mode == AT_MOST_ONCE and -1 < partition.floor < partition.position:
+        group.unsettled = (partition.floor, partition.position)
     partition.owner, partition.epoch, partition.version, partition.successor = fields["session"], offset, offset, -1
     if number >= 0:
-        partition.claimed_from = partition.position
+        partition.floor = partition.position
         if group.mode == AT_LEAST_ONCE:
             partition.attempts = min(partition.attempts + 1, 2**53)
     group.partitions[topic, number] = partition
@@ -146,7 +151,7 @@ def releasing_partition(group: Group, fields: dict[str, Any], offset: int, _body
         if fields["observed"] != -1:
             if fields["observed"] != partition.position:
                 return "observed"
-            if not partition.claimed_from <= fields["give"] <= partition.position:
+            if not partition.floor <= fields["give"] <= partition.position:
                 return "range"
             partition.position = fields["give"]
         partition.in_flight = fields["in_flight"]
@@ -169,7 +174,7 @@ def seeking_partition(group: Group, fields: dict[str, Any], offset: int, _body: 
         return "paused"
     partition = found[1]
     partition.new_generation()
-    partition.position = partition.claimed_from = fields["position"]
+    partition.position = partition.floor = fields["position"]
     partition.attempts = 1
     partition.epoch = partition.version = offset
     return ""

@@ -46,14 +46,14 @@ class Partition:
     lag: int = 0
     in_flight: int = 0
     attempts: int = 0
-    claimed_from: int = -1  # the position at which the claim began
+    floor: int = -1
     progress: bytes = b""
     parked: str = ""
 
     def new_generation(self) -> None:
         self.generation += 1
         self.lag = self.in_flight = self.attempts = 0
-        self.progress, self.parked = b"", ""
+        self.floor, self.progress, self.parked = -1, b"", ""
 
 
 @dataclass
@@ -71,6 +71,8 @@ class Group:
     partitions: dict[tuple[str, int], Partition] = field(default_factory=dict)
     # What the verdict on the last accepted ClaimingMessages names (F5.2): the indexes of its ranges. No state.
     granted: tuple[int, ...] = field(default=(), compare=False)
+    # What the verdict on the last accepted ClaimingPartition names (F4.5). No state.
+    unsettled: tuple[int, int] | None = field(default=None, compare=False)
 
     @property
     def paused(self) -> bool:
@@ -100,13 +102,17 @@ class Group:
 
     def free(self, partition: Partition, successor: int) -> None:
         partition.last_owner, partition.successor = partition.owner, successor
-        partition.owner = partition.epoch = partition.claimed_from = -1
+        partition.owner = partition.epoch = partition.floor = -1
 
     def end_session(self, session: int) -> None:
-        """Ends a session and frees its claims. Positions, generations, versions, figures and progress stay (F3.3)."""
+        """Ends a session and frees its claims. Positions, generations, versions, figures and progress stay, and so
+        do floors in at-most-once mode (F3.3).
+        """
         for partition in self.partitions.values():
             if partition.owner == session:
+                floor = partition.floor if self.mode == 2 else -1
                 self.free(partition, -1)
+                partition.floor = floor
         del self.sessions[session]
 
 
@@ -161,5 +167,5 @@ def group_digest(name: str, group: Group) -> int:
         figures = (part.lag, part.in_flight, part.attempts)
         progress = word_hash(part.progress) if part.progress else 0
         parked = text_hash(part.parked) if part.parked else 0
-        rows.append((4, text_hash(title), number, *owned, *figures, part.claimed_from, progress, parked))
+        rows.append((4, text_hash(title), number, *owned, *figures, part.floor, progress, parked))
     return sum(word_hash(packed(*row)) for row in rows) % 2**64

@@ -19,8 +19,9 @@ from marshal_py.client.message import Batch, Message, Part
 from marshal_py.client.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption
 from marshal_py.protocol import progress
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun

@@ -10,8 +10,8 @@ import pytest
 from marshal_py.client import grants
 from marshal_py.client.buffers import Buffer
 from marshal_py.client.handling_rate import HandlingRate
+from marshal_py.protocol.at_most_once import AtMostOnce, Grant
 from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtMostOnce, Grant
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import DataSource

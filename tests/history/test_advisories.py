@@ -316,3 +316,19 @@ def test_a_text_never_begins_a_line() -> None:
 
 def test_checkers_know_every_kind() -> None:
     assert get_args(AdvisoryKind) == tuple(KINDS)
+
+
+def test_what_a_session_that_ended_may_have_lost() -> None:
+    """F3.3: granted, neither reported as handled nor given back; with the end of the session, also after a restart."""
+    book = DifferentialLog()
+    session, epoch = book.owner(mode=AT_MOST_ONCE)
+    idle = book.claim(session, 1, 50)
+    other = book.join("other", AT_MOST_ONCE)
+    book.must(ClaimingMessages(session, (MessageRange(epoch, 100, 100, 150), MessageRange(idle, 50, 50, 60))))
+    book.must(Heartbeat(session, 1, (ClaimState(epoch, 120), ClaimState(idle, 60))))
+    end = book.must(Evict(session, book.session(session).extended, 2 * INTERVAL_MS, "other"))
+    book.claim(other)
+    for start in (0, end):
+        found = [one for one in advisories_of(book, start) if one.kind == "amo_lost"]
+        assert [to_text(one) for one in found] == ["amo_lost t:0 from 120 to 150 (c): at most 30 messages"]
+        assert [(one.log_offset, one.session, one.epoch) for one in found] == [(end, session, epoch)]

@@ -9,7 +9,18 @@ import pytest
 
 from marshal_py.history.explain import Cut, Difference, Explanation, diff, explain
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import ClaimingPartition, ClaimState, GroupConfig, Heartbeat, Leave, Move, SetPosition
+from marshal_py.protocol.records import (
+    AT_MOST_ONCE,
+    ClaimingMessages,
+    ClaimingPartition,
+    ClaimState,
+    GroupConfig,
+    Heartbeat,
+    Leave,
+    MessageRange,
+    Move,
+    SetPosition,
+)
 from marshal_py.protocol.world import World
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
@@ -115,6 +126,17 @@ def test_a_long_story_keeps_the_move_it_rests_on(book: DifferentialLog) -> None:
     assert len(found.lines) == 5
     assert found.left_out == 7 + 30 - 5
     assert [line.verdict["type"] for line in found.lines].count("SetPosition") == 1
+
+
+def test_what_a_session_that_ended_may_have_lost() -> None:
+    """F3.3: the line of the record that ended the session says it."""
+    book = DifferentialLog()
+    session, epoch = book.owner(AT_MOST_ONCE)
+    book.must(ClaimingMessages(session, (MessageRange(epoch, 100, 100, 150),)))
+    book.must(Heartbeat(session, 1, (ClaimState(epoch, 120),)))
+    book.must(Leave(session, "died: signal 9"))
+    found = story(book)
+    assert found.lines[-1].text.endswith("-> nobody owns it now, at most 30 messages are lost: 120 to 149")
 
 
 def test_why_the_policy_gives_a_partition_to_nobody() -> None:

@@ -383,6 +383,23 @@ def test_what_is_given_back() -> None:
     assert (row.from_position, row.to_position, row.to_offset, row.ended) == (100, 120, gone, "release")
 
 
+def test_what_a_session_that_ended_may_have_lost() -> None:
+    """F3.3: a row of its own, at the record that ended the session; none for what was handled."""
+    book = DifferentialLog()
+    session, epoch = book.owner(AT_MOST_ONCE)
+    book.must(ClaimingMessages(session, (MessageRange(epoch, 100, 100, 150),)))
+    book.must(Heartbeat(session, 1, (ClaimState(epoch, 120),)))
+    end = book.must(Evict(session, book.last, 2_000, "d"))
+    (row,) = fold(book.values)["lost"]
+    assert (row.from_position, row.to_position, row.cause, row.offset, row.session) == (
+        120,
+        150,
+        "amo_lost",
+        end,
+        session,
+    )
+
+
 def test_a_seek_is_an_interval_of_its_own() -> None:
     """F6.6: the owner stays, under another epoch and in a new generation, without a gap."""
     book = DifferentialLog()

@@ -103,11 +103,11 @@ def test_claim_accepted() -> None:
     """F4.5: owner the session, epoch and version this offset, successor none, and what began is the position."""
     log = DifferentialLog()
     session, epoch = log.owner(mode=2)
-    assert log.state() == {"owner": session, "epoch": epoch, "version": epoch, "position": 100, "began": 100}
+    assert log.state() == {"owner": session, "epoch": epoch, "version": epoch, "position": 100, "floor": 100}
     log.release(session, epoch, successor=session)
     assert log.partition().successor == session
     again = log.claim(session)
-    held = {"owner": session, "epoch": again, "version": again, "position": 100, "last_owner": session, "began": 100}
+    held = {"owner": session, "epoch": again, "version": again, "position": 100, "last_owner": session, "floor": 100}
     assert log.state() == held
 
 
@@ -115,20 +115,20 @@ def test_a_claim_counts_a_delivery_at_least_once() -> None:
     """F4.5: attempts + 1, for the owner may die from here on; never in an at-most-once group, nor of a whole topic."""
     log = DifferentialLog()
     first, epoch = log.owner()
-    assert (log.partition().attempts, log.partition().began) == (1, 100)
+    assert (log.partition().attempts, log.partition().floor) == (1, 100)
     log.must(Heartbeat(first, 0, (ClaimState(epoch, 150, attempts=4),)))
-    assert log.partition().began == 100, "where the claim began, not its present position"
+    assert log.partition().floor == 100, "where the claim began, not its present position"
     log.must(Leave(first))
-    assert (log.partition().attempts, log.partition().began) == (4, -1)
+    assert (log.partition().attempts, log.partition().floor) == (4, -1)
     second = log.join("d")
     epoch = log.claim(second)
-    assert (log.partition().attempts, log.partition().began) == (5, 150)
+    assert (log.partition().attempts, log.partition().floor) == (5, 150)
     log.must(ReleasingPartition(second, epoch, 150, attempts=2))
     log.claim(second)
     assert log.partition().attempts == 3
     for topic in ("t", ""):
         log.claim(second, -1, topic=topic)
-        assert (log.partition(-1, topic).attempts, log.partition(-1, topic).began) == (0, -1)
+        assert (log.partition(-1, topic).attempts, log.partition(-1, topic).floor) == (0, -1)
     once = DifferentialLog()
     session, epoch = once.owner(mode=2)
     once.release(session, epoch)

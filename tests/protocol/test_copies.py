@@ -76,7 +76,7 @@ def test_copies_right_after_the_original() -> None:
     log.refuses(claim, "held")
     log.must(grant := ClaimingMessages(session, (MessageRange(epoch, 100, 100, 110),)))
     log.refuses(grant, "from")
-    log.must(beat := Heartbeat(session, 0, (ClaimState(epoch, 110, 1, 1, 1),), (9,)))
+    log.must(beat := Heartbeat(session, 0, (ClaimState(epoch, 103, 1, 1, 1),), (9,)))
     state = log.state()
     log.must(beat)
     assert log.state() == state

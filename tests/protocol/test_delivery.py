@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_py.protocol import progress
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.offset_run import MARK_MS, OffsetRun
 from marshal_py.protocol.progress import Range

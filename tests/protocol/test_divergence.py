@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from marshal_py.errors import Diverged
-from marshal_py.protocol.delivery import AtMostOnce
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.divergence import first_difference
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import Checkpoint, ClaimingPartition, GroupConfig, Heartbeat, Note

@@ -189,7 +189,7 @@ def test_heartbeat_moves_positions_at_least_once() -> None:
     session, epoch = log.owner()
     second = log.claim(session, 1, 7)
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 110, 1, 2, 3, b"p"), ClaimState(second, 8))))
-    held = {"owner": session, "epoch": epoch, "version": epoch, "began": 100}
+    held = {"owner": session, "epoch": epoch, "version": epoch, "floor": 100}
     assert log.state() == {**held, "position": 110, "lag": 1, "in_flight": 2, "attempts": 3, "progress": b"p"}
     assert log.partition(1).position == 8
     later = {**held, "position": 110, "lag": 4, "in_flight": 5, "attempts": 6, "progress": b"no list"}
@@ -213,7 +213,7 @@ def test_heartbeat_sets_figures_only_at_most_once() -> None:
             "epoch": epoch,
             "version": epoch,
             "position": 100,
-            "began": 100,
+            "floor": 100,
             "lag": position,
             "in_flight": 5,
         }
@@ -295,7 +295,7 @@ def test_the_end_of_a_session(ended_by: str) -> None:
     epoch = log.claim(session)
     whole, pin = log.claim(session, -1), log.claim(session, -1, topic="")
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 160, 1, 2, 3, b"p"),)))
-    assert log.partition().began == 150
+    assert log.partition().floor == 150
     end: dict[str, Record] = {
         "Leave": Leave(session),
         "Evict": Evict(session, log.session(session).extended, 2 * INTERVAL_MS),

@@ -9,14 +9,18 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.protocol import codec
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
     ClaimState,
+    Evict,
     GroupConfig,
     Heartbeat,
+    Join,
     Leave,
     MessageRange,
+    Move,
     ReleaseGroup,
     ReleasingPartition,
     SeekingPartition,
@@ -121,7 +125,7 @@ def test_grant_accepted() -> None:
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 0, 1, 2),)))
     grant = ask(session, (epoch, 100, 105, 120))
     assert granted(log, grant) == (0,)
-    held = {"owner": session, "epoch": epoch, "version": epoch, "lag": 1, "in_flight": 2, "began": 100}
+    held = {"owner": session, "epoch": epoch, "version": epoch, "lag": 1, "in_flight": 2, "floor": 100}
     assert log.state() == {**held, "position": 120}
     log.refuses(grant, "from")
     # What was skipped and what was granted is never granted again, to nobody.
@@ -161,7 +165,7 @@ def test_a_release_gives_back() -> None:
     assert log.state() == {"position": 120, "version": version, "last_owner": session, "in_flight": 4}
     other = log.join("d", 2)
     epoch = log.claim(other)
-    assert (log.partition().began, log.partition().position) == (120, 120)
+    assert (log.partition().floor, log.partition().position) == (120, 120)
     log.refuses(ask(other, (epoch, 119, 119, 130)), "from")
     log.must(ask(other, (epoch, 120, 120, 130)))
 
@@ -280,7 +284,7 @@ def test_seek_accepted(to: int) -> None:
         "epoch": at,
         "version": at,
         "position": to,
-        "began": to,
+        "floor": to,
         "generation": 1,
         "attempts": 1,
     }
@@ -328,3 +332,79 @@ def test_a_move_and_a_change_of_mode_know_the_version_of_a_seek() -> None:
     assert log.partition().generation == 2
     log.must(GroupConfig(-1, token, 2))
     assert log.partition().generation == 3
+
+
+# --- F2.3, F3.3, F4.5: what became of the grants of an owner that ended
+
+
+def unsettled(log: DifferentialLog) -> tuple[int, int] | None:
+    return log.group.unsettled(TopicPartition("t", 0))
+
+
+def test_a_heartbeat_raises_the_floor() -> None:
+    """F2.3: its position becomes the floor, from the floor up to the position, both included; nothing else does."""
+    log = DifferentialLog()
+    session, epoch = log.owner(mode=2)
+    log.must(ask(session, (epoch, 100, 100, 150)))
+    for position, floor in ((99, 100), (120, 120), (119, 120), (151, 120), (150, 150)):
+        log.must(Heartbeat(session, 0, (ClaimState(epoch, position),)))
+        assert (log.partition().floor, log.partition().position) == (floor, 150)
+
+
+def test_nothing_below_the_floor_is_given_back() -> None:
+    """F6.3: what its owner has reported as handled stays granted."""
+    log = DifferentialLog()
+    session, epoch = log.owner(mode=2)
+    log.must(ask(session, (epoch, 100, 100, 150)))
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 120),)))
+    log.refuses(give(session, epoch, 150, 119), "range")
+    log.must(give(session, epoch, 150, 120))
+    assert (log.partition().floor, log.partition().position) == (-1, 120)
+
+
+@pytest.mark.parametrize("ends", [Leave, Evict, Join])
+def test_what_is_unsettled(ends: type[Leave | Evict | Join]) -> None:
+    """F3.3, F4.5: from the floor up to the position, until the next claim, whose verdict names it."""
+    log = DifferentialLog()
+    session, epoch = log.owner(mode=2)
+    other = log.join("d", 2)
+    log.must(ask(session, (epoch, 100, 100, 150)))
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 120),)))
+    extended = log.last
+    assert unsettled(log) is None, "somebody owns it"
+    records = {
+        Leave: Leave(session),
+        Evict: Evict(session, extended, 2_000),
+        Join: log.new_join("c", 2, predecessor=session),
+    }
+    log.must(records[ends])
+    assert unsettled(log) == (120, 150)
+    claim = ClaimingPartition(other, "t", 0, log.partition().version)
+    assert log.put(codec.encode(claim, GROUP, INCARNATION)).unsettled == (120, 150)
+    again = log.last
+    assert (log.partition().floor, unsettled(log)) == (150, None)
+    log.must(ask(other, (again, 150, 150, 160)))
+    log.must(Heartbeat(other, 0, (ClaimState(again, 160),)))
+    log.must(Leave(other))
+    assert unsettled(log) is None, "all of its grants were handled"
+
+
+def test_a_new_generation_settles() -> None:
+    """F3.3, F8.3: who moves the position knows what he does."""
+    log = DifferentialLog()
+    session, epoch = log.owner(mode=2)
+    log.must(ask(session, (epoch, 100, 100, 150)))
+    log.must(Leave(session))
+    token = log.must(ReleaseGroup(-1, -1, 60_000))
+    log.must(SetPosition(token, (Move("t", 0, log.partition().version, 100),)))
+    assert (log.partition().floor, unsettled(log)) == (-1, None)
+
+
+def test_nothing_is_unsettled_at_least_once() -> None:
+    """F3.3: the position is the lowest unfinished message, which the next owner delivers."""
+    log = DifferentialLog()
+    session, epoch = log.owner()
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 120),)))
+    assert (log.partition().floor, log.partition().position) == (100, 120)
+    log.must(Leave(session))
+    assert (log.partition().floor, unsettled(log)) == (-1, None)

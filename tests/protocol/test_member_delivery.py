@@ -8,8 +8,8 @@ from zlib import crc32
 import pytest
 
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError, ModeMismatch, SessionCloned
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import ClaimPhase
-from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.member_state import MIRROR_MS
 from marshal_py.protocol.ready import Wanted
 from marshal_py.protocol.records import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.errors import SessionCloned
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
     RECORD_TYPES,
@@ -396,3 +396,37 @@ def test_a_clone_gives_nothing_back_that_the_other_delivers(same_range: bool) ->
     assert releases(cluster) == []
     cluster.run(I)
     assert releases(cluster) == []
+
+
+# --- what an owner that died may have lost
+
+
+def test_who_takes_over_says_what_a_dead_owner_may_have_lost() -> None:
+    """F4.5, T11: its grants above what its last heartbeat said that handlers are done with; the new owner says so."""
+    cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
+    a, b = cluster.team("a", "b")
+    claim = next(iter(a.member.claims.values()), None) or next(iter(b.member.claims.values()))
+    owner, other = (a, b) if a.member.claims else (b, a)
+    granted(cluster, owner, claim, (0, 10))
+    took(owner, claim, 4)
+    cluster.run(THIRD_MS + TRIP)
+    assert owner.take(claim) == 4  # its handler has it when the process dies
+    cluster.kill(owner)
+    cluster.run_until(lambda: other.owned == {0})
+    ((_, lost),) = other.advised("amo_lost")
+    assert (lost.offset, lost.to) == (4, 10)
+    assert other.member.grants_lost == 6
+
+
+def test_an_idle_owner_that_dies_has_lost_nothing() -> None:
+    """T11: also for one who joins when the owner's last heartbeat with an entry is long past."""
+    cluster, a = owner()
+    claim = a.claim(0)
+    granted(cluster, a, claim, (0, 10))
+    took(a, claim, 10)
+    cluster.run(3 * I)
+    (b,) = cluster.team("b")
+    cluster.kill(a)
+    cluster.run_until(lambda: b.owned == {0})
+    assert not b.advised("amo_lost")
+    assert b.member.grants_lost == 0

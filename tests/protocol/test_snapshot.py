@@ -183,7 +183,7 @@ def test_a_state_with_everything_in_it() -> None:
     assert (topic.id, topic.first_count, group.deleted_at, group.pause_change) == ("two", 0, 1, 1)
     assert world.groups["deleted"].deleted
     one, two = (group.partitions[TopicPartition(TOPIC, number)] for number in (0, 1))
-    assert (one.began, one.position, one.generation, one.attempts) == (50, 50, 3, 1)
+    assert (one.floor, one.position, one.generation, one.attempts) == (50, 50, 3, 1)
     assert (two.parked, two.progress, two.attempts, two.in_flight) == ("DataTopicRecreated", b"q", 4, 3)
     (session,) = group.sessions.values()
     assert (session.idle_ms, session.ready, session.mark > 0) == (77, (9,), True)

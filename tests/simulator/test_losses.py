@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py.protocol.delivery import AtMostOnce
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.member import Member
 from marshal_py.simulator import oracle
 from marshal_py.simulator.run import simulate

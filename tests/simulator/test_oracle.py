@@ -571,7 +571,7 @@ def test_heartbeat_at_least_once() -> None:
         lag=1,
         in_flight=2,
         attempts=3,
-        claimed_from=100,
+        floor=100,
         progress=b"p",
     )
     assert part == expected

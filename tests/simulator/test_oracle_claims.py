@@ -23,9 +23,7 @@ def test_claim() -> None:
     assert log.say(CLAIM, session, "t", 0, -1) == "start"
     assert log.group.partitions == {}
     epoch = log.must(CLAIM, session, "t", 0, -1, 5)
-    assert log.partition() == Partition(
-        owner=session, epoch=epoch, position=5, version=epoch, claimed_from=5, attempts=1
-    )
+    assert log.partition() == Partition(owner=session, epoch=epoch, position=5, version=epoch, floor=5, attempts=1)
     assert log.say(CLAIM, session, "t", 0, epoch, 9) == "held"
     released = log.must(RELEASE, session, epoch, -1, NOW)
     again = log.must(CLAIM, session, "t", 0, released, 99)
@@ -41,19 +39,19 @@ def test_every_claim_counts_a_delivery_at_least_once() -> None:
     assert log.release(session, epoch, position=110, attempts=4, in_flight=3, progress=b"p") == "accepted"
     log.must(CLAIM, session, "t", 0, log.last)
     part = log.partition()
-    assert (part.attempts, part.in_flight, part.progress, part.claimed_from) == (5, 3, b"p", 110)
+    assert (part.attempts, part.in_flight, part.progress, part.floor) == (5, 3, b"p", 110)
     version = log.last
     log.must(LEAVE, session)
-    assert (part.attempts, part.claimed_from, part.progress) == (5, -1, b"p")
+    assert (part.attempts, part.floor, part.progress) == (5, -1, b"p")
     log.must(CLAIM, log.join(), "t", 0, version)
-    assert (part.attempts, part.claimed_from, part.progress) == (6, 110, b"p")
+    assert (part.attempts, part.floor, part.progress) == (6, 110, b"p")
 
 
 def test_a_claim_at_most_once_counts_nothing() -> None:
     """F4.5: attempts grow in an at-least-once group only; the claim's beginning is noted in both."""
     log = Log()
     log.owner(mode=2)
-    assert (log.partition().attempts, log.partition().claimed_from) == (0, 100)
+    assert (log.partition().attempts, log.partition().floor) == (0, 100)
 
 
 def test_claims_without_positions() -> None:
@@ -116,7 +114,7 @@ def test_grants() -> None:
     session, epoch = log.owner(mode=2)
     log.must(GRANT, session, [[epoch, 100, 105, 1_000_105]])
     part = log.partition()
-    assert (part.position, part.version, part.epoch, part.claimed_from) == (1_000_105, epoch, epoch, 100)
+    assert (part.position, part.version, part.epoch, part.floor) == (1_000_105, epoch, epoch, 100)
     assert log.say(GRANT, session, [[epoch, 100, 105, 1_000_105]]) == "from"
 
 
@@ -293,7 +291,7 @@ def test_seek() -> None:
             position=position,
             generation=generation + 1,
             version=at,
-            claimed_from=position,
+            floor=position,
             attempts=1,
         )
         assert log.say(*seek) == "claim"

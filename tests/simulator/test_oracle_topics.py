@@ -48,7 +48,7 @@ def test_topology() -> None:
     assert log.release(session, high, position=5, attempts=1, in_flight=1, progress=b"p", parked="why") == "accepted"
     shrunk = log.must(TOPOLOGY, "t", 3, grown, token)
     assert log.partition(3) == Partition(generation=1, version=shrunk, last_owner=session)
-    assert log.partition(0) == Partition(owner=session, epoch=low, position=5, version=low, claimed_from=5, attempts=1)
+    assert log.partition(0) == Partition(owner=session, epoch=low, position=5, version=low, floor=5, attempts=1)
     assert (topic.count, topic.first_count) == (3, 2)
 
 
@@ -205,7 +205,7 @@ def test_a_revived_group_begins_above_all_that_was() -> None:
     epoch = log.must(CLAIM, session, "t", 0, -1, 5)
     whole = log.must(CLAIM, session, "t", -1, -1)
     assert log.partition() == Partition(
-        owner=session, epoch=epoch, position=5, generation=again + 1, version=epoch, claimed_from=5, attempts=1
+        owner=session, epoch=epoch, position=5, generation=again + 1, version=epoch, floor=5, attempts=1
     )
     assert log.partition(-1) == Partition(owner=session, epoch=whole, generation=again + 1, version=whole)
     token = log.must(PAUSE, again, -1, 5000)

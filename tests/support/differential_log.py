@@ -210,6 +210,7 @@ class DifferentialLog:
         assert verdict.group == (judged.group or "")
         assert (verdict.outcome is Outcome.ACCEPTED) == (verdict.reason == "")
         assert verdict.granted == judged.granted, "the ranges that were granted (F5.2)"
+        assert verdict.unsettled == judged.unsettled, "what became of the last owner's grants (F4.5)"
         assert (verdict.record is None) == (judged.record is None)
         if verdict.record is not None:
             assert type(verdict.record).__name__ == judged.record.type
@@ -259,7 +260,7 @@ class DifferentialLog:
             "lag",
             "in_flight",
             "attempts",
-            "began",
+            "floor",
             "progress",
             "parked",
         )

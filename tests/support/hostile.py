@@ -243,8 +243,8 @@ def _release(rng: Random, group: Group) -> Record:
 def _give(rng: Random, known: Partition) -> int:
     """Mostly between where the claim began and the position, both included; else beside one of them, or none."""
     if rng.random() < 0.2:
-        return min(max(NONE, rng.choice((NONE, known.began - 1, known.position + 1))), OFFSET_MAX)
-    low, high = max(0, known.began), max(0, known.position)
+        return min(max(NONE, rng.choice((NONE, known.floor - 1, known.position + 1))), OFFSET_MAX)
+    low, high = max(0, known.floor), max(0, known.position)
     return rng.choice((low, high, rng.randint(low, max(low, high))))
 
 

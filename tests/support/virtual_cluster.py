@@ -17,8 +17,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 from marshal_py.protocol import codec
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
