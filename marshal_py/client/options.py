@@ -14,9 +14,9 @@ from marshal_py.client import start_positions
 from marshal_py.client.group_config import GroupConfig
 from marshal_py.client.info import ClaimInfo
 from marshal_py.client.retention import RetentionPolicy
-from marshal_py.errors import InvalidName, InvalidOption
+from marshal_py.errors import InvalidOption
 from marshal_py.protocol.assignment import DEFAULT_POLICY, OWN_POLICIES
-from marshal_py.protocol.identity import check_id
+from marshal_py.protocol.identity import check_id, check_topic
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import (
     INTERVAL_MS_MAX,
@@ -330,7 +330,6 @@ def _advice(name: str) -> str:
     return f"no option is called {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
-_NAME_RULE: Final = "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -"
 _PATTERN_RULE: Final = "; a pattern begins with ^"
 
 
@@ -352,8 +351,8 @@ def check_topics(topics: Sequence[str], *, patterns: bool = False) -> tuple[str,
                 compile_pattern(name)
             except ValueError as error:
                 raise InvalidOption("topics", name, f"a pattern: {error}") from error
-        elif len(name) > 249 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
-            raise InvalidName("topic", name, _NAME_RULE + _PATTERN_RULE * patterns)
+        else:
+            check_topic(name, _PATTERN_RULE * patterns)
     return names
 
 

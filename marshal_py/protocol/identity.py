@@ -9,6 +9,8 @@ from marshal_py.errors import InvalidName
 
 ID_BYTES_MAX = 255  # one length byte in the envelope (PROTOCOL.md 4.1)
 _TOKEN = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")  # Kafka's rule
 NONE = -1  # "no offset, no session, no partition" on the wire and in the world (PROTOCOL.md 5)
 
 
@@ -67,9 +69,10 @@ class Instant(NamedTuple):
 
 
 def check_id(kind: str, value: object) -> str:
-    """Returns `value` if people may choose it as an id, else raises InvalidName.
+    """Returns `value` if people may choose it as an id (of a group, client, member or topic), else raises InvalidName.
 
-    An id has 1-255 bytes of utf-8 (PROTOCOL.md 4.2), any character but NUL.
+    An id has 1-255 bytes of utf-8 (PROTOCOL.md 4.2), any character but control characters. These are no rule of the
+    fold: it never looks into an id.
     """
     if not isinstance(value, str):
         raise InvalidName(kind, value, f"it must be a str, not {type(value).__name__}")
@@ -79,6 +82,19 @@ def check_id(kind: str, value: object) -> str:
         raise InvalidName(kind, value, "it must be encodable as utf-8") from error
     if not 1 <= size_bytes <= ID_BYTES_MAX:
         raise InvalidName(kind, value, f"it must be 1 to {ID_BYTES_MAX} bytes of utf-8, this is {size_bytes}")
-    if "\0" in value:
-        raise InvalidName(kind, value, "NUL would cut it short in Kafka's C client, and name another group there")
+    if _CONTROL.search(value):
+        rule = "it must not hold control characters: NUL cuts it short in Kafka's C client, a newline breaks a table"
+        raise InvalidName(kind, value, rule)
     return value
+
+
+def check_topic(name: object, also: str = "") -> str:
+    """Returns `name` if Kafka takes it as the name of a topic, else raises InvalidName.
+
+    `also`: what else the caller takes, for the error.
+    """
+    checked = check_id("topic", name)
+    if not _TOPIC_NAME.fullmatch(checked):
+        rule = "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ - and neither . nor .. alone"
+        raise InvalidName("topic", checked, rule + also)
+    return checked

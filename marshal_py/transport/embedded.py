@@ -37,12 +37,12 @@ from marshal_py.errors import (
     ClusterUnreachable,
     ConsumerClosed,
     EmbeddedLogFull,
-    InvalidName,
     InvalidOption,
     TopicMissing,
     UnsupportedPlatform,
     UsedAfterFork,
 )
+from marshal_py.protocol.identity import check_topic
 
 # Of the capabilities that a transport may lack (transport/ports.py), a client of this broker has none.
 CAPABILITIES: frozenset[str] = frozenset()
@@ -75,9 +75,6 @@ ROUND_TRIP_MS_MAX = 3_600_000
 
 # Metadata and offsets take one round trip on this machine; a broker that takes longer has been switched off.
 LOOKUP_TIMEOUT_S = 10.0
-
-# Kafka's rule. The mock accepts any name, so a mistake would only show on a real cluster.
-TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 # The mock names its cluster after its address in memory. Kafka's own ids are 22 characters of base64.
 CLUSTER_ID = re.compile(r"mockCluster[0-9a-f]+")
@@ -369,8 +366,7 @@ class Broker:
 
     def create_topic(self, name: str, partitions: int | None = None, replication: int = 1) -> None:
         """Creates a topic. Partitions cannot be added later. Raises EmbeddedCallFailed, code 36, if it exists."""
-        if not TOPIC_NAME.fullmatch(name):
-            raise InvalidName("topic", name, "1 to 249 of A-Z a-z 0-9 . _ - and not . or ..")
+        check_topic(name)  # the mock accepts any name, so a mistake would only show on a real cluster
         count = self.partitions if partitions is None else partitions
         _require("partitions", count, 1, PARTITIONS_MAX)
         _require("replication", replication, 1, self.brokers)

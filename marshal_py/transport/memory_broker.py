@@ -13,7 +13,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from marshal_py.errors import ClusterUnreachable, InvalidOption, TopicMissing
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.identity import TopicPartition, check_topic
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, Clock
 from marshal_py.transport.topic_checks import KEEP_FOREVER
@@ -93,6 +93,8 @@ class MemoryBroker:
         self._id = 0
 
     def create_topic(self, name: str, partitions: int) -> None:
+        """Creates a topic. Raises InvalidName for a name that Kafka does not take."""
+        check_topic(name)
         with self.lock:
             self._id += 1
             self.topics[name] = [[] for _ in range(partitions)]

@@ -134,8 +134,11 @@ def test_groups_that_nobody_created(owner: Any) -> None:
             call()
     with pytest.raises(GroupMissing):
         owner.delete_group("nobody")
-    with pytest.raises(InvalidName):
-        owner.group("")
+    for name in ("", "two\nlines"):
+        with pytest.raises(InvalidName, match="group"):
+            owner.group(name)
+        with pytest.raises(InvalidName, match="group"):
+            owner.create_group(name, GREEDY)
 
 
 @pytest.mark.parametrize("wrong", [{"policy": "dice"}, {"delivery": "twice"}, {"on_topic_recreated": "maybe"}])

@@ -38,21 +38,8 @@ from tests.support.client_fixtures import (
     until,
 )
 
-WRONG_IDS: list[Any] = ["", "a\0b", "x" * 256, "ä" * 128, 5, None, b"bytes", "\ud800"]
-ODD_IDS = [
-    "a/b",
-    "team.consumer",
-    "a b",
-    "a:b,c;d",
-    "grüße",
-    "消费者",
-    "🙂",
-    "x" * 255,
-    "ä" * 127,
-    "'\"\\",
-    "-",
-    "a\tb\nc",
-]
+WRONG_IDS: list[Any] = ["", "a\0b", "a\nb", "a\tb", "a\x85b", "x" * 256, "ä" * 128, 5, None, b"bytes", "\ud800"]
+ODD_IDS = ["a/b", "team.consumer", "a b", "a:b,c;d", "grüße", "消费者", "🙂", "x" * 255, "ä" * 127, "'\"\\", "-"]
 
 
 @pytest.fixture
@@ -87,7 +74,7 @@ def test_a_member_name_is_a_name(marshal: Marshal, wrong: Any) -> None:
         marshal.consumer("g", ["t"], member=wrong)
 
 
-@pytest.mark.parametrize("wrong", ["", "a/b", "a b", "ä", "x" * 250, 5, None], ids=repr)
+@pytest.mark.parametrize("wrong", ["", ".", "..", "a/b", "a b", "ä", "x" * 250, 5, None], ids=repr)
 def test_a_topic_is_named_as_kafka_names_it(marshal: Marshal, wrong: Any) -> None:
     with pytest.raises(InvalidName, match="topic"):
         marshal.consumer("g", [wrong])

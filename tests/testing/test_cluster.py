@@ -12,7 +12,14 @@ import pytest
 
 import marshal_py
 from marshal_py import Consumer, Message, aio
-from marshal_py.errors import ClusterUnreachable, ConsumerClosed, InvalidOption, TopicMissing, UnsupportedPlatform
+from marshal_py.errors import (
+    ClusterUnreachable,
+    ConsumerClosed,
+    InvalidName,
+    InvalidOption,
+    TopicMissing,
+    UnsupportedPlatform,
+)
 from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster, clock, local_cluster
 
 INTERVAL_S = 2.0  # the default heartbeat interval
@@ -64,6 +71,12 @@ def test_messages_are_read_and_acked(cluster: LocalCluster) -> None:
 def test_a_topic_that_does_not_exist(cluster: LocalCluster) -> None:
     with pytest.raises(TopicMissing):
         cluster.produce("nothing", b"")
+
+
+@pytest.mark.parametrize("name", [".", "..", "a b", ""])
+def test_a_name_that_kafka_does_not_take(cluster: LocalCluster, name: str) -> None:
+    with pytest.raises(InvalidName, match="topic"):
+        cluster.create_topic(name)
 
 
 def test_an_evicted_consumer_loses_its_claims_and_joins_again(cluster: LocalCluster) -> None:

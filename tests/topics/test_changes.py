@@ -54,6 +54,8 @@ def test_a_dry_run_changes_nothing(marshal: marshal_py.Marshal) -> None:
         (lambda m: m.create_topic("new", replication=0), BadRequest),
         (lambda m: m.create_topic("new", settings={"retention.ms": 5}), BadRequest),
         (lambda m: m.create_topic("a b"), InvalidName),
+        (lambda m: m.create_topic("."), InvalidName),
+        (lambda m: m.create_topic(".."), InvalidName),
         (lambda m: m.create_topic("__marshal"), InvalidName),
         (lambda m: m.delete_topic("__consumer_offsets"), InvalidName),
         (lambda m: m.update_topic("orders"), BadRequest),
