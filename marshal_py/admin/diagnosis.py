@@ -8,7 +8,7 @@ either.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from marshal_py.admin.overview import positions, stopped
@@ -18,7 +18,7 @@ from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import Join, Snapshot
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.waiting import unserved
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.world import Group, Session
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 DAY_MS: Final = 86_400_000
@@ -43,13 +43,17 @@ class Check(NamedTuple):
 
 
 class Study:
-    """Collects what the checks need to know about the records. Its owner passes each record in after folding it."""
+    """Collects what the checks need to know about the records. Its owner passes each record in after folding it.
 
-    def __init__(self, now_ms: int) -> None:
-        self.now_ms = now_ms
+    Two clocks are kept apart, because a long log takes seconds to read. `now_ms`: when the ends of the logs were looked
+    up; who was silent until then was silent. `clock` returns the ms since 1970 of this machine while it reads: a record
+    cannot be written after it is read, so a timestamp beyond it shows a clock that is ahead.
+    """
+
+    def __init__(self, now_ms: int, clock: Callable[[], int]) -> None:
+        self.now_ms, self._clock = now_ms, clock
         self.last_ms: dict[str, int] = {}  # by group: the newest timestamp
-        self.day_bytes: dict[int, int] = defaultdict(int)  # by log: written within the last day
-        self.first_ms: dict[int, int] = {}  # by log: the oldest timestamp
+        self.sizes: dict[int, list[int]] = {}  # by log: how many records were read, and their bytes
         self.snapshot_at: dict[int, int] = {}  # by log: offset of the newest snapshot record
         self.behind_ms: dict[str, list[int]] = defaultdict(list)  # by client: how far behind others, per record
         self.ahead_ms: dict[str, int] = {}  # by client: ahead of this machine
@@ -58,9 +62,9 @@ class Study:
 
     def read(self, record: LogRecord, verdict: Verdict) -> None:
         log, at_ms = record.log, record.timestamp_ms
-        self.first_ms.setdefault(log, at_ms)
-        if at_ms >= self.now_ms - DAY_MS:
-            self.day_bytes[log] += len(record.value or b"") + RECORD_BYTES
+        size = self.sizes.setdefault(log, [0, 0])
+        size[0] += 1
+        size[1] += len(record.value or b"") + RECORD_BYTES
         if isinstance(verdict.record, Snapshot):
             self.snapshot_at[log] = record.offset
         if verdict.group:
@@ -86,7 +90,7 @@ class Study:
             self.behind_ms[client].append(newest_ms - at_ms)
         if at_ms >= newest_ms:
             self._newest[log] = (at_ms, client)
-        self.ahead_ms[client] = max(at_ms - self.now_ms, self.ahead_ms.get(client, 0))
+        self.ahead_ms[client] = max(at_ms - self._clock(), self.ahead_ms.get(client, 0))
 
 
 def of_clocks(study: Study) -> Check:
@@ -107,12 +111,38 @@ def of_clocks(study: Study) -> Check:
     )
 
 
-def of_versions(groups: Iterable[Group]) -> Check:
+def silence(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], int]) -> dict[int, int]:
+    """Returns for how many ms each session without a recent sign of life has been silent: it is dead, or cut off.
+
+    `extended_ms`: timestamp of the last sign of life, by group and session. SKEW_MS of silence is tolerated in
+    addition, because timestamps come from the writers' clocks, but the present time comes from this machine's clock.
+    """
+    found = {}
+    for session in group.sessions.values():
+        silent_ms = study.now_ms - extended_ms.get((group.name, session.id), study.now_ms)
+        if silent_ms > SILENT_INTERVALS * session.join.interval_ms + SKEW_MS:
+            found[session.id] = silent_ms
+    return found
+
+
+def of_content(groups: Sequence[Group], silent: Collection[tuple[str, int]]) -> Check:
+    """Says that all logs could be folded, and what is in them. `silent`: sessions that are not live, with groups."""
+    sessions = sum(len(group.sessions) for group in groups)
+    dead = f", {len(silent)} silent ones" if silent else ""
+    return Check(
+        "content", "ok", f"every log folds; {len(groups)} groups, {sessions - len(silent)} live sessions{dead}"
+    )
+
+
+def _live(groups: Iterable[Group], silent: Collection[tuple[str, int]]) -> list[Session]:
+    return [each for group in groups for each in group.sessions.values() if (group.name, each.id) not in silent]
+
+
+def of_versions(groups: Iterable[Group], silent: Collection[tuple[str, int]] = ()) -> Check:
     """Checks that all live consumers use the same version of the library, which their Joins name."""
     libraries: dict[str, set[str]] = defaultdict(set)
-    for group in groups:
-        for session in group.sessions.values():
-            libraries[session.join.library or "unnamed"].add(session.join.client_id)
+    for session in _live(groups, silent):
+        libraries[session.join.library or "unnamed"].add(session.join.client_id)
     if not libraries:
         return Check("versions", "ok", "no consumer is live")
     found = "; ".join(f"{library}: {len(clients)} consumers" for library, clients in sorted(libraries.items()))
@@ -123,9 +153,9 @@ def of_versions(groups: Iterable[Group]) -> Check:
     return Check("versions", "warn", found, f"harmless while you upgrade; {names} still run {fewest}")
 
 
-def of_witnesses(groups: Iterable[Group]) -> Check:
+def of_witnesses(groups: Iterable[Group], silent: Collection[tuple[str, int]] = ()) -> Check:
     """Says how many live consumers named a witness when they joined: their partitions move at once if they die."""
-    sessions = [session for group in groups for session in group.sessions.values()]
+    sessions = _live(groups, silent)
     without = sorted(session.join.client_id for session in sessions if not session.join.witness)
     if not sessions:
         return Check("witnesses", "ok", "no consumer is live")
@@ -173,19 +203,14 @@ def _orphan(group: Group, study: Study) -> Check | None:
 
 
 def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], int]) -> Check | None:
-    """Returns a warning that names the sessions without a recent sign of life, or None if there are none.
-
-    SKEW_MS of silence is tolerated in addition, because timestamps come from the writers' clocks, but the present time
-    comes from this machine's clock.
-    """
+    """Returns a warning that names the sessions without a recent sign of life, or None if there are none."""
     silent = {}
-    for session in group.sessions.values():
-        silent_ms = study.now_ms - extended_ms.get((group.name, session.id), study.now_ms)
-        if silent_ms > SILENT_INTERVALS * session.join.interval_ms + SKEW_MS:
-            silent[session.id] = (
-                f"session {session.id} of {session.join.client_id!r} for {silent_ms / 1000:.0f} s "
-                f"(its interval: {session.join.interval_ms / 1000:g} s)"
-            )
+    for number, silent_ms in silence(group, study, extended_ms).items():
+        join = group.sessions[number].join
+        silent[number] = (
+            f"session {number} of {join.client_id!r} for {silent_ms / 1000:.0f} s "
+            f"(its interval: {join.interval_ms / 1000:g} s)"
+        )
     if not silent:
         return None
     found = f"{group.name!r}: no sign of life of {first_of([words for _, words in sorted(silent.items())], NAMES_MAX)}"
@@ -237,14 +262,26 @@ def _gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check
             )
 
 
-def of_growth(study: Study, bounds: Mapping[int, Bounds]) -> Check:
-    """Checks how many records a joining consumer has to fold, and shows how fast the logs grow."""
+def newest_offset(group: Group) -> int:
+    """Returns the greatest offset that the state of a group names, about that of its last record; NONE if none."""
+    offsets = [group.config_offset, group.deleted_at, group.pause_change]
+    offsets += [topic.offset for topic in group.topics.values()]
+    offsets += [partition.version for partition in group.partitions.values()]
+    return max([*offsets, *(session.extended for session in group.sessions.values())])
+
+
+def of_growth(study: Study, bounds: Mapping[int, Bounds], day_began: Mapping[int, int]) -> Check:
+    """Checks how many records a joining consumer has to fold, and shows how fast the logs grow.
+
+    `day_began`: by log, the offset of the first record of the last 24 hours.
+    """
     records = {log: at.end - max(at.first, study.snapshot_at.get(log, 0)) for log, at in bounds.items()}
     longest = max(records, key=lambda log: records[log])
-    day_mb = sum(study.day_bytes.values()) / 1_000_000
+    day = {log: at.end - max(at.first, day_began.get(log, at.end)) for log, at in bounds.items()}
+    day_mb = sum(day[log] * size / count for log, (count, size) in study.sizes.items() if log in day) / 1_000_000
     found = (
         f"{sum(records.values())} records since the last snapshots, {records[longest]} of them in log {longest}; "
-        f"{day_mb:.1f} MB within a day"
+        f"{sum(day.values())} records, about {day_mb:.1f} MB, within a day"
     )
     if records[longest] > RECORDS_MANY:
         return Check(

@@ -243,14 +243,16 @@ class Logs:
     def limit(self, kept: Kept, kept_s: float) -> int:
         """Returns the offset below which a log's records may be deleted (N12); its first offset if none may.
 
-        `kept_s`: records younger than this many seconds are kept. Raises UnsupportedPlatform where the broker cannot
-        look up offsets by time.
+        `kept_s`: records younger than this many seconds are kept, and so is the snapshot from which they can be read.
+        Raises UnsupportedPlatform where the broker cannot look up offsets by time.
         """
         if not kept.deletable:
             return kept.first
         tp = TopicPartition(self.topic, kept.log)
         since_ms = SystemClock().now().wall_ms - round(kept_s * 1000)
-        return max(kept.first, min(kept.deletable, self.admin.offsets_at([tp], since_ms).get(tp, kept.deletable)))
+        before = min(kept.deletable, self.admin.offsets_at([tp], since_ms).get(tp, kept.deletable))
+        bounds = self._log.bounds(kept.log, self.timeout_s)
+        return replay_start.cut_of(self._log, kept.log, self.root() if kept.log else None, bounds, before)
 
     def delete(self, number: int, before: int) -> None:
         """Deletes the records of a log below the offset `before`.

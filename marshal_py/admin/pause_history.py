@@ -6,10 +6,11 @@ running (M2). Pure; fed with every verdict.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import GroupConfig, Heartbeat, ReleaseGroup, SetPosition
+from marshal_py.protocol.records import GroupConfig, Heartbeat, Record, ReleaseGroup, SetPosition
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
 
@@ -43,21 +44,34 @@ class PauseHistory:
             return
         match verdict.record:
             case ReleaseGroup() as record if record.duration_ms:
-                self.pause = Pause(
-                    verdict.offset, record.by, record.reason, record.duration_ms, record.msg_expire_time_ms
-                )
-                self.waited_ms, self.ended_by, self.waited_out = 0, "", False
+                self._begin(verdict.offset, record)
             case ReleaseGroup() as record:
                 self.ended_by, self.waited_out = record.by or "somebody", record.token == NONE
             case SetPosition(resume=True) as record:
                 self.ended_by, self.waited_out = record.by or "somebody", False
             case GroupConfig(deleted=True) as record:
                 self.ended_by, self.waited_out = record.by or "somebody", False
-            case Heartbeat() as record if record.pause is not None and self.pause is not None:
-                if record.pause.pause_change == self.pause.token:
+            case Heartbeat() as record if record.pause is not None:
+                if self.pause is None or record.pause.pause_change == self.pause.token:
                     self.waited_ms = max(self.waited_ms, record.pause.waited_ms)
             case _:
                 pass
+
+    def recall(self, group: Group, look_up: Callable[[int], Record | None]) -> None:
+        """Notes the running pause of a group whose log was read from a later snapshot on; does nothing without one.
+
+        `look_up(offset)` returns the record of the group's log at that offset, None if it was deleted.
+        """
+        if group.paused and self.running(group) is None:
+            record = look_up(group.pause_change)
+            if isinstance(record, ReleaseGroup):
+                waited_ms = self.waited_ms
+                self._begin(group.pause_change, record)
+                self.waited_ms = waited_ms
+
+    def _begin(self, offset: int, record: ReleaseGroup) -> None:
+        self.pause = Pause(offset, record.by, record.reason, record.duration_ms, record.msg_expire_time_ms)
+        self.waited_ms, self.ended_by, self.waited_out = 0, "", False
 
     def running(self, group: Group) -> Pause | None:
         """Returns the running pause; None if the group is not paused or if the record of the pause was not read."""

@@ -29,7 +29,7 @@ from marshal_py.errors import (
     TopicRecreated,
 )
 from marshal_py.protocol import codec, rationalizer
-from marshal_py.protocol.identity import TopicPartition, check_id
+from marshal_py.protocol.identity import NONE, PIN, TopicPartition, check_id
 from marshal_py.protocol.records import ClaimingPartition, Genesis, Record
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.world import World
@@ -93,6 +93,7 @@ class OperationRunner:
             if self._number:  # from here on the records of log 0 are skipped
                 self._begin(root)
             self._fold_to_end()
+            self._recall()
         except BaseException:
             self.close()
             raise
@@ -152,6 +153,21 @@ class OperationRunner:
             if records:
                 deadline = time.monotonic() + self.timeout_s
             self._fold(records)
+
+    def _recall(self) -> None:
+        """Looks up what the group's pause and its pin say, if the snapshot at which the fold began is newer."""
+        group = self._world.groups.get(self._name)
+        if group is None:
+            return
+        self._pause_history.recall(group, self._look_up)
+        pin = group.partitions.get(PIN)
+        if pin is not None and pin.owner != NONE and self.pinned_ms is None:
+            claim = replay_start.record_at(self._log, self._number, pin.epoch)
+            self.pinned_ms = None if claim is None else claim.timestamp_ms
+
+    def _look_up(self, offset: int) -> Record | None:
+        found = replay_start.record_at(self._log, self._number, offset)
+        return None if found is None else codec.open_record(found.value, self._world.crc_seed)
 
     def _poll(self, wait_s: float, deadline: float, log: int) -> list[LogRecord]:
         records = self._log.poll(wait_s)

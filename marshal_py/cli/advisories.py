@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -11,10 +11,12 @@ import msgspec
 import typer
 
 from marshal_py.cli import output
-from marshal_py.cli.options import ReadOptions, command, require_group
+from marshal_py.cli.options import ReadOptions, Since, command, require_group, say_where_it_begins, since_of
 from marshal_py.cli.state import NOBODY
+from marshal_py.client.observer import Judged
 from marshal_py.history.advisories import to_text
 from marshal_py.protocol.advisory import ALARMING, KINDS, Advisory
+from marshal_py.protocol.world import World
 
 EXAMPLE: Final = output.example("marshal advisories billing --kind claimed --kind evicted --json")
 
@@ -25,6 +27,7 @@ def advisories(
     group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until ctrl-C.")] = False,
     count: Annotated[int | None, typer.Option("-n", min=0, help="This many of the last ones; all if left out.")] = None,
+    since: Since = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,8 +45,15 @@ def advisories(
     with options.observer() as observer:
         if observer.root is None:
             output.say(NOBODY)
-        found = _wanted(observer.advisories(group), kinds)
+
+        def told(world: World, records: Iterator[Judged]) -> Iterator[Advisory]:
+            yield from _wanted(observer.told(group, world, records), kinds)
+
+        since_ms = since_of(since)
+        found = observer.newest(group, told, count, since_ms)
         require_group(observer, group, follow and options.dump is None)
+        say_where_it_begins(observer)
+        found = [one for one in found if since_ms is None or one.time_ms >= since_ms]
         found.sort(key=lambda advisory: (advisory.time_ms, advisory.log, advisory.log_offset))
         for advisory in found if count is None else found[max(0, len(found) - count) :]:
             _print(advisory, options.as_json)
@@ -65,8 +75,8 @@ def _kinds(given: list[str]) -> frozenset[str]:
     return frozenset(given) | (ALARMING if "alarming" in given else frozenset())
 
 
-def _wanted(found: Iterable[Advisory | None], kinds: frozenset[str]) -> list[Advisory]:
-    return [advisory for advisory in found if advisory is not None and (not kinds or advisory.kind in kinds)]
+def _wanted(found: Iterable[Advisory | None], kinds: frozenset[str]) -> Iterator[Advisory]:
+    return (advisory for advisory in found if advisory is not None and (not kinds or advisory.kind in kinds))
 
 
 def _print(advisory: Advisory, as_json: bool) -> None:

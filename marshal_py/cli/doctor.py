@@ -7,7 +7,7 @@ allow instead.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Annotated, Final
 
@@ -129,7 +129,7 @@ class Examination:
             except AccessDenied as error:
                 yield Check("settings", "warn", "this client may not see them", str(error))
             with Observer(transport, self.topic) as observer:
-                yield from self._content(observer, round(time.time() * 1000), admin, count)
+                yield from self._content(observer, lambda: time.time_ns() // 1_000_000, admin, count)
                 known = {topic for _, group in observer.groups() for topic in group.topics}
             yield from self._absent(admin, known)
         except AccessDenied as error:
@@ -141,15 +141,16 @@ class Examination:
             times_ms = (record.timestamp_ms for record in observer.records(observer.logs_of(None)))
             newest_ms = max(times_ms, default=0)
         with self.options.observer() as observer:
-            yield from self._content(observer, newest_ms)
+            yield from self._content(observer, lambda: newest_ms)
 
     def _content(
-        self, observer: Observer, now_ms: int, admin: KafkaAdmin | None = None, count: int = 0
+        self, observer: Observer, clock: Callable[[], int], admin: KafkaAdmin | None = None, count: int = 0
     ) -> Iterator[Check]:
-        """Checks the records of all logs, and the groups.
+        """Checks the records of all logs since their newest snapshots, and the groups.
 
-        `admin`: looks the groups' topics up in the cluster. `count`: how many partitions the coordination topic has.
-        Both are left out for a dump.
+        `clock`: returns the present time, in ms since 1970; for a dump, that of its newest record. `admin`: looks the
+        groups' topics up in the cluster. `count`: how many partitions the coordination topic has. Both are left out for
+        a dump.
         """
         if observer.root is None:
             yield Check("root", "warn", NOBODY)
@@ -162,23 +163,23 @@ class Examination:
         if count > root.partitions:
             surplus = count - root.partitions
             yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
-        study = Study(now_ms)
+        study = Study(clock(), clock)
         for judged in observer.read():
             study.read(judged.record, judged.verdict)
+        if admin is not None:
+            study.now_ms = observer.as_of_ms
         groups = [group for _, group in observer.groups()]
-        sessions = sum(len(group.sessions) for group in groups)
-        yield Check("content", "ok", f"every log folds; {len(groups)} groups, {sessions} live sessions")
+        extended_ms = _signs_of_life(observer, study)
+        silent = {(group.name, session) for group in groups for session in diagnosis.silence(group, study, extended_ms)}
+        yield diagnosis.of_content(groups, silent)
         yield from _odd_records(observer)
-        yield diagnosis.of_growth(study, observer.bounds(observer.logs_of(None)))
+        logs = observer.logs_of(None)
+        yield diagnosis.of_growth(
+            study, observer.bounds(logs), observer.first_since(logs, study.now_ms - diagnosis.DAY_MS)
+        )
         yield diagnosis.of_clocks(study)
-        yield diagnosis.of_versions(groups)
-        yield diagnosis.of_witnesses(groups)
-        # A session that a snapshot restored, without a sign of life since, counts as silent since the log begins.
-        extended_ms = {
-            (group.name, session): observer.extended_ms.get((log, session), study.first_ms.get(log, now_ms))
-            for log, group in observer.groups()
-            for session in group.sessions
-        }
+        yield diagnosis.of_versions(groups, silent)
+        yield diagnosis.of_witnesses(groups, silent)
         infos = {} if admin is None else _infos(admin, groups)
         yield from self._unused(groups)
         yield from diagnosis.of_groups(groups, infos, study, extended_ms)
@@ -238,6 +239,26 @@ class Examination:
                     f"{who} lacks {', '.join(one.operations)} on {one.kind} {one.name}",
                     permissions.grant(one, principal, address),
                 )
+
+
+def _signs_of_life(observer: Observer, study: Study) -> dict[tuple[str, int], int]:
+    """Returns when each session was last extended, and notes when groups without a consumer had their last record.
+
+    Where that record was deleted, the oldest record that is left stands for it.
+    """
+    found: dict[tuple[str, int], int] = {}
+    for log, first in observer.bounds(observer.worlds).items():
+        groups = observer.worlds[log].groups.values()
+        signs = observer.signs_of(log)
+        quiet = {each.name: diagnosis.newest_offset(each) for each in groups if each.name not in study.last_ms}
+        quiet = {name: max(at, first.first) for name, at in quiet.items()}
+        lost = any(session not in signs for each in groups for session in each.sessions)
+        times = observer.times_of(log, {*quiet.values(), *([first.first] if lost else [])})
+        study.last_ms |= {name: times[at] for name, at in quiet.items() if at in times}
+        for group in groups:
+            for session in group.sessions:
+                found[group.name, session] = signs.get(session, times.get(first.first, study.now_ms))
+    return found
 
 
 def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None]:

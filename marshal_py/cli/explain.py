@@ -16,11 +16,12 @@ from marshal_py.admin.targets import parse
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
 from marshal_py.client import divergence_report
-from marshal_py.client.start_positions import OFFSET, TIME
+from marshal_py.client.observer import Observer
+from marshal_py.client.start_positions import EARLIEST, OFFSET, TIME
 from marshal_py.errors import InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import states
-from marshal_py.history.explain import LINES_MAX, Cut, Line, Standing
+from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing
 from marshal_py.protocol import parking
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import World
@@ -39,9 +40,20 @@ def explain(
         str | None, typer.Option("--at", metavar="TIME", help="As of then: ISO-8601, UTC if it names no zone.")
     ] = None,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="As of this offset of the group's log.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Also what happened from then on, or `earliest`; without it, what led to the present state.",
+        ),
+    ] = None,
     count: Annotated[int, typer.Option("-n", min=1, help="At most this many records.")] = LINES_MAX,
 ) -> None:
-    """Show who owns a partition, its position, and the records that led to this."""
+    """Show who owns a partition, its position, and the records that led to this.
+
+    Of a long log it reads what it needs, from a snapshot on, and says where it began. --since looks further back.
+    """
     if at is not None and offset is not None:
         raise typer.BadParameter("give --at or --offset, not both")
     cut = _cut(at) if at is not None else Cut(offset)
@@ -50,9 +62,13 @@ def explain(
     topic, colon, number = partition.rpartition(":")
     if not colon or not number.isdigit():
         raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
-    with _history(group, options) as (world, records):
-        records = _reaching(world, records, cut)
-        found = history.explain(world, records, group, TopicPartition(topic, int(number)), cut, count)
+    tp = TopicPartition(topic, int(number))
+    begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since)
+    with _reader(group, options) as reader:
+        found = reader.explain(tp, cut, count, reader.offset_of(begin))
+        if since is None and NONE < found.changed_at < reader.began_at:
+            found = reader.explain(tp, cut, count, found.changed_at)
+        way_back = reader.way_back() if reader.began_at else ""
     if not found.known:
         topics = _known(group, options)
         near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else suggestion(topic, topics)
@@ -71,6 +87,7 @@ def explain(
                 "unserved": found.unserved or None,
                 "records": [_line(line) for line in found.lines],
                 "left_out": found.left_out,
+                "began_at": reader.began_at,
             }
         )
         return
@@ -84,6 +101,8 @@ def explain(
     print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}{parked}{unserved}")
     if found.left_out:
         print(f"({found.left_out} older records left out)")
+    if way_back:
+        print(f"(read from offset {reader.began_at} of the log on; {way_back})")
     for line in found.lines:
         print(_text(line))
 
@@ -108,14 +127,15 @@ def diff(
 ) -> None:
     """Show what changed in a group between two times or offsets of its log."""
     if state is not None and not at:
-        with _history(group, options) as (world, records):
-            _against_log(divergence_report.load(state, group), world, records, options.as_json)
+        kept = divergence_report.load(state, group)
+        with _reader(group, options) as reader:
+            _against_log(kept, *reader.history(kept["at_offset"]), options.as_json)
         return
     if at is None or len(at) != 2 or state is not None:
         raise typer.BadParameter("give --at twice: from, to; or --state")
     earlier, later = map(_cut, at)
-    with _history(group, options) as (world, records):
-        records = _reaching(world, records, earlier)
+    with _reader(group, options) as reader:
+        world, records = reader.reaching(earlier, reader.offset_of(earlier))
         try:
             found = history.diff(world, records, group, earlier, later)
         except InvalidOption as error:
@@ -188,14 +208,56 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
         print("the same in all entries: the states had differed before, or only in the bytes that led to them")
 
 
+class _Reader:
+    """Reads the log of one group from where a question needs it."""
+
+    def __init__(self, observer: Observer, group: str) -> None:
+        self.group = group
+        self.began_at = 0  # offset at which the last reading began
+        self._observer = observer
+        (self._log,) = observer.logs_of(group)
+
+    def way_back(self) -> str:
+        """Returns how one can look further back than `began_at`."""
+        oldest = self._observer.oldest(self._log).next_offset
+        return "--since looks further back" if oldest < self.began_at else "what was before was deleted"
+
+    def offset_of(self, cut: Cut) -> int:
+        """Returns the offset at which, or below which, a reader must begin that wants to see the log at the cut."""
+        if cut.offset is not None:
+            return cut.offset
+        if cut.time_ms is not None:
+            return self._observer.first_since([self._log], cut.time_ms)[self._log]
+        return self._observer.bounds([self._log])[self._log].end
+
+    def history(self, at: int) -> tuple[World, Iterator[LogRecord]]:
+        """Returns the world at or below the offset `at`, and the records after it."""
+        world, records = self._observer.history(self._log, at)
+        self.began_at = world.next_offset
+        return world, records
+
+    def reaching(self, cut: Cut, at: int) -> tuple[World, Iterator[LogRecord]]:
+        """Returns the same. Raises CommandFailed if all records up to the cut were deleted from the log."""
+        world, records = self.history(at)
+        first = next(records, None)
+        if world.began_at and first is not None and cut.excludes(first):
+            raise output.CommandFailed(
+                f"the history before offset {world.began_at} of log {world.log} was deleted, and "
+                f"what is left begins at {_time(first.timestamp_ms)}: a snapshot tells the state "
+                f"there, not how it came about; a dump from before may have it (--dump)"
+            )
+        return world, records if first is None else chain([first], records)
+
+    def explain(self, tp: TopicPartition, cut: Cut, count: int, at: int) -> Explanation:
+        return history.explain(*self.reaching(cut, at), self.group, tp, cut, count)
+
+
 @contextmanager
-def _history(group: str, options: ReadOptions) -> Iterator[tuple[World, Iterator[LogRecord]]]:
-    """Yields the group's log as far back as it exists: the world at its beginning, and all records from there on."""
+def _reader(group: str, options: ReadOptions) -> Iterator[_Reader]:
     with options.observer() as observer:
         if observer.root is None:
             raise output.CommandFailed(f"no consumer has ever run with {options.coordination_topic}")
-        (log,) = observer.logs_of(group)
-        yield observer.history(log)
+        yield _Reader(observer, group)
 
 
 def _known(group: str, options: ReadOptions) -> dict[str, int]:
@@ -208,18 +270,6 @@ def _known(group: str, options: ReadOptions) -> dict[str, int]:
         require_group(observer, group)
         (state,) = (found for _, found in observer.groups() if found.name == group)
         return {name: known.count for name, known in state.topics.items()}
-
-
-def _reaching(world: World, records: Iterator[LogRecord], cut: Cut) -> Iterator[LogRecord]:
-    """Returns the records unchanged. Raises CommandFailed if all records up to the cut were deleted from the log."""
-    first = next(records, None)
-    if world.began_at and first is not None and cut.excludes(first):
-        raise output.CommandFailed(
-            f"the history before offset {world.began_at} of log {world.log} was deleted, and "
-            f"what is left begins at {_time(first.timestamp_ms)}: a snapshot tells the state "
-            f"there, not how it came about; a dump from before may have it (--dump)"
-        )
-    return records if first is None else chain([first], records)
 
 
 def _cut(text: str) -> Cut:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -175,7 +174,7 @@ def ls(
         if observer.root is None:
             output.say(NOBODY)
         observer.fold()
-        now_ms = time.time() * 1000
+        now_ms = observer.as_of_ms
         found = [
             {**overview.summary(group), **overview.signs(group, observer.signs_of(log), now_ms)}
             for log, group in observer.groups()

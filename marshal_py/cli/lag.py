@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any, Final
 
 import typer
@@ -13,7 +12,7 @@ from marshal_py.admin import overview
 from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command, require_group
-from marshal_py.history.consumption_rate import ConsumptionRate
+from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
 
 EXAMPLE: Final = output.example("marshal lag billing")
 
@@ -29,7 +28,7 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
     """
     with options.observer() as observer:
         rate = ConsumptionRate()
-        for record, verdict in observer.read(group):
+        for record, verdict in observer.read(group, since_ms=observer.as_of_ms - WINDOW_MS):
             if verdict.group == group:
                 rate.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
         state = next((found for _, found in observer.groups() if found.name == group), None)
@@ -38,7 +37,7 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
     recreated = find_recreated(state, observer.topics)
     found = {
-        **overview.lag(state, ends, rate, time.time_ns() // 1_000_000, recreated),
+        **overview.lag(state, ends, rate, observer.as_of_ms, recreated),
         "notices": overview.notices(state, overview.stopped(state, recreated, ends)),
     }
     if options.as_json:

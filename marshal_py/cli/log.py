@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import sys
-from collections import defaultdict, deque
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,10 +14,19 @@ import typer
 
 from marshal_py.admin import archive
 from marshal_py.cli import output
-from marshal_py.cli.options import CommonOptions, ReadOptions, command, require_group
+from marshal_py.cli.options import (
+    CommonOptions,
+    ReadOptions,
+    Since,
+    command,
+    require_group,
+    say_where_it_begins,
+    since_of,
+)
 from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.history.describe import as_dict, describe
+from marshal_py.protocol.world import World
 
 TAIL_EXAMPLE: Final = output.example("marshal log tail billing -n 20")
 DUMP_EXAMPLE: Final = output.example("marshal log dump --output billing.dump")
@@ -34,6 +43,7 @@ def tail(
     options: ReadOptions,
     group: Group = None,
     count: Annotated[int, typer.Option("-n", min=0, help="This many of the last records.")] = 10,
+    since: Since = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until ctrl-C.")] = False,
     raw: Annotated[
         bool,
@@ -49,12 +59,16 @@ def tail(
     with options.observer() as observer:
         if observer.root is None:
             output.say(NOBODY)
-        newest: dict[int, deque[Judged]] = defaultdict(lambda: deque(maxlen=count))
-        for judged in observer.read(group, back=True):
-            if _concerns(judged, group):
-                newest[judged.record.log].append(judged)
+
+        def told(_world: World, records: Iterator[Judged]) -> Iterator[Judged]:
+            return (judged for judged in records if _concerns(judged, group))
+
+        since_ms = since_of(since)
+        found = observer.newest(group, told, count, since_ms)
         require_group(observer, group, follow and options.dump is None)
-        merged = sorted((judged for kept in newest.values() for judged in kept), key=_moment)
+        say_where_it_begins(observer)
+        merged = [one for one in found if since_ms is None or one.record.timestamp_ms >= since_ms]
+        merged.sort(key=_moment)
         for judged in merged[max(0, len(merged) - count) :]:
             _print(judged, form)
         if follow and observer.root is not None and options.dump is None:
@@ -94,6 +108,7 @@ def dump(
             for judged in observer.read(group, back=True):
                 if _concerns(judged, group):
                     _print(judged, "human")
+            say_where_it_begins(observer)
         elif path is None:
             archive.dump(observer, sys.stdout.buffer, group, options.as_json)
         else:

@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -22,11 +23,13 @@ from marshal_py.cli import output
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import Observer
 from marshal_py.client.options import COORDINATION_TOPIC, check_topics
+from marshal_py.errors import first_of
 from marshal_py.protocol.identity import NONE
 from marshal_py.topics.request import epoch_ms
 from marshal_py.transport.dump import memory_transport
 from marshal_py.transport.kafka import KafkaTransport
 
+LOGS_NAMED: Final = 5  # how many logs a line names
 _PARAMETER: Final = "options"
 
 
@@ -61,6 +64,12 @@ CoordinationTopic = Annotated[
     str, typer.Option("--coordination-topic", metavar="TOPIC", help="The topic through which consumers coordinate.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="TIME", callback=check_time, help="Only from then on: ISO-8601, UTC without a zone."
+    ),
+]
 DumpFile = Annotated[
     Path | None,
     typer.Option("--dump", metavar="FILE", help="Read this dump (`marshal log dump`) instead of a cluster."),
@@ -224,6 +233,27 @@ def require_group(observer: Observer, group: str | None, wait: bool = False) -> 
     if observer.root is None or not wait:
         raise output.CommandFailed(missing)
     output.say(f"{missing}; waiting for its first consumer")
+
+
+def since_of(text: str | None) -> int | None:
+    """Returns the ms since 1970 that a TIME option names."""
+    return None if text is None else epoch_ms(text)
+
+
+def say_where_it_begins(observer: Observer) -> None:
+    """Says on stderr where the history begins that a command has shown, if it came to where older records were deleted.
+
+    So an answer that is empty, or short, does not look like a group in which nothing happened.
+    """
+    words = []
+    for log, at in sorted(observer.began.items()):
+        time_ms = observer.times_of(log, [at]).get(at)
+        when = (
+            "" if time_ms is None else f", {datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec='seconds')}"
+        )
+        words.append(f"log {log} at offset {at}{when}")
+    if words:
+        output.say(f"the history begins in {first_of(words, LOGS_NAMED)}: older records were deleted")
 
 
 def number_or_none(value: int) -> int | None:

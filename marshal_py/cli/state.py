@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -37,12 +37,13 @@ def state(
         for _, verdict in observer.read(group):
             if verdict.group:
                 histories.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
-        now_ms = time.time() * 1000 if options.dump is None else max(observer.extended_ms.values(), default=0)
-        groups = [
-            _state(observer, log, found, now_ms, histories.get(found.name))
-            for log, found in observer.groups()
-            if group in (None, found.name)
-        ]
+        now_ms = observer.as_of_ms if options.dump is None else max(observer.extended_ms.values(), default=0)
+        groups = []
+        for log, found in observer.groups():
+            if group in (None, found.name):
+                pause_history = histories.setdefault(found.name, PauseHistory(found.name))
+                pause_history.recall(found, partial(observer.look_up, log))
+                groups.append(_state(observer, log, found, now_ms, pause_history))
         require_group(observer, group)
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
     if options.as_json:
@@ -51,13 +52,11 @@ def state(
     if incarnation is None:
         output.say(NOBODY)
     console = Console()
-    for found in groups:
-        _print(console, found)
+    for one in groups:
+        _print(console, one)
 
 
-def _state(
-    observer: Observer, log: int, group: Group, now_ms: float, pause_history: PauseHistory | None
-) -> dict[str, Any]:
+def _state(observer: Observer, log: int, group: Group, now_ms: float, pause_history: PauseHistory) -> dict[str, Any]:
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     recreated = find_recreated(group, observer.topics)
     plain = overview.state(group, log, observer.signs_of(log), ends, now_ms, pause_history, recreated)

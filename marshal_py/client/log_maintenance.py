@@ -223,17 +223,23 @@ class LogMaintenance:
             self._logs.break_log(world.log, SnapshotRefused(world.log, at, older[0].at))
 
     def _truncate(self, snapshotter: Snapshotter) -> None:
-        """Deletes the records that lie below two confirmed snapshots and are older than `history_kept_s` (N12)."""
+        """Deletes the records that lie below two confirmed snapshots and are older than `history_kept_s` (N12).
+
+        It cuts at a snapshot, because what lies between a cut and the next snapshot could not be read any more.
+        """
         context, number = self._context, snapshotter.world.log
         with context.lock:
             before = snapshotter.deletable()
         if not before or self._refused or not {"truncate", "time_lookup"} <= context.admin.capabilities:
             return
         tp = TopicPartition(context.topic, number)
-        first = context.coordination.bounds(number, BOUNDS_TIMEOUT_S).first
+        bounds = context.coordination.bounds(number, BOUNDS_TIMEOUT_S)
         kept_from_ms = context.clock.now().wall_ms - round(self._context.retention.history_kept_s * 1000)
         before = min(before, context.admin.offsets_at([tp], kept_from_ms).get(tp, before))
-        if before - first < TRUNCATE_RECORDS_MIN or not self._logs.check_topic():
+        if before - bounds.first < context.retention.snapshot_every_records:
+            return  # the next snapshot that could be cut at is not so old yet
+        before = replay_start.cut_of(context.coordination, number, snapshotter.world.root, bounds, before)
+        if before - bounds.first < TRUNCATE_RECORDS_MIN or not self._logs.check_topic():
             return  # not worth a request; or the topic was recreated and has other records at these offsets
         refused = context.admin.delete_records(tp, before)
         if refused:

@@ -1,30 +1,35 @@
 """Reads the coordination topic without taking part in it: worlds and verdicts for command-line tools. Never writes.
 
-It finds the root (the Genesis that counts for all logs) in log 0, then reads the wanted logs from their beginnings to
-their current ends and returns each record, with its verdict if the log is folded. It creates nothing: no topic, no
+It finds the root (the Genesis that counts for all logs) in log 0, then reads the wanted logs to their current ends. It
+begins at the newest snapshot that its caller's question allows: who asks for the present state needs the records after
+the newest one, who asks for the last hour those after the newest one that is older. It creates nothing: no topic, no
 Genesis, no group.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeVar
 
 from marshal_py.client import replay_start
-from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicRecreated
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, HistoryTruncated, TopicRecreated
 from marshal_py.history.advisories import Advisories
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.advisory import Advisory
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Genesis, Heartbeat, Join
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import Genesis, Heartbeat, Join, Record
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
+from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo, Transport
 
 POLL_S: Final = 0.1  # seconds that a reader waits at a time, so that ctrl-C can end it
 READ_TIMEOUT_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
+
+T = TypeVar("T")
 
 
 class Judged(NamedTuple):
@@ -38,7 +43,10 @@ class Observer:
     """Reads one coordination topic. It is a context manager.
 
     - `worlds`: by log, the world as of the last record that was read of it.
-    - `extended_ms`: by (log, session), the timestamp of the record that last extended the session.
+    - `extended_ms`: by (log, session), the timestamp of the record that last extended the session (`signs_of`).
+    - `as_of_ms`: this machine's clock, in ms since 1970, when the ends were looked up to which the logs were last read.
+    - `began`: by log, the offset at which what can be read begins, if older records were deleted and a reader of the
+      past (`stretches`, `read` with `back`) has come there.
     - `topics`: what Kafka says about the data topics that `ends` was asked for, without topics that are gone.
     """
 
@@ -53,6 +61,8 @@ class Observer:
         self.topic = topic
         self.worlds: dict[int, World] = {}
         self.extended_ms: dict[tuple[int, int], int] = {}
+        self.as_of_ms: int = SystemClock().now().wall_ms
+        self.began: dict[int, int] = {}
         self.topics: dict[str, TopicInfo] = {}
         self._advisories: dict[int, Advisories] = {}  # by log
         self._timeout_s = timeout_s
@@ -136,20 +146,100 @@ class Observer:
             return []
         return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
 
-    def read(self, group: str | None = None, back: bool = False) -> Iterator[Judged]:
-        """Yields every record of the group's log, or of all logs if `group` is None, up to the logs' current ends.
+    def read(self, group: str | None = None, back: bool = False, since_ms: int | None = None) -> Iterator[Judged]:
+        """Yields the records of the group's log, or of all logs if `group` is None, up to the logs' current ends.
 
-        The records of each log come in order. A log whose beginning was deleted is read from its newest confirmed
-        snapshot on (N9), or with `back` from its oldest. A second call continues where the first one ended, so iterate
-        each call to its end. Raises HistoryTruncated if the log's beginning was deleted and no snapshot replaces it
-        (N10).
+        The records of each log come in order. A log is read from its newest confirmed snapshot on (N9), or with
+        `since_ms` (in ms since 1970) from the newest one that leaves out no record from that time on; a short log from
+        its beginning. With `back` every record is read that can be. A second call continues where the first one ended,
+        so iterate each call to its end. Raises HistoryTruncated if the log's beginning was deleted and no snapshot
+        replaces it (N10).
         """
-        found = self.bounds(self.logs_of(group))
-        for log, bounds in found.items():
-            if bounds.first and log not in self.worlds:
-                self._begin_truncated(log, bounds, back)
+        found = self._ends_of(group)
+        fresh = [log for log in found if log not in self.worlds]
+        first = {} if since_ms is None else self.first_since(fresh, since_ms)
+        for log in fresh:
+            self._begin(log, found[log], back, first.get(log))
         for record in self._records(self._left(found)):
             yield self._judge(record)
+
+    def _ends_of(self, group: str | None) -> dict[int, Bounds]:
+        self.as_of_ms = SystemClock().now().wall_ms
+        return self.bounds(self.logs_of(group))
+
+    def first_since(self, logs: Iterable[int], time_ms: int) -> dict[int, int]:
+        """Returns the offset of each log's first record at or after a time (ms since 1970); its end if there is none.
+
+        A broker that cannot look up offsets by time, as the embedded one, gives 0.
+        """
+        if "time_lookup" not in self._admin.capabilities:
+            return dict.fromkeys(logs, 0)
+        bounds = self.bounds(logs)
+        tps = [TopicPartition(self.topic, log) for log in bounds]
+        found = self._admin.offsets_at(tps, time_ms) if tps else {}
+        return {tp.partition: found.get(tp, bounds[tp.partition].end) for tp in tps}
+
+    def stretches(self, log: int) -> Iterator[tuple[World, Iterator[Judged]]]:
+        """Yields a log in stretches, the newest first, for a caller that wants the newest of what the log tells.
+
+        A stretch begins at a snapshot, or at the log's beginning, and ends where the one before began. It is the world
+        at its beginning, and its records. Iterating over them moves the world on. So iterate each to its end, and ask
+        for the next stretch only if more is wanted. Afterwards `follow` and `read` continue at the log's end. Raises
+        HistoryTruncated as `read` does.
+        """
+        self.as_of_ms = SystemClock().now().wall_ms
+        (bounds,) = self.bounds([log]).values()
+        end = bounds.end
+        for world in self._bases(log, bounds):
+            began = world.next_offset
+            if end == bounds.end:
+                self.worlds[log], self._next[log] = world, end
+            yield world, self._stretch(world, end)
+            end = began
+        if bounds.first and log not in self.worlds:
+            raise HistoryTruncated(log, bounds.first)
+        if bounds.first:
+            self.began[log] = end
+
+    def newest(
+        self,
+        group: str | None,
+        tell: Callable[[World, Iterator[Judged]], Iterable[T]],
+        count: int | None,
+        since_ms: int | None = None,
+    ) -> list[T]:
+        """Returns what the log of a group, or all logs, tell, log by log in order; the last `count` of each log.
+
+        `tell(world, records)` is called with each of the `stretches`, and with no older one than it takes to have
+        `count` (None: all) and what was written from `since_ms` on (in ms since 1970; None: no matter). What is older
+        is among the result too if it is in the same stretch.
+        """
+        logs = self.logs_of(group)
+        least = {} if since_ms is None else self.first_since(logs, since_ms)
+        found: list[T] = []
+        for log in logs:
+            of_log: list[T] = []
+            for world, records in self.stretches(log):
+                began = world.next_offset
+                of_log = [*tell(world, records), *of_log]
+                if (count is not None and len(of_log) >= count) or began <= least.get(log, NONE):
+                    break
+            found += of_log if count is None else of_log[max(0, len(of_log) - count) :]
+        return found
+
+    def _bases(self, log: int, bounds: Bounds) -> Iterator[World]:
+        root = None if log == 0 else self.root
+        if not bounds.first and bounds.end <= replay_start.COLD_FOLD_RECORDS:
+            return iter([World(log, root)])
+        return replay_start.bases(self._log, log, root, bounds, bounds.end)
+
+    def _stretch(self, world: World, end: int) -> Iterator[Judged]:
+        if world.next_offset >= end:
+            return
+        for records in self._log.read(world.log, world.next_offset, end, self._timeout_s):
+            for record in records:
+                if record.offset < end:
+                    yield Judged(record, rationalizer.apply(world, record.offset, record.value))
 
     def records(self, logs: Iterable[int]) -> Iterator[LogRecord]:
         """Yields all records that these logs still hold, without folding them into `worlds`."""
@@ -166,20 +256,41 @@ class Observer:
         (bounds,) = self.bounds([log]).values()
         return replay_start.oldest_world(self._log, log, None if log == 0 else self.root, bounds)
 
-    def history(self, log: int) -> tuple[World, Iterator[LogRecord]]:
-        """Returns the world with which a fold of the log can begin earliest (`oldest`), and the records after it."""
-        world = self.oldest(log)
+    def history(self, log: int, at: int | None = None) -> tuple[World, Iterator[LogRecord]]:
+        """Returns the world of the newest snapshot at or below offset `at`, and the records after it.
+
+        Without such a snapshot, or without `at`, the world with which a fold of the log can begin earliest (`oldest`).
+        """
+        (bounds,) = self.bounds([log]).values()
+        world = None
+        if at is not None:
+            with suppress(HistoryTruncated):
+                world = replay_start.open_world(self._log, log, None if log == 0 else self.root, bounds, at)
+        world = world or self.oldest(log)
         self._next[log] = world.next_offset
         return world, self.records([log])
+
+    def look_up(self, log: int, offset: int) -> Record | None:
+        """Reads one record of a log that was read; None if it was deleted."""
+        found = replay_start.record_at(self._log, log, offset)
+        return None if found is None else codec.open_record(found.value, self.worlds[log].crc_seed)
+
+    def times_of(self, log: int, offsets: Iterable[int]) -> dict[int, int]:
+        """Returns the timestamps of single records, in ms since 1970, by offset. Deleted ones are left out."""
+        return {at: record.timestamp_ms for at, record in replay_start.records_at(self._log, log, offsets).items()}
 
     def _left(self, found: dict[int, Bounds]) -> dict[int, int]:
         return {log: bounds.end for log, bounds in found.items() if bounds.end > self._next.get(log, 0)}
 
-    def _begin_truncated(self, log: int, bounds: Bounds, back: bool = False) -> World:
-        begin = replay_start.oldest_world if back else replay_start.open_world
-        world = begin(self._log, log, None if log == 0 else self.root, bounds)
+    def _begin(self, log: int, bounds: Bounds, back: bool, at: int | None = None) -> None:
+        root = None if log == 0 else self.root
+        if back:
+            world = replay_start.oldest_world(self._log, log, root, bounds)
+        else:
+            world = replay_start.open_world(self._log, log, root, bounds, at)
         self.worlds[log], self._next[log] = world, world.next_offset
-        return world
+        if bounds.first and back:
+            self.began[log] = world.next_offset
 
     def fold(self, group: str | None = None) -> None:
         """Reads the group's log, or all logs if `group` is None, to the end. Afterwards `worlds` holds their state."""
@@ -187,7 +298,7 @@ class Observer:
             pass
 
     def follow(self, group: str | None = None) -> Iterator[Judged | None]:
-        """Yields every record of the group's log, or of all logs, then every new one as it comes, without end.
+        """Yields the records that `read` yields, then every new one as it comes, without end.
 
         After each poll for new records it yields None, so that the caller can stop.
         """
@@ -245,24 +356,29 @@ class Observer:
     def advisories(self, group: str | None = None, follow: bool = False) -> Iterator[Advisory | None]:
         """Yields the advisories of a group, or of all groups, in order per log.
 
-        A second call continues after the first. With the flag `follow` it never ends, and yields None as the method
-        `follow` does. Records that a log's oldest confirmed snapshot replaces, because the log's beginning was deleted,
-        give no advisories (N9).
+        It begins as far back as the logs can be read, or at their ends after `stretches`. A second call continues after
+        the first. With the flag `follow` it never ends, and yields None as the method `follow` does. Records that a
+        log's oldest confirmed snapshot replaces, because the log's beginning was deleted, give no advisories (N9).
         """
-        for log, bounds in self.bounds(self.logs_of(group)).items():
-            if bounds.first and log not in self.worlds:
-                self._begin_truncated(log, bounds, back=True)
+        for log, bounds in self._ends_of(group).items():
+            if log not in self.worlds:
+                self._begin(log, bounds, back=True)
             if log not in self._advisories:
                 self._advisories[log] = Advisories(self._world(log))
         for judged in self.follow(group) if follow else self.read(group):
             if judged is None:
                 yield None
-                continue
-            record, verdict = judged
-            state = self.worlds[record.log].groups.get(verdict.group)
-            told = self._advisories[record.log].read(state, verdict, record.timestamp_ms)
-            if group is None or verdict.group == group:
-                yield from told
+            else:
+                log = judged.record.log
+                yield from _told(group, self._advisories[log], self.worlds[log], judged)
+
+    def told(self, group: str | None, world: World, records: Iterator[Judged]) -> Iterator[Advisory]:
+        """Yields the advisories of a stretch of the log (`stretches`)."""
+        advisories = Advisories(world)
+        if self.worlds.get(world.log) is world:  # the newest stretch, where `advisories` continues
+            self._advisories[world.log] = advisories
+        for judged in records:
+            yield from _told(group, advisories, world, judged)
 
     def _judge(self, record: LogRecord) -> Judged:
         world = self._world(record.log)
@@ -286,7 +402,17 @@ class Observer:
         return sorted(found, key=lambda pair: pair[1].name)
 
     def signs_of(self, log: int) -> dict[int, int]:
-        """Returns when each session of a log was last extended, in ms since 1970."""
+        """Returns when each live session of a log was last extended, in ms since 1970.
+
+        Records from before the snapshot at which the reader began are read again. A session is missing if that record
+        was deleted.
+        """
+        groups = self.worlds[log].groups.values() if log in self.worlds else ()
+        sessions = [session for group in groups for session in group.sessions.values()]
+        unseen = {session.extended: session.id for session in sessions if (log, session.id) not in self.extended_ms}
+        if unseen:
+            times = self.times_of(log, unseen)
+            self.extended_ms |= {(log, unseen[at]): at_ms for at, at_ms in times.items()}
         return {session: at_ms for (of, session), at_ms in self.extended_ms.items() if of == log}
 
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -304,3 +430,10 @@ class Observer:
                 self.topics[topic] = info
                 there += [tp for tp in wanted if 0 <= tp.partition < info.partitions]
         return {tp: bounds.end for tp, bounds in self._admin.bounds(there).items()} if there else {}
+
+
+def _told(group: str | None, advisories: Advisories, world: World, judged: Judged) -> Iterator[Advisory]:
+    record, verdict = judged
+    told = advisories.read(world.groups.get(verdict.group), verdict, record.timestamp_ms)
+    if group is None or verdict.group == group:
+        yield from told

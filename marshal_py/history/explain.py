@@ -93,7 +93,9 @@ class Explanation(NamedTuple):
 
     `at_offset`, `at_ms`: offset and time of the last record that was read, of any group. `left_out`: how many older
     lines of the story are not in `lines`. `known`: whether the group had the partition at the cut. `unserved`: why the
-    policy gives the partition to nobody, "" if somebody may claim it, owns it, or it is parked.
+    policy gives the partition to nobody, "" if somebody may claim it, owns it, or it is parked. `changed_at`: offset of
+    the oldest record that the present state comes from; a story from there on says how it came about. NONE: there is
+    no such record.
     """
 
     group: str
@@ -107,6 +109,7 @@ class Explanation(NamedTuple):
     left_out: int
     known: bool
     unserved: str
+    changed_at: int
 
 
 def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple[RawRecord, Verdict]]:
@@ -125,7 +128,7 @@ def explain(
     `world`: the group's log folded up to where `records` begin. `lines_max`: how many lines the story may have. Raises
     CoordinationError if the log cannot be folded.
     """
-    story = _Story(name, tp, lines_max)
+    story = _Story(world.groups.get(name), name, tp, lines_max)
     at_offset, at_ms = NONE, NONE
     for record, verdict in fold(world, records, cut):
         at_offset, at_ms = record.offset, record.timestamp_ms
@@ -149,7 +152,15 @@ def explain(
         left_out=story.left_out,
         known=known,
         unserved=str(why),
+        changed_at=_changed_at(group, now),
     )
+
+
+def _changed_at(group: Group | None, now: Standing) -> int:
+    if group is None:
+        return NONE
+    offsets = (now.version, group.pause_change if group.paused else NONE, group.deleted_at if group.deleted else NONE)
+    return min((offset for offset in offsets if offset != NONE), default=NONE)
 
 
 def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
@@ -171,12 +182,13 @@ def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
 class _Story:
     """Collects the records that changed one partition or tried to, in the order of the log."""
 
-    def __init__(self, name: str, tp: TopicPartition, lines_max: int) -> None:
+    def __init__(self, group: Group | None, name: str, tp: TopicPartition, lines_max: int) -> None:
+        """`group`: as it is before the first record that `read` gets."""
         self.tp, self.lines_max = tp, lines_max
-        self.standing = Standing()
+        self.standing = standing_of(group, tp)
         self.lines: list[Line] = []
         self.left_out = 0
-        self._epochs: set[int] = set()  # claims on this partition, ended ones too
+        self._epochs: set[int] = {self.standing.epoch} - {NONE}  # claims on this partition, ended ones too
         self._heartbeat = NONE  # index of the last line if that is a heartbeat; the next heartbeat replaces it
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:

@@ -187,6 +187,14 @@ def open_snapshot(value: bytes | None) -> Snapshot | None:
     return record if open_envelope(value, crc32(record.genesis.incarnation)) is not None else None
 
 
+def open_record(value: bytes | None, seed: int) -> Record | None:
+    """Returns the record in a value, for a reader that looks up one record which a fold has accepted; None if there is
+    none. `seed`: as in `open_envelope`.
+    """
+    envelope = open_envelope(value, seed)
+    return None if envelope is None else envelope[5] or decode_body(envelope[3], envelope[4])
+
+
 def decode_body(kind: int, body: bytes) -> Record | None:
     """Returns the record of a body of type `kind` (0-15), or None if the body is malformed (E6)."""
     # Each level takes a byte, so a short body cannot be too deep; a long one seldom has so many container bytes.

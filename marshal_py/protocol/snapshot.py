@@ -400,6 +400,12 @@ class SnapshotStore:
         self._open = {key: pieces for key, pieces in self._open.items() if key.at >= at}
         self._vouched = {named: by for named, by in self._vouched.items() if named[0] >= at}
 
+    def forget_above(self, at: int) -> None:
+        """Drops the snapshots and witnesses of checkpoints above `at`, for a reader that goes backwards."""
+        self.whole = {key: stored for key, stored in self.whole.items() if key.at <= at}
+        self._open = {key: pieces for key, pieces in self._open.items() if key.at <= at}
+        self._vouched = {named: by for named, by in self._vouched.items() if named[0] <= at}
+
     def confirmed(self, first: int = 0) -> list[Stored]:
         """Returns, newest first, the confirmed snapshots at checkpoints from `first` on.
 

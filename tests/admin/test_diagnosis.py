@@ -35,7 +35,9 @@ class Story:
     """A log with timestamps, studied while it is written."""
 
     def __init__(self, began_ms: int = NOW_MS - 1_000) -> None:
-        self.world, self.study, self.extended_ms = World(), Study(NOW_MS), dict[tuple[str, int], int]()
+        self.clock_ms = NOW_MS
+        self.world, self.extended_ms = World(), dict[tuple[str, int], int]()
+        self.study = Study(NOW_MS, lambda: self.clock_ms)
         self.tell(GENESIS, "", began_ms)
 
     def tell(self, record: Record, group: str = "g", at_ms: int = NOW_MS) -> int:
@@ -86,6 +88,15 @@ def test_a_clock_that_is_behind_or_ahead_is_named() -> None:
     story = Story()
     story.join("fast", at_ms=NOW_MS + SKEW_MS + 1_000)
     assert "'fast' is 3.0 s ahead of this machine" in diagnosis.of_clocks(story.study).found
+
+
+def test_records_that_come_while_a_long_log_is_read_are_no_wrong_clock() -> None:
+    """The reader looks at its clock when it reads a record, and not before it begins."""
+    story = Story()
+    for at_ms in range(NOW_MS, NOW_MS + 60_000, 5_000):
+        story.clock_ms = at_ms + 3
+        story.join(f"c{at_ms}", at_ms=at_ms)
+    assert diagnosis.of_clocks(story.study).level == "ok"
 
 
 def test_versions_of_live_consumers() -> None:
@@ -186,14 +197,15 @@ def test_growth_counts_from_the_last_snapshot() -> None:
     for beat in range(20):
         story.tell(Heartbeat(session, beat), at_ms=NOW_MS)
     end = story.world.next_offset
-    check = diagnosis.of_growth(story.study, {0: Bounds(0, end)})
+    check = diagnosis.of_growth(story.study, {0: Bounds(0, end)}, {0: 2})
     assert (check.level, check.found.split(" records", 1)[0]) == ("ok", str(end))
-    day_bytes = story.study.day_bytes[0]
-    assert 20 * 90 < day_bytes < 22 * 200
-    assert diagnosis.of_growth(story.study, {0: Bounds(0, RECORDS_MANY + 1)}).level == "warn"
+    assert f"{end - 2} records, about 0.0 MB, within a day" in check.found
+    count, size = story.study.sizes[0]
+    assert (count, 20 * 90 < size < 22 * 200) == (end, True)
+    assert diagnosis.of_growth(story.study, {0: Bounds(0, RECORDS_MANY + 1)}, {}).level == "warn"
     at = story.tell(Snapshot(GENESIS, bytes(range(1, 17)), 16, 0, 1, 0, 1, b""), "")
     assert story.study.snapshot_at == {0: at}
-    assert diagnosis.of_growth(story.study, {0: Bounds(0, at + 5)}).found.startswith("5 records")
+    assert diagnosis.of_growth(story.study, {0: Bounds(0, at + 5)}, {}).found.startswith("5 records")
 
 
 def test_rights_that_are_missing_come_with_their_command() -> None:

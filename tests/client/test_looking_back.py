@@ -1,0 +1,171 @@
+"""Those that look at a long log read what their question needs: from the newest snapshot on, or from an older one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marshal_py.admin.logs import Logs
+from marshal_py.admin.pause_history import PauseHistory
+from marshal_py.client import replay_start
+from marshal_py.client.observer import Judged, Observer
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import ClaimingPartition, ClaimState, Evict, Heartbeat, Join, ReleaseGroup, Topology
+from marshal_py.protocol.world import World
+from marshal_py.transport.dump import memory_transport
+from tests.client.test_snapshots import IN, lived, pad, write_snapshot
+from tests.support.client_fixtures import LOG, MemoryTestCluster
+from tests.support.dumps import BEGIN_MS
+from tests.support.long_log import GROUP, STEP_MS, LongLog
+
+BEATS = 100  # heartbeats before each snapshot
+
+
+@pytest.fixture(autouse=True)
+def _no_log_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 0)
+    monkeypatch.setattr(replay_start, "WINDOW_RECORDS", 32)
+
+
+class Life(LongLog):
+    """`dead` joins and is silent, `live` owns a partition and heartbeats; the group may be paused before all that."""
+
+    def __init__(self, snapshots: int = 3, *, paused: bool = False) -> None:
+        super().__init__()
+        self.dead = self.tell(Join("dead", b"d" * 16, 1, 2_000, ("orders",)))
+        self.live = self.tell(Join("live", b"l" * 16, 1, 2_000, ("orders",)))
+        self.tell(Topology("orders", 1, NONE))
+        self.epoch = self.tell(ClaimingPartition(self.live, "orders", 0, NONE, 0))
+        self.pause = self.tell(ReleaseGroup(NONE, NONE, 3_600_000, reason="lunch", by="ops")) if paused else NONE
+        self.sequence = 0
+        for _ in range(snapshots):
+            self.beat(BEATS)
+            self.vouch()
+        self.beat(10)
+
+    def beat(self, count: int) -> None:
+        for _ in range(count):
+            self.sequence += 1
+            self.tell(Heartbeat(self.live, self.sequence, (ClaimState(self.epoch, self.sequence),)))
+
+    @property
+    def end(self) -> int:
+        return self.world.next_offset
+
+
+def observer(path: Path) -> Observer:
+    header, transport = memory_transport(path)
+    return Observer(transport, header.topic)
+
+
+def offsets(judged: Iterator[Judged]) -> list[int]:
+    return [one.record.offset for one in judged]
+
+
+def test_the_present_state_needs_the_newest_snapshot_and_what_follows(tmp_path: Path) -> None:
+    life = Life()
+    with observer(life.dump(tmp_path / "dump")) as looking:
+        assert offsets(looking.read()) == list(range(life.snapshots[-1], life.end))
+        ((_, group),) = looking.groups()
+        assert group.digest() == life.world.groups[GROUP].digest()
+
+
+def test_what_the_state_does_not_hold_is_looked_up(tmp_path: Path) -> None:
+    """When silent sessions gave their last sign of life, and who paused the group: records before the snapshot."""
+    life = Life()
+    with observer(life.dump(tmp_path / "dump")) as looking:
+        looking.fold()
+        signs = looking.signs_of(0)
+        assert signs[life.dead] == BEGIN_MS + life.dead * STEP_MS
+        assert signs[life.live] == BEGIN_MS + (life.end - 1) * STEP_MS
+    with observer(life.dump(tmp_path / "cut", life.snapshots[0])) as looking:
+        looking.fold()
+        assert set(looking.signs_of(0)) == {life.live}, "the other record was deleted"
+    life = Life(paused=True)
+    with observer(life.dump(tmp_path / "paused")) as looking:
+        looking.fold()
+        ((_, group),) = looking.groups()
+        told = PauseHistory(GROUP)
+        told.recall(group, lambda offset: looking.look_up(0, offset))
+        found = told.running(group)
+        assert found is not None
+        assert (found.by, found.reason, found.token) == ("ops", "lunch", life.pause)
+    with observer(life.dump(tmp_path / "cut", life.snapshots[0])) as looking:
+        looking.fold()
+        ((_, group),) = looking.groups()
+        told = PauseHistory(GROUP)
+        told.recall(group, lambda offset: looking.look_up(0, offset))
+        assert told.running(group) is None
+
+
+def test_who_asks_for_a_time_gets_a_snapshot_before_it(tmp_path: Path) -> None:
+    life = Life()
+    with observer(life.dump(tmp_path / "dump")) as looking:
+        wanted = life.snapshots[1] + 40
+        read = offsets(looking.read(since_ms=BEGIN_MS + wanted * STEP_MS))
+        assert read == list(range(life.snapshots[1], life.end))
+
+
+def test_the_past_is_read_as_far_back_as_needed(tmp_path: Path) -> None:
+    life = Life()
+
+    for count, began in ((5, life.snapshots[-1]), (50, life.snapshots[-2]), (10**6, 0)):
+        with observer(life.dump(tmp_path / "dump")) as looking:
+            begins: list[int] = []
+
+            def noted(world: World, records: Iterator[Judged], begins: list[int] = begins) -> list[int]:
+                begins.append(world.next_offset)
+                return offsets(records)
+
+            assert looking.newest(GROUP, noted, count) == list(range(life.end))[-count:]
+            assert begins[-1] == began
+            assert looking.began == {}, "nothing was deleted"
+            assert list(looking.read()) == [], "it goes on at the end"
+            ((_, group),) = looking.groups()
+            assert group.digest() == life.world.groups[GROUP].digest()
+
+
+def test_where_the_past_begins_is_said(tmp_path: Path) -> None:
+    life = Life()
+    cut = life.snapshots[0]
+    with observer(life.dump(tmp_path / "dump", cut)) as looking:
+        found = looking.newest(GROUP, lambda _world, records: offsets(records), None)
+        assert found == list(range(cut, life.end))
+        assert looking.began == {0: cut}
+    with observer(life.dump(tmp_path / "dump", cut)) as looking:
+        looking.newest(GROUP, lambda _world, records: offsets(records), 5)
+        assert looking.began == {}, "it did not come there"
+
+
+def test_advisories_are_the_same_from_whatever_snapshot(tmp_path: Path) -> None:
+    life = Life()
+    life.tell(Evict(life.dead, life.dead, 10_000, by="live"))
+    life.beat(1)
+    with observer(life.dump(tmp_path / "dump")) as looking:
+        whole = list(looking.advisories(GROUP))
+    with observer(life.dump(tmp_path / "dump")) as looking:
+        pieces = looking.newest(GROUP, lambda world, records: looking.told(GROUP, world, records), None)
+        assert pieces == whole
+        assert [advisory.kind for advisory in pieces][-1] == "evicted"
+        assert pieces[-1].client_id == "dead"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_cut_is_made_at_a_snapshot(number: int) -> None:
+    """N12: all that is kept can be read, because what lies before the oldest snapshot that is kept cannot be folded."""
+    memory = MemoryTestCluster()
+    lived(memory, number)
+    cuts = [write_snapshot(memory, number) for _ in range(4) if pad(memory, number, 40)]
+    with Logs(memory.target, LOG, 5.0) as logs:
+        log, root = logs._log, logs.root() if number else None
+        bounds = log.bounds(number, 5.0)
+        for before, expected in ((cuts[1] + 20, cuts[1]), (cuts[2], cuts[2]), (cuts[0] - 1, 0)):
+            assert replay_start.cut_of(log, number, root, bounds, before) == expected
+        memory.truncate(LOG, number, cuts[1])
+        bounds = log.bounds(number, 5.0)
+        assert replay_start.cut_of(log, number, root, bounds, cuts[2] - 1) == cuts[1]
+        assert replay_start.oldest_world(log, number, root, bounds).began_at == cuts[1]
+    with Observer(memory.target, LOG) as looking:
+        assert offsets(looking.read(IN[number], back=True))[0] == cuts[1]
