@@ -24,10 +24,8 @@ from marshal_py.transport.ports import RawMessage
 
 _OPEN: Final = ClaimPhase.OPEN  # bound once: an enum looks up its members at every use
 MERGED_MAX: Final = 1_000  # messages; smaller chunks are merged up to this, since reading a buffer costs time per chunk
-SAMPLED_EACH: Final = (
-    16  # one message in this many is measured in large chunks: measuring every message costs a tenth of all time
-)
-SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
+MERGED_BYTES_MAX: Final = 1 << 20  # of a merged chunk: it is held in memory until all of it is delivered
+KEYS_SAMPLED: Final = 16  # every value is measured, and the key of one message in this many: that costs as much again
 
 
 class Allowance(NamedTuple):
@@ -51,14 +49,14 @@ class Fetched:
     mode and for a partition fetched ahead.
     """
 
-    __slots__ = ("_payload_bytes", "at", "last_offset", "messages", "run", "size_bytes")
+    __slots__ = ("_held_bytes", "at", "last_offset", "messages", "run", "size_bytes")
 
     def __init__(self, messages: Sequence[RawMessage]) -> None:
         self.messages: Sequence[RawMessage] = messages
         self.last_offset: int = messages[-1].offset() or 0
         self.at: int = 0
         self.size_bytes: int = -1  # of the whole chunk, by `message_bytes`; -1 until it is measured
-        self._payload_bytes = -1  # of the whole chunk, keys and values only; -1 until it is measured
+        self._held_bytes = -1  # of the whole chunk, keys and values only; -1 until it is measured
         self.run: OffsetRun | None = None
 
     def extend(self, messages: Sequence[RawMessage]) -> None:
@@ -68,18 +66,17 @@ class Fetched:
         """
         self.messages = [*self.messages, *messages]
         self.last_offset = messages[-1].offset() or 0
-        self.size_bytes = self._payload_bytes = -1
+        self.size_bytes = -1
+        self._held_bytes += _payload_bytes(messages) if self._held_bytes >= 0 else 0
 
-    def payload_bytes(self) -> int:
-        """Returns the approximate size of the undelivered keys and values in bytes. A chunk is measured only once."""
-        count = len(self.messages)
-        if self._payload_bytes < 0:
-            step = SAMPLED_EACH if count >= SAMPLED_MIN else 1
-            # At another place in each chunk, so that a producer's rhythm does not hide its large messages.
-            seen = self.messages[self.last_offset // count % step :: step]
-            size = sum([len(message.value() or b"") + len(message.key() or b"") for message in seen])
-            self._payload_bytes = size * count // len(seen)
-        return self._payload_bytes * (count - self.at) // count
+    def held_bytes(self) -> int:
+        """Returns the size in bytes of the keys and values, about that of keys. A chunk is measured only once.
+
+        Delivered ones count, too, because a chunk is freed as a whole.
+        """
+        if self._held_bytes < 0:
+            self._held_bytes = _payload_bytes(self.messages)
+        return self._held_bytes
 
     def below(self, offset: int) -> int:
         """Returns the index of the first undelivered message at or above `offset`; the chunk's length if none is."""
@@ -195,9 +192,14 @@ class Buffer:
         fetched = self.fetched
         return sum([len(part.messages) - part.at for part in fetched]) if fetched else 0
 
-    def payload_bytes(self) -> int:
-        """Returns the approximate size of the undelivered keys and values in bytes."""
-        return sum([part.payload_bytes() for part in self.fetched])
+    @property
+    def start(self) -> int:
+        """Returns the lowest offset that this buffer holds in memory; the next one that is fetched if it is empty."""
+        return (self.fetched[0].messages[0].offset() or 0) if self.fetched else self.next_offset
+
+    def held_bytes(self) -> int:
+        """Returns the size in bytes of the keys and values that this buffer holds in memory."""
+        return sum([part.held_bytes() for part in self.fetched])
 
     def open(self, claim: Claim, position: int) -> None:
         """Begins a claim of the partition. Messages that were fetched ahead are kept from `position` on."""
@@ -245,8 +247,8 @@ class Buffer:
 
     def forget(self) -> int:
         """Drops all undelivered messages. Returns the offset from which they must be fetched again."""
+        position = self.start
         fetched, self.fetched = self.fetched, deque()
-        position = (fetched[0].messages[0].offset() or 0) if fetched else self.next_offset
         for part in fetched:
             part.at = len(part.messages)  # ends an iteration over it
         if self.claim is None or self.claim.sealed:
@@ -321,11 +323,17 @@ class Buffer:
                 messages = [message for message in messages if message.offset() in wanted]
         last = self.fetched[-1] if len(self.fetched) > 1 else None
         if last is not None and last.run is run and len(last.messages) + len(messages) <= MERGED_MAX:
-            last.extend(messages)
-            return
+            if last.held_bytes() <= MERGED_BYTES_MAX:
+                last.extend(messages)
+                return
         part = Fetched(messages)
         part.run = run
         self.fetched.append(part)
+
+
+def _payload_bytes(messages: Sequence[RawMessage]) -> int:
+    keys = [len(message.key() or b"") for message in messages[::KEYS_SAMPLED]]
+    return sum(map(len, messages)) + sum(keys) * len(messages) // len(keys)
 
 
 def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:

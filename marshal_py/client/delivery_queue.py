@@ -27,7 +27,7 @@ from marshal_py.client.forks import watch_forks
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
-from marshal_py.client.prefetch import Prefetch, Room
+from marshal_py.client.prefetch import Prefetch
 from marshal_py.client.redelivery import Redelivering, due_count, redeliveries_of
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
@@ -106,12 +106,7 @@ class DeliveryQueue:
         for claim in claims:
             tp, position = claim.tp, positions[claim.tp]
             buffer = self.buffers.get(tp)
-            start = (
-                None
-                if buffer is None
-                else ((buffer.fetched[0].messages[0].offset() or 0) if buffer.fetched else buffer.next_offset)
-            )
-            if buffer is None or start is None or start > position or not self.source.fetching(tp):
+            if buffer is None or buffer.start > position or not self.source.fetching(tp):
                 buffer = self.buffers[tp] = Buffer(tp, position)
                 fresh[tp] = position
             buffer.open(claim, position)
@@ -183,9 +178,13 @@ class DeliveryQueue:
         """Tells whether to read the source's queue to its end now, so that no partition waits in it for a slow user."""
         return self.prefetch.due(self.rate, self.asked_ms)
 
-    def piece(self) -> int:
-        """Returns how many messages to take from the source per call while its queue is read to the end."""
-        return self.prefetch.piece(len(self.buffers))
+    def takes(self, most: int) -> int:
+        """Returns how many messages to take from the source, at most `most`; 0 while the buffers are full.
+
+        It is 1 if they are full and nothing of them can be delivered: the other partitions are not to wait for acks.
+        """
+        fitting = self.prefetch.takes(self.buffers.values(), most)
+        return fitting or int(most > 0 and (self._gate_shut or not self.deliverable()))
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Sorts fetched messages into their buffers, and stops fetching partitions whose buffers are full.
@@ -194,6 +193,7 @@ class DeliveryQueue:
         number are dropped. So are messages of partitions whose fetching is paused, because they will be fetched again.
         """
         grown: list[Buffer] = []
+        alone = not any([buffer.fetched for buffer in self.buffers.values()])
         for tp, round_, messages in chunks:
             buffer = self.buffers.get(tp)
             if buffer is None or round_ != self.source.round(tp):
@@ -202,16 +202,11 @@ class DeliveryQueue:
                 continue  # fetched before the source paused it; it will be fetched again
             buffer.add(messages)
             grown.append(buffer)
-        room = self._room()
+        # What comes into empty buffers is no more than librdkafka's queue held, and to measure it takes time.
+        room = None if alone else self.prefetch.room(self.buffers.values())
         for buffer in grown:
             if self._at_bound(buffer) or (room is not None and room.full(buffer)):
                 self._pause_fetching(buffer)
-
-    def _room(self) -> Room | None:
-        """Returns how much each partition may buffer; None (no bound) while all hold `prefetch_messages` or fewer."""
-        if self.buffered() <= self.options.prefetch_messages:
-            return None
-        return self.prefetch.room(self.buffers.values())
 
     def _at_bound(self, buffer: Buffer) -> bool:
         """Tells whether the partition has as many messages as it may have, even if there is memory for more.
@@ -278,7 +273,7 @@ class DeliveryQueue:
         """Tells whether a batch should be taken now.
 
         That is so if `min_messages` messages or `max_bytes` bytes are buffered, or if waiting would bring no more,
-        because a partition has messages and gets no more before these are taken.
+        because a partition has messages and gets no more before these are taken, or because the buffers are full.
         """
         there = size_bytes = 0
         self.prefetch.wanted, now = min_messages, self.clock_now()
@@ -302,7 +297,9 @@ class DeliveryQueue:
             there += count
             if max_bytes is not None:
                 size_bytes += buffer.bytes_of(count, message_bytes)
-        return there >= min_messages or (max_bytes is not None and there > 0 and size_bytes >= max_bytes)
+        if not 0 < there < min_messages:
+            return there > 0
+        return (max_bytes is not None and size_bytes >= max_bytes) or self.prefetch.full(self.buffers.values())
 
     def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
         """Delivers up to `max_messages` messages and `max_bytes` bytes (None: any number), where the gate is open.
@@ -488,7 +485,7 @@ class DeliveryQueue:
 
     def _refill(self, held_back: list[Buffer]) -> None:
         """Resumes fetching for these buffers, except those that still have many messages buffered or unfinished."""
-        room = self._room()
+        room = self.prefetch.room(self.buffers.values())
         for buffer in held_back:
             if room is not None and not room.low(buffer):
                 continue

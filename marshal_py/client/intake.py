@@ -57,7 +57,8 @@ class Intake:
         """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.
 
         `wanted`: how many messages to take at most, or PIECE_MESSAGES if that is more; not for a slow user in
-        at-most-once mode. `most`: an upper bound for everybody; with 0 it waits without taking any. Returns what came.
+        at-most-once mode. `most`: an upper bound for everybody; with 0 it waits without taking any. So it does while
+        the buffers are full (DeliveryQueue.takes). Returns what came.
         """
         queue, context = self._queue, self._context
         if queue.at_most_once:
@@ -75,6 +76,8 @@ class Intake:
         most = min(most, queue.options.prefetch_messages)
         if not queue.at_most_once or grants.before_fetching(queue.rate):
             most = min(most, max(wanted, PIECE_MESSAGES))
+        with context.lock:
+            most = queue.takes(most)
         if most <= 0:
             yield Change(min(timeout_s, GRANT_SLICE_S), context.changes)
             return ()
@@ -95,7 +98,9 @@ class Intake:
         """Reads the source's queue to its end, so that no partition waits behind thousands of messages of another."""
         queue, context = self._queue, self._context
         for _ in range(LOOK_PIECES_MAX):
-            chunks: list[Chunk] = yield Poll(0.0, queue.piece())
+            with context.lock:
+                piece = queue.prefetch.piece(queue.buffers.values())
+            chunks: list[Chunk] = (yield Poll(0.0, piece)) if piece else []
             if not chunks:
                 return
             with context.lock:
@@ -133,4 +138,5 @@ class Intake:
             most, room = queue.options.grant_messages, self.ahead - queue.buffered()
             if grants.before_fetching(queue.rate) and grants.backlog(queue.delivering(), queue.source, most):
                 room = 0  # so that few messages wait in Python for their grants
-        self.add((yield PollAhead(room)) if room >= self.ahead // 2 else ())
+            taken = queue.takes(room) if room >= self.ahead // 2 else 0
+        self.add((yield PollAhead(taken)) if taken else ())

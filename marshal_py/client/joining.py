@@ -19,6 +19,7 @@ from marshal_py.client.loop import Loop
 from marshal_py.client.membership import Membership
 from marshal_py.client.options import ConsumerOptions, check_topics
 from marshal_py.client.planner import Planner
+from marshal_py.client.prefetch import FILLED_SHARE
 from marshal_py.client.topic_watch import check_count, find_topics
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
 from marshal_py.protocol import later_topics
@@ -132,7 +133,9 @@ class Joining:
         witness = self._wills.witness if self._wills is not None else ""
         chosen = options.member_options(self._client_id, topics, self._library, witness)
         check_joining(group, world.groups.get(group), options.group_config, chosen)
-        source = self._transport.source(group, self._client_id, options.settings, options.prefetch_bytes)
+        source = self._transport.source(
+            group, self._client_id, options.settings, options.prefetch_bytes // FILLED_SHARE
+        )
         source.learn_leaders(tuple(found))
         with context.lock:
             known, later = world.groups.get(group), frozenset[str]()

@@ -39,7 +39,7 @@ ACKS_PENDING_MAX: Final = 1_000_000  # as many as any partition buffers; more bo
 RELEASE_BEHIND_S_MIN: Final = 5.0  # a garbage collection or a slow fetch must not count as a speed
 UNACKED_MAX: Final = 100_000  # offsets tracked per partition; while there are so many, it is not fetched (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
-# Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much.
+# Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much (prefetch.py).
 PREFETCH_BYTES: Final = 32 * 1024 * 1024
 PREFETCH_BYTES_MIN: Final = 1024  # librdkafka counts its own bound in KiB
 PREFETCH_BYTES_MAX: Final = 2_097_151 * 1024  # the most that librdkafka takes
@@ -119,6 +119,9 @@ class ConsumerOptions:
     each owner that died: a message whose ack died with its process can go there, too. Five is a good choice. Messages
     that handlers end by `term` go there as well. A message is done when Kafka has acknowledged its dead letter; a crash
     in between repeats the letter. Only in at-least-once groups.
+
+    `prefetch_bytes`: the most bytes of keys and values that are buffered, over all partitions; librdkafka gets as much
+    again. docs/production.md, "Memory", says what else takes memory.
 
     `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`
     was called. Then it moves, and in at-least-once mode its unacked messages are delivered again. None means 30 s, or

@@ -5,11 +5,15 @@ fetches nothing while that queue is full. A fast user gets through it in seconds
 a new partition would wait until thousands of another partition are handled. So a slow consumer reads the queue to its
 end every LOOK_MS (a look), into one buffer per partition, and pauses the partitions that have enough. librdkafka then
 drops what it had queued of them, and fetches it again when the buffer is low. This file holds the bounds.
+
+Memory is bounded by `prefetch_bytes`, for these buffers and once more for librdkafka's queue. Each is filled up to half
+of it. The other half is for what comes at once: into the buffers what one call of librdkafka returns, which is at most
+its queue, or up to twice a fair share of each partition; into that queue one answer of a broker (settings.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from marshal_py.client.buffers import Buffer
@@ -22,6 +26,10 @@ LOOK_MS: Final = 50  # between two looks at the queue; a look that finds nothing
 LOOK_PIECES_MAX: Final = 20  # pieces taken per look, so that a handler waits for some tens of ms at most
 BUFFERED_MESSAGES_MAX: Final = 60_000  # per consumer; each takes about 600 bytes beside its payload
 LOW_SHARE: Final = 4  # a paused partition is fetched again when its buffer is down to this fraction: 1/4
+FILLED_SHARE: Final = 2  # buffers, and librdkafka's queue, are filled up to this fraction of `prefetch_bytes`: 1/2
+# A partition is paused when it has so many times its even share of the bytes. With one share, partitions that get as
+# much as each other would be paused all the time, and each pause throws away what librdkafka has queued of it.
+UNFAIR: Final = 2
 
 
 class Room(NamedTuple):
@@ -32,14 +40,14 @@ class Room(NamedTuple):
 
     def full(self, buffer: Buffer) -> bool:
         """Tells whether nothing more should be fetched into this buffer."""
-        return buffer.size >= self.messages or buffer.payload_bytes() >= self.size_bytes
+        return buffer.size >= self.messages or buffer.held_bytes() >= self.size_bytes
 
     def low(self, buffer: Buffer) -> bool:
         """Tells whether to fill this buffer again, because it holds at most 1/LOW_SHARE of what it may hold."""
         size = buffer.size
         if not size:
             return True
-        return LOW_SHARE * size <= self.messages and LOW_SHARE * buffer.payload_bytes() <= self.size_bytes
+        return LOW_SHARE * size <= self.messages and LOW_SHARE * buffer.held_bytes() <= self.size_bytes
 
 
 class Prefetch:
@@ -47,17 +55,18 @@ class Prefetch:
 
     While the buffers hold less than a bound, the partitions that have messages share it evenly: those without messages
     need nothing yet. Once they hold as much as the bound, every partition gets an even share of it, with messages or
-    without, so that there is room for a partition whose messages come later.
+    without, so that there is room for a partition whose messages come later. In bytes each gets UNFAIR such shares,
+    because nothing more is taken once the buffers hold `bytes_max`, unless nothing of it can be delivered.
     """
 
-    __slots__ = ("_looked_ms", "_mean_bytes", "_piece_messages", "bytes_max", "wanted")
+    __slots__ = ("_full", "_looked_ms", "_piece_messages", "bytes_max", "wanted")
 
-    def __init__(self, bytes_max: int, piece_messages: int) -> None:
-        self.bytes_max: int = bytes_max
+    def __init__(self, prefetch_bytes: int, piece_messages: int) -> None:
+        self.bytes_max: int = prefetch_bytes // FILLED_SHARE
         self.wanted: int = 0  # messages of the batch that the user asks for: they must fit
         self._piece_messages = piece_messages
-        self._mean_bytes = 1  # of a message, as of the last look at the buffers
         self._looked_ms = 0
+        self._full = False  # when the buffers were last measured
 
     def due(self, rate: HandlingRate, mono_ms: int) -> bool:
         """Tells whether the consumer is slow and its last look is LOOK_MS ago.
@@ -69,22 +78,59 @@ class Prefetch:
         self._looked_ms = mono_ms
         return True
 
-    def room(self, buffers: Iterable[Buffer]) -> Room:
-        """Returns how much each buffer may hold at most, given how full all buffers of the consumer are."""
-        count = filled = messages = size_bytes = 0
-        for buffer in buffers:
-            count += 1
-            if buffer.fetched:
-                filled += 1
-                messages += buffer.size
-                size_bytes += buffer.payload_bytes()
-        self._mean_bytes = max(1, size_bytes // max(1, messages))
-        messages_max = max(BUFFERED_MESSAGES_MAX, 2 * self.wanted)
-        return Room(_share(messages_max, messages, filled, count), _share(self.bytes_max, size_bytes, filled, count))
+    def room(self, buffers: Collection[Buffer]) -> Room | None:
+        """Returns how much each buffer may hold at most, given how full all buffers of the consumer are.
 
-    def piece(self, partitions: int) -> int:
-        """Returns how many messages to take from the queue per call during a look: about one partition's share."""
-        return max(1, min(self._piece_messages, self.bytes_max // (max(1, partitions) * self._mean_bytes)))
+        None stands for any number: together they hold no more messages than are taken at once, and are not full.
+        """
+        filled = [buffer for buffer in buffers if buffer.fetched]
+        messages = sum([buffer.size for buffer in filled])
+        size_bytes = held_bytes(filled)
+        self._full = size_bytes >= self.bytes_max
+        if messages <= self._piece_messages and not self._full:
+            return None
+        each = _share(self.bytes_max, size_bytes, len(filled), len(buffers))
+        return Room(
+            _share(max(BUFFERED_MESSAGES_MAX, 2 * self.wanted), messages, len(filled), len(buffers)),
+            min(self.bytes_max, UNFAIR * each),
+        )
+
+    def full(self, buffers: Collection[Buffer]) -> bool:
+        """Tells whether the buffers hold as many bytes as they may, if the last message came while they were not empty.
+
+        Only messages that come fill them, so where they were not full then, this takes no time.
+        """
+        self._full = self._full and held_bytes(buffers) >= self.bytes_max
+        return self._full
+
+    def takes(self, buffers: Collection[Buffer], most: int) -> int:
+        """Returns how many messages to take at once, at most `most`: so many as should fit; 0 if the buffers are full.
+
+        While the buffers are empty it is `most`, however large they are: librdkafka's queue has a bound of its own.
+        """
+        return self._fitting(buffers, most, 1)
+
+    def piece(self, buffers: Collection[Buffer]) -> int:
+        """Returns how many messages to take per call during a look: about one partition's share; 0 ends the look."""
+        return self._fitting(buffers, self._piece_messages, len(buffers))
+
+    def _fitting(self, buffers: Collection[Buffer], most: int, parts: int) -> int:
+        """Returns how many messages fit into what is left, but at most `most`, and one of `parts` of the whole."""
+        chunks = [chunk for buffer in buffers for chunk in buffer.fetched]
+        if not chunks:
+            return most
+        size_bytes = sum([chunk.held_bytes() for chunk in chunks])
+        left_bytes = self.bytes_max - size_bytes
+        self._full = left_bytes <= 0
+        if self._full:
+            return 0
+        mean_bytes = max(1.0, size_bytes / sum([len(chunk.messages) for chunk in chunks]))
+        return max(1, min(most, int(min(left_bytes, self.bytes_max // parts) / mean_bytes)))
+
+
+def held_bytes(buffers: Iterable[Buffer]) -> int:
+    """Returns the size in bytes of the keys and values that these buffers hold in memory."""
+    return sum([buffer.held_bytes() for buffer in buffers if buffer.fetched])
 
 
 def _share(whole: int, used: int, filled: int, count: int) -> int:

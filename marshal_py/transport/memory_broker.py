@@ -62,6 +62,9 @@ class MemoryMessage:
     def timestamp(self) -> tuple[int, int]:
         return (1, self._timestamp_ms)
 
+    def __len__(self) -> int:
+        return len(self._value or b"")
+
 
 class MemoryBroker:
     """Holds topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method.

@@ -47,6 +47,9 @@ class RawMessage(Protocol):
     def headers(self) -> Any: ...
     def timestamp(self) -> tuple[int, int]: ...
 
+    def __len__(self) -> int:
+        """Returns the length of the value in bytes; 0 if there is none."""
+
 
 class Chunk(NamedTuple):
     """Holds messages of one partition that were fetched together, in offset order.
@@ -386,7 +389,7 @@ class Transport(Protocol):
     ) -> DataSource:
         """Makes a source of data messages. `group`: the `group.id` that the client names to the brokers.
 
-        `queue_bytes`: roughly how much to fetch ahead of `poll`, unless `settings` say otherwise.
+        `queue_bytes`: how much to fetch ahead of `poll` before fetching stops, unless `settings` say otherwise.
         """
         ...
 

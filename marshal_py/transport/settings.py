@@ -99,6 +99,9 @@ _OURS: Final = frozenset().union(_CONNECTION, _NEVER, _LOG_READER, _LOG_WRITER, 
 # which costs a tenth of all time.
 PIECE_MESSAGES: Final = 650
 
+MESSAGE_BYTES: Final = 1_000_000  # librdkafka's default of `message.max.bytes`
+FETCH_BYTES: Final = 52_428_800  # and that of `fetch.max.bytes`
+
 PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})  # librdkafka takes these before ://
 
 
@@ -199,7 +202,7 @@ def data_reader(
     given: Settings, client_id: str, group: str, fetch_wait_ms: int | None, queue_bytes: int | None = None
 ) -> Settings:
     wait = {} if fetch_wait_ms is None else {"fetch.wait.max.ms": fetch_wait_ms}
-    bound = {} if queue_bytes is None else {"queued.max.messages.kbytes": queue_bytes // 1024}
+    bound = {} if queue_bytes is None else _queue(queue_bytes, given)
     return {
         **_CONNECTION,
         **_DATA,
@@ -211,6 +214,19 @@ def data_reader(
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
         **_NEVER,
+    }
+
+
+def _queue(size_bytes: int, given: Settings) -> Settings:
+    """Returns the settings with which librdkafka's queue holds `size_bytes`, and an answer of a broker half as much.
+
+    librdkafka fetches while its queue holds less than the first, and then adds all that the answer brings.
+    """
+    largest = given.get("message.max.bytes", MESSAGE_BYTES)  # librdkafka refuses answers that hold less than one
+    least = int(largest) if str(largest).isdecimal() else MESSAGE_BYTES  # what else it says of other values, it says
+    return {
+        "queued.max.messages.kbytes": max(1, size_bytes // 1024),
+        "fetch.max.bytes": max(least, min(FETCH_BYTES, size_bytes // 2)),
     }
 
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as KafkaConsumer
 
 from marshal_py import Consumer, Message
 from marshal_py.client import prefetch
-from marshal_py.client.buffers import MERGED_MAX, SAMPLED_EACH, Buffer
+from marshal_py.client.buffers import KEYS_SAMPLED, MERGED_MAX, Buffer
 from marshal_py.client.delivery_queue import AHEAD_MESSAGES_MAX
 from marshal_py.client.handling_rate import HandlingRate
-from marshal_py.client.options import PREFETCH_BYTES
-from marshal_py.client.prefetch import BUFFERED_MESSAGES_MAX, LOOK_MS, SLOW_PER_S, Prefetch
+from marshal_py.client.options import PREFETCH_BYTES, PREFETCH_BYTES_MAX, PREFETCH_BYTES_MIN
+from marshal_py.client.prefetch import (
+    BUFFERED_MESSAGES_MAX,
+    FILLED_SHARE,
+    LOOK_MS,
+    SLOW_PER_S,
+    Prefetch,
+    Room,
+    held_bytes,
+)
 from marshal_py.client.waits import complete
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
@@ -293,24 +303,96 @@ def test_nothing_is_fetched_while_the_gate_is_shut(cluster: OneQueueTestCluster,
             reader.stop()
 
 
+def next_of(consumer: Consumer) -> Iterator[Message]:
+    while (message := consumer.next(expires_s=30)) is not None:
+        message.ack()
+        yield message
+
+
+def fetched(consumer: Consumer) -> Iterator[Message]:
+    """In batches that ask for more than there may be."""
+    while True:
+        batch = consumer.fetch(2_000, expires_s=0.5)
+        batch.ack()
+        yield from batch
+
+
+def fetched_each(consumer: Consumer) -> Iterator[Message]:
+    while True:
+        for message in consumer.fetch_each(2_000, expires_s=30):
+            message.ack()
+            yield message
+
+
+def consumed_whole(consumer: Consumer) -> Iterator[Message]:
+    for message in consumer.consume():
+        message.ack()
+        yield message
+
+
+LARGE, COUNT = 1_000, 300  # bytes of a message, messages of a partition
+BOUND = 40 * LARGE
+
+
 @pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("way", [one_by_one, next_of, fetched, fetched_each, consumed_whole])
+@pytest.mark.parametrize("delivery", KINDS)
 @pytest.mark.parametrize("partitions", [1, 4])
-def test_what_is_buffered_is_bounded_in_bytes(cluster: OneQueueTestCluster, partitions: int) -> None:
-    """Of all partitions together: beyond the bound at most one piece, which is the share of one of them, each."""
-    size, bound = 1_000, 100_000
-    topic = filled(cluster, partitions, 2_000, size)
+def test_what_is_buffered_is_bounded_in_bytes(
+    cluster: OneQueueTestCluster, partitions: int, delivery: str, way: Callable[[Consumer], Iterator[Message]]
+) -> None:
+    """However few messages they are, and whatever the user asks for: of all partitions together `prefetch_bytes`."""
+    topic = filled(cluster, partitions, COUNT, LARGE)
     with (
         cluster.connect() as marshal,
-        joined(marshal, cluster.group(), [topic], prefetch_bytes=bound, prefetch_messages=20) as consumer,
+        joined(marshal, cluster.group(), [topic], delivery=delivery, prefetch_bytes=BOUND) as consumer,
     ):
         until(owns(consumer, *range(partitions)), "all partitions are its")
-        most = 0
-        for got, message in enumerate(consumer, 1):
-            message.ack()
-            most = max(most, size * consumer._queue.buffered())
-            if got == partitions * 2_000:
+        held = watch_bytes(consumer)
+        found: dict[int, list[int]] = {partition: [] for partition in range(partitions)}
+        for got, message in enumerate(way(consumer), 1):
+            found[message.partition].append(message.offset)
+            if got == partitions * COUNT:
                 break
-        assert bound // 2 <= most <= 2 * bound + 20 * size
+        assert found == {partition: list(range(COUNT)) for partition in range(partitions)}
+        assert BOUND // FILLED_SHARE <= max(held) <= BOUND
+
+
+def watch_bytes(consumer: Consumer) -> list[int]:
+    """Returns a list to which the size of all buffers is added, whenever messages come."""
+    queue, held = consumer._queue, [0]
+    add = queue.add
+
+    def watched(chunks: Any) -> None:
+        add(chunks)
+        held.append(held_bytes(queue.buffers.values()))
+
+    queue.add = watched  # type: ignore[method-assign]
+    return held
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("way", [one_by_one, consumed_whole, fetched_each])
+def test_partitions_that_wait_for_acks_neither_fill_memory_nor_keep_the_others_waiting(
+    cluster: OneQueueTestCluster, way: Callable[[Consumer], Iterator[Message]]
+) -> None:
+    """With `max_acks_pending` a forgotten message keeps its partition's messages in the buffers."""
+    topic = filled(cluster, 3, COUNT, LARGE)
+    with (
+        cluster.connect() as marshal,
+        joined(marshal, cluster.group(), [topic], prefetch_bytes=BOUND, max_acks_pending=1) as consumer,
+    ):
+        until(owns(consumer, 0, 1, 2), "all partitions are its")
+        held = watch_bytes(consumer)
+        acked = Message.ack
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Message, "ack", lambda message: message.partition == 2 and acked(message))
+            count = 0
+            for message in way(consumer):
+                count += message.partition == 2
+                if count == COUNT:
+                    break
+        assert max(held) <= BOUND
 
 
 def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(cluster: OneQueueTestCluster) -> None:
@@ -326,7 +408,7 @@ def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(
         cluster.broker.writable = False
         source = source_of(consumer)
         until(lambda: not consumer.fetch(10, expires_s=0) and source.polls > 200, "it was polled long enough")
-        assert 0 < 1_000 * consumer._queue.buffered() <= 2 * 100_000 + 50 * 1_000
+        assert 0 < held_bytes(consumer._queue.buffers.values()) <= 100_000
         cluster.broker.writable = True
 
 
@@ -344,30 +426,44 @@ def buffer_of(partition: int, sizes: list[int]) -> Buffer:
     return buffer
 
 
+def room_of(buffers: list[Buffer], prefetch_: Prefetch | None = None) -> Room:
+    """The room where more messages are buffered than are taken at once."""
+    room = (prefetch_ or Prefetch(2_000, 0)).room(buffers)
+    assert room is not None
+    return room
+
+
 def test_a_partition_alone_may_have_everything() -> None:
-    room = Prefetch(1_000, 100).room([buffer_of(0, [10]), *(buffer_of(p, []) for p in range(1, 10))])
+    room = room_of([buffer_of(0, [10]), *(buffer_of(p, []) for p in range(1, 10))])
     assert (room.messages, room.size_bytes) == (BUFFERED_MESSAGES_MAX, 1_000)
 
 
 def test_partitions_that_have_something_share_evenly() -> None:
-    room = Prefetch(1_000, 100).room([buffer_of(0, [10]), buffer_of(1, [10]), buffer_of(2, [])])
-    assert (room.messages, room.size_bytes) == (BUFFERED_MESSAGES_MAX // 2, 500)
+    """Each may have twice its share of the bytes, because the whole is bounded, too."""
+    room = room_of([*(buffer_of(p, [10]) for p in range(4)), buffer_of(4, [])])
+    assert (room.messages, room.size_bytes) == (BUFFERED_MESSAGES_MAX // 4, 500)
 
 
 def test_where_everything_is_used_up_each_has_its_share_of_all() -> None:
     """So that the ones that come later have room."""
-    room = Prefetch(1_000, 100).room([buffer_of(0, [1_000]), buffer_of(1, []), *(buffer_of(p, []) for p in (2, 3))])
-    assert room.size_bytes == 250
+    room = room_of([buffer_of(0, [1_000]), buffer_of(1, []), *(buffer_of(p, []) for p in (2, 3))])
+    assert room.size_bytes == 500
 
 
 def test_the_batch_that_the_user_asks_for_has_room() -> None:
-    prefetch_ = Prefetch(1_000, 100)
+    prefetch_ = Prefetch(2_000, 0)
     prefetch_.wanted = BUFFERED_MESSAGES_MAX
-    assert prefetch_.room([buffer_of(0, [10])]).messages == 2 * BUFFERED_MESSAGES_MAX
+    assert room_of([buffer_of(0, [10])], prefetch_).messages == 2 * BUFFERED_MESSAGES_MAX
+
+
+def test_nothing_is_paused_while_the_buffers_hold_little_of_both() -> None:
+    assert Prefetch(2_000, 3).room([buffer_of(0, [300] * 3)]) is None
+    assert Prefetch(2_000, 2).room([buffer_of(0, [300] * 3)]) is not None, "more messages than are taken at once"
+    assert Prefetch(1_800, 3).room([buffer_of(0, [300] * 3)]) is not None, "as many bytes as there may be"
 
 
 def test_a_full_partition_is_not_low_and_an_empty_one_is() -> None:
-    room = Prefetch(1_000, 100).room([buffer_of(0, [100] * 10)])
+    room = room_of([buffer_of(0, [100] * 10)])
     full, low, empty = buffer_of(0, [100] * 10), buffer_of(0, [100] * 2), buffer_of(0, [])
     assert [room.full(b) for b in (full, low, empty)] == [True, False, False]
     assert [room.low(b) for b in (full, low, empty)] == [False, True, True]
@@ -375,27 +471,51 @@ def test_a_full_partition_is_not_low_and_an_empty_one_is() -> None:
 
 
 def test_a_piece_is_what_one_partition_may_have() -> None:
-    prefetch_ = Prefetch(10_000, 100)
-    assert prefetch_.piece(4) == 100
-    prefetch_.room([buffer_of(0, [500] * 10)])
-    assert prefetch_.piece(4) == 10_000 // 4 // 500
-    assert prefetch_.piece(1_000) == 1
+    prefetch_ = Prefetch(20_000, 100)
+    empty = [buffer_of(p, []) for p in range(4)]
+    assert prefetch_.piece(empty) == 100
+    assert prefetch_.piece([buffer_of(0, [500] * 10), *empty[1:]]) == 10_000 // 4 // 500
+    assert prefetch_.piece([buffer_of(0, [500] * 19), *empty[1:]]) == 1
+    assert prefetch_.piece([buffer_of(0, [500] * 20), *empty[1:]]) == 0, "the buffers are full"
 
 
-def test_large_messages_count_although_not_every_message_of_a_chunk_is_measured() -> None:
-    """Whatever rhythm they come in, over some chunks the measure is right."""
-    for every in (2, 3, 7, SAMPLED_EACH, 5 * SAMPLED_EACH):
-        buffer = Buffer(TopicPartition("orders", 0), 0)
-        sizes = [10_000 if at % every == 0 else 10 for at in range(100_000)]
-        for first in range(0, len(sizes), 1_000):
-            buffer.add([message(at, sizes[at]) for at in range(first, first + 1_000)])
-        assert abs(buffer.payload_bytes() - sum(sizes)) <= 0.2 * sum(sizes)
+def test_so_many_messages_are_taken_at_once_as_should_fit() -> None:
+    prefetch_ = Prefetch(20_000, 100)
+    assert prefetch_.takes([buffer_of(0, [])], 650) == 650, "librdkafka's queue has a bound of its own"
+    assert prefetch_.takes([buffer_of(0, [500] * 10)], 650) == 10
+    assert prefetch_.takes([buffer_of(0, [500] * 10)], 5) == 5
+    assert prefetch_.takes([buffer_of(0, [9_999])], 650) == 1
+    assert prefetch_.takes([buffer_of(0, [9_999]), buffer_of(1, [1])], 650) == 0
+
+
+def test_every_value_of_a_chunk_is_measured() -> None:
+    """Whatever rhythm they come in, and however rare the large ones are."""
+    buffer = Buffer(TopicPartition("orders", 0), 0)
+    sizes = [1_000_000 if at == 1_777 else 10 for at in range(10_000)]
+    for first in range(0, len(sizes), 1_000):
+        buffer.add([message(at, sizes[at]) for at in range(first, first + 1_000)])
+    assert buffer.held_bytes() == sum(sizes)
+
+
+def test_delivered_messages_count_until_their_chunk_is_freed() -> None:
+    buffer = buffer_of(0, [100] * 10)
+    buffer.fetched[0].at = 9
+    assert buffer.held_bytes() == 1_000
+
+
+def test_large_chunks_are_not_merged() -> None:
+    """A chunk is held in memory until all of it is delivered."""
+    buffer, small = buffer_of(0, [10]), buffer_of(1, [10])
+    for at in range(1, 6):
+        buffer.add([message(at, 2_000_000)])
+        small.add([message(at, 2_000)])
+    assert [len(buffer.fetched), len(small.fetched)] == [6, 2]
 
 
 def test_keys_count_and_a_tombstone_has_no_value() -> None:
     buffer = Buffer(TopicPartition("orders", 0), 0)
-    buffer.add([message(0, 5, b"key"), message(1, 0, b"k")])
-    assert buffer.payload_bytes() == 5 + 3 + 1
+    buffer.add([message(at, 5 if at else 0, b"key") for at in range(10 * KEYS_SAMPLED)])
+    assert buffer.held_bytes() == 5 * (10 * KEYS_SAMPLED - 1) + 3 * 10 * KEYS_SAMPLED
 
 
 def test_fast_and_unmeasured_users_do_not_count_as_slow() -> None:
@@ -415,8 +535,21 @@ def test_fast_and_unmeasured_users_do_not_count_as_slow() -> None:
 
 def test_librdkafka_is_bounded_as_well_and_the_users_settings_win() -> None:
     given = {"bootstrap.servers": "localhost:9092"}
-    ours = settings.data_reader(given, "c", "g", None, PREFETCH_BYTES)
-    assert ours["queued.max.messages.kbytes"] == PREFETCH_BYTES // 1024
+    queue_bytes = PREFETCH_BYTES // FILLED_SHARE
+    ours = settings.data_reader(given, "c", "g", None, queue_bytes)
+    assert ours["queued.max.messages.kbytes"] == queue_bytes // 1024
+    assert ours["fetch.max.bytes"] == queue_bytes // 2
     assert ours["queued.min.messages"] < 100_000
-    theirs = {"queued.max.messages.kbytes": 7, "queued.min.messages": 8, "fetch.message.max.bytes": 9}
-    assert settings.data_reader({**given, **theirs}, "c", "g", None, PREFETCH_BYTES).items() >= theirs.items()
+    theirs = {"queued.max.messages.kbytes": 7, "queued.min.messages": 8, "fetch.max.bytes": 9}
+    assert settings.data_reader({**given, **theirs}, "c", "g", None, queue_bytes).items() >= theirs.items()
+
+
+@pytest.mark.parametrize(
+    "prefetch_bytes", [PREFETCH_BYTES_MIN, PREFETCH_BYTES, 10 * PREFETCH_BYTES, PREFETCH_BYTES_MAX]
+)
+@pytest.mark.parametrize("largest", [{}, {"message.max.bytes": 4_000_000}, {"message.max.bytes": "90000000"}])
+def test_librdkafka_takes_the_bounds_that_follow_from_any_option(prefetch_bytes: int, largest: dict[str, Any]) -> None:
+    """It refuses an answer of a broker that may be smaller than a message, or larger than it receives."""
+    given = {"bootstrap.servers": "localhost:1", **largest}
+    made = settings.data_reader(given, "c", "g", None, prefetch_bytes // FILLED_SHARE)
+    settings.create_client(KafkaConsumer, made).close()
