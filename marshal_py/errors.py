@@ -812,17 +812,28 @@ class ClaimLost(PeerError):
 class AckNotConfirmed(PeerError):
     """The log has not accepted an ack in time. The messages count as done here, and the log may still accept it.
 
-    Calling again waits again. If the consumer dies before, the messages are delivered again.
+    Calling again waits again, unless `over`: then this process will never know, for example because the consumer has
+    ended. If the log does not get the ack, the messages are delivered again.
     """
 
     group: str
     places: tuple[str, ...]
     waited_s: float
     reason: str
+    over: bool
     retriable: ClassVar[bool] = True
 
-    def __init__(self, group: str, places: tuple[str, ...], waited_s: float, reason: str) -> None:
-        self.group, self.places, self.waited_s, self.reason = group, places, waited_s, reason
+    def __init__(
+        self, group: str, places: tuple[str, ...], waited_s: float, reason: str, *, over: bool = False
+    ) -> None:
+        self.group, self.places, self.waited_s, self.reason, self.over = group, places, waited_s, reason, over
+        if over:
+            super().__init__(
+                f"group {group!r}: nobody can tell whether the log has all acks of {', '.join(places)}: {reason}; "
+                f"their messages may be delivered again, or not: decide when the next owner has received them, or has "
+                f"not"
+            )
+            return
         super().__init__(
             f"group {group!r}: the log has not accepted the acks up to {', '.join(places)} within {waited_s:g} s: "
             f"{reason}; call again to wait longer, or treat the work as not done"

@@ -12,7 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.client.answers import Answers, check_delay, check_reason
 from marshal_py.client.forks import ForkedLock
+from marshal_py.client.lost_acks import LostAcks
 from marshal_py.client.options import ConsumerOptions
+from marshal_py.protocol.acked_spans import Spans, spans_of
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -26,10 +28,10 @@ ACK_TIMEOUT_S: Final = 10.0  # how long `ack(wait=True)` waits by default: as lo
 
 
 class Acked(NamedTuple):
-    """Holds the offsets that one call has acked in one claim, in ascending order. `late`: the ack came too late."""
+    """Holds the offsets that were acked in one claim, as spans (acked_spans.py). `late`: the ack came too late."""
 
     claim: Claim
-    offsets: Sequence[int]
+    spans: Spans
     late: bool = False
 
 
@@ -50,6 +52,7 @@ class DeliveryContext:
         "incarnation",
         "key_deserializer",
         "lock",
+        "lost_acks",
         "make",
         "member",
         "value_deserializer",
@@ -78,6 +81,7 @@ class DeliveryContext:
         self.key_deserializer, self.value_deserializer = options.key_deserializer, options.value_deserializer
         self.answers: Answers = answers
         self.delivered: int = 0
+        self.lost_acks: LostAcks = LostAcks()
         # Makes the handle of a message, with the lock held; set by the consumer (handles.py).
         self.handle_of: Callable[[Any], bytes]
         # Waits until the log has accepted acks; set by the consumer (confirmations.py).
@@ -120,8 +124,12 @@ class Delivered:
     def in_time(self, first: int, stop: int) -> bool:
         """Returns whether the messages with the indexes [first, stop) of `run` were acked when the claim was sealed."""
         with self.context.lock:
-            acked = self.run is not None and all(map(self.run.is_finished, range(first, stop)))
-            return acked or self.finish_late()
+            if self.run is None:
+                return self.finish_late()
+            if all(map(self.run.is_finished, range(first, stop))):
+                return True
+            self.context.lost_acks.late(self.claim.tp)
+            return self.finish_late()
 
     def returned(self) -> None:
         """Notes an ack in at-most-once mode, where it only says that the handler has returned."""
@@ -170,7 +178,7 @@ class Delivered:
 
     def acked(self, first: int, stop: int, in_time: bool) -> Acked:
         """Returns what an ack of the indexes [first, stop) of `run` has to have confirmed; `in_time` is its result."""
-        return Acked(self.claim, () if self.run is None else self.run.offsets[first:stop], not in_time)
+        return Acked(self.claim, () if self.run is None else spans_of(self.run.offsets[first:stop]), not in_time)
 
     def touch(self, first: int, stop: int) -> None:
         """Restarts the handler timeout of the messages with the indexes [first, stop) of `run`.

@@ -1,8 +1,12 @@
-"""Waits until the log has accepted acks: `ack(wait=True)` and `double_ack` of messages, parts and batches.
+"""Waits until the log has accepted acks: `flush`, `double_ack` and `ack(wait=True)`, and the commit of planned ranges.
 
 An ack moves the position of its claim, or adds to the ranges that are finished above it; the next heartbeat or Release
 tells the log so. It is accepted when this reader has folded that record (T17). Threads that wait at the same time share
 heartbeats: one is sent at once, and the next when that one was read back.
+
+A claim may end before. If a record of the log has ended it, the log says which acks it has: the others are lost, and
+their messages are delivered again. If this process has given the claim up (the consumer has ended, or the log's history
+was deleted), nobody knows: a heartbeat that was sent before may still be accepted.
 """
 
 from __future__ import annotations
@@ -14,20 +18,24 @@ from typing import Final
 from marshal_py.client.acks import Acked
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
+from marshal_py.client.lost_acks import LostAcks
 from marshal_py.client.waits import Steps
-from marshal_py.errors import AckNotConfirmed, ClaimLost, ClusterUnreachable
-from marshal_py.protocol import progress
-from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.errors import AckNotConfirmed, ClaimLost, ClusterUnreachable, MarshalError
+from marshal_py.protocol.acked_spans import finished_spans, log_has
+from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.identity import TopicPartition
 
 NO_ROOM: Final = "the log has no room for more finished messages above the lowest unfinished one, which must come first"
+STOPPED: Final = "the consumer has ended"
+HISTORY_LOST: Final = "records were deleted from the log before this process read them, so it gave its claims up"
 
 
 class Confirmations:
     """Waits for the acks of one consumer."""
 
-    def __init__(self, context: Context, driver: ConsumerDriver) -> None:
-        self._context, self._driver, self._member = context, driver, driver.member
+    def __init__(self, context: Context, driver: ConsumerDriver, lost_acks: LostAcks) -> None:
+        self._context, self._driver, self._member, self._lost_acks = context, driver, driver.member, lost_acks
 
     def wait(self, acked: Sequence[Acked], timeout_s: float) -> None:
         """Waits in the calling thread, as `accepted` says."""
@@ -36,14 +44,46 @@ class Confirmations:
     def accepted(self, acked: Sequence[Acked], timeout_s: float) -> Steps[None]:
         """Returns when the log has accepted these acks. Any thread may call it, but not the background thread.
 
-        In at-most-once mode only lost claims matter, because the grants have moved the positions. Raises ClaimLost,
-        after the others are accepted; AckNotConfirmed after `timeout_s` seconds, or if the log cannot be read any more;
+        In at-most-once mode only late acks matter, because the grants have moved the positions. Raises ClaimLost, after
+        the others are accepted; AckNotConfirmed after `timeout_s` seconds, or as soon as it will never be known;
         ReentrantCall, UsedAfterFork.
         """
         self._context.check_call("Message", "ack", waits=True)
-        lost = {one.claim.tp for one in acked if one.late}
-        waiting = [one for one in acked if one.offsets and not one.late and isinstance(one.claim.tracker, AtLeastOnce)]
-        liveness = self._member.liveness
+        late = {one.claim.tp for one in acked if one.late}
+        waiting = [one for one in acked if one.spans and not one.late and isinstance(one.claim.tracker, AtLeastOnce)]
+        return self._accepted(waiting, late, set(), timeout_s)
+
+    def flush(self, timeout_s: float, after: int | None = None) -> Steps[None]:
+        """Returns when the log has accepted all acks before this call, as `accepted` does.
+
+        Acks that were lost since the last flush raise ClaimLost, once. `after`: instead only those after so many losses
+        (`LostAcks.count`), which another flush still raises.
+        """
+        with self._context.outbox, self._context.lock:
+            self._member.settle_acks()
+            claims = self._member.claims.values()
+            waiting = [
+                Acked(claim, finished_spans(claim.tracker))
+                for claim in claims
+                if isinstance(claim.tracker, AtLeastOnce)
+            ]
+            before = self._lost_acks.after(after or 0)
+        lost = {tp for tp, certain in before.items() if certain}
+        unknown = {*before} - lost
+        try:
+            yield from self._accepted(waiting, lost, unknown, timeout_s)
+        except (ClaimLost, AckNotConfirmed) as error:
+            if after is None:
+                with self._context.lock:
+                    self._lost_acks.reported(lost if isinstance(error, ClaimLost) else unknown if error.over else ())
+            raise
+
+    def _accepted(
+        self, waiting: list[Acked], lost: set[TopicPartition], unknown: set[TopicPartition], timeout_s: float
+    ) -> Steps[None]:
+        """Waits for what is `waiting`, and adds to `lost` and `unknown` the partitions whose claims end before."""
+        liveness, name, broken = self._member.liveness, self._member.name, ""
+        deadline = time.monotonic() + timeout_s
         with self._context.lock:
             sent_before = liveness.last_sent
 
@@ -53,38 +93,28 @@ class Confirmations:
             return back is not None and (sent_before is None or back.mono_ms > sent_before.mono_ms)
 
         def done() -> bool:
-            lost.update(one.claim.tp for one in waiting if self._lost(one.claim))
-            waiting[:] = [one for one in waiting if one.claim.tp not in lost and not self._accepted(one)]
+            left = [one for one in waiting if not log_has(one.spans, one.claim, self._member.group)]
+            ended = [one.claim for one in left if one.claim.phase is ClaimPhase.GONE or self._driver.ended]
+            lost.update(claim.tp for claim in ended if claim.final is not None)
+            unknown.update(claim.tp for claim in ended if claim.final is None)
+            waiting[:] = [one for one in left if one.claim not in ended]
             if waiting and liveness.last_sent is sent_before and not liveness.awaits_echo():
                 self._member.urgent = True
                 self._driver.kick()
             return not waiting
 
         try:
-            yield from self._context.until(done, "acks to be accepted", time.monotonic() + timeout_s, self._driver.log)
+            yield from self._context.until(done, "acks to be accepted", deadline, self._driver.log)
         except ClusterUnreachable as error:
             with self._context.lock:
                 reason = self._context.waiting_for() or (NO_ROOM if returned() else error.reason)
-            places = tuple(f"{one.claim.tp}@{one.offsets[-1]}" for one in waiting)
-            raise AckNotConfirmed(self._member.name, places, timeout_s, reason) from error
+            places = tuple(f"{one.claim.tp}@{one.spans[-1][1] - 1}" for one in waiting)
+            raise AckNotConfirmed(name, places, timeout_s, reason) from error
+        except MarshalError as error:  # nothing more is read of the log
+            unknown.update(one.claim.tp for one in waiting)
+            broken = str(error)
         if lost:
-            raise ClaimLost(self._member.name, tuple(map(str, sorted(lost))))
-
-    def _lost(self, claim: Claim) -> bool:
-        return claim.phase is ClaimPhase.GONE and not claim.released
-
-    def _accepted(self, one: Acked) -> bool:
-        """Returns whether the log names all these offsets as finished: below the position, or in its progress."""
-        claim, group = one.claim, self._member.group
-        if claim.released:
-            assert isinstance(claim.tracker, AtLeastOnce)
-            position, known = claim.released_position, claim.tracker.progress()
-        elif group is None or claim.epoch not in group.claims:
-            return False
-        else:
-            position, known = group.claims[claim.epoch].position, group.claims[claim.epoch].progress
-        if one.offsets[-1] < position:
-            return True
-        spans = [(start, to) for start, to, times in progress.decode(position, known) if not times]
-        above = (offset for offset in one.offsets if offset >= position)
-        return all(any(start <= offset < to for start, to in spans) for offset in above)
+            raise ClaimLost(name, tuple(map(str, sorted(lost))))
+        if unknown:
+            reason = broken or (str(self._driver.error or STOPPED) if self._driver.ended else HISTORY_LOST)
+            raise AckNotConfirmed(name, tuple(map(str, sorted(unknown))), timeout_s, reason, over=True)

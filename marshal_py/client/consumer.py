@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 from marshal_py.client import requests
 from marshal_py.client.acks import ACK_TIMEOUT_S
 from marshal_py.client.buffers import Reserved
-from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consume import ConsumeContext
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.consuming import AWAIT_IT, Consuming, Handler
@@ -68,7 +67,6 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._queue = driver.queue
         self._intake = Intake(context, driver, driver.queue)
         self._limits = GroupLimits(context, driver)
-        self._confirmations = Confirmations(context, driver)
         driver.queue.delivery.confirm = self._confirmations.wait
         self._handles = Handles(driver.member.name)
         self._seeking = threading.RLock()  # held by `seek` alone

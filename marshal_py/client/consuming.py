@@ -11,7 +11,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Generic
 
 from marshal_py.client.counters import held, in_flight
@@ -22,7 +22,7 @@ from marshal_py.client.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.message import Message
 from marshal_py.client.requests import OnError, check_wait
 from marshal_py.client.waits import Change, Steps, T
-from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
+from marshal_py.errors import AckNotConfirmed, ClaimLost, ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.transport.serialization import K_co, V_co
 
@@ -69,6 +69,7 @@ class Consuming(Generic[K_co, V_co]):
         self._reader: Reader | None = None  # the loop that receives; None between two loops
         self._dropped = False  # the buffer, by `stop`
         self._drained = False
+        self._lost_before = 0  # how many acks of the consumer were lost before the drain began
         self._over = False
         self._error: BaseException | None = None
 
@@ -146,6 +147,8 @@ class Consuming(Generic[K_co, V_co]):
         if timeout_s is None:
             timeout_s = self._driver.options.handler_timeout_s
         if self._demand.drain_until is None:
+            with self._context.lock:
+                self._lost_before = self._queue.delivery.lost_acks.count
             self._demand.drain_until = time.monotonic() + timeout_s
         return timeout_s
 
@@ -220,8 +223,10 @@ class Consuming(Generic[K_co, V_co]):
         if self._demand.drain_until is not None and (yield from self._answered()):
             with self._context.lock:
                 acked = not sum(map(in_flight, self._driver.member.claims.values()))
-            yield from self._consumer._flush(LEAVE_TIMEOUT_S)
-            self._drained = acked
+            # A loss, or no answer, is no error of the consume: `drain` tells it by its result.
+            with suppress(ClaimLost, AckNotConfirmed):
+                yield from self._consumer._confirmations.flush(LEAVE_TIMEOUT_S, self._lost_before)
+                self._drained = acked
 
     def _answered(self) -> Steps[bool]:
         """Waits until no handler has a message, or the drain must end. Returns whether none has.

@@ -66,8 +66,9 @@ class FetchedClaims:
         self._unsure.update((claim.tp, claim) for claim in unsure)
         self._ask_soon()
 
-    def drop(self, claims: Iterable[Claim]) -> None:
+    def drop(self, claims: Sequence[Claim]) -> None:
         """Forgets these claims, which have ended."""
+        self.queue.delivery.lost_acks.ended(claims, self._member.group)
         for claim in claims:
             if self._unsure.get(claim.tp) is claim:
                 del self._unsure[claim.tp]

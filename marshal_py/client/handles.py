@@ -99,16 +99,17 @@ class Handles:
         claim = context.member.claims.get(epoch)
         if claim is None:
             context.member.late_acks += 1
+            context.lost_acks.late(tp)
             gone = Claim(tp, epoch, 0, AtLeastOnce(offset))
             gone.seal(ClaimPhase.GONE)
-            return False, [Acked(gone, [offset], late=True)]
+            return False, [Acked(gone, [(offset, offset + 1)], late=True)]
         tracker, in_time = claim.tracker, True
         if not isinstance(tracker, AtLeastOnce):
             in_time = Delivered(context, claim, None).finish_range(0, 0)
         elif (found := tracker.place_of(offset)) is not None:
             run, index = found
             in_time = Delivered(context, claim, run).finish_range(index, index + 1)
-        return in_time, [Acked(claim, [offset], late=not in_time)]
+        return in_time, [Acked(claim, [(offset, offset + 1)], late=not in_time)]
 
 
 def _open(message: Message[Any, Any]) -> bool:

@@ -13,16 +13,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
+from marshal_py.client.confirmations import Confirmations
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.counters import in_flight
+from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.lost_acks import LostAcks
 from marshal_py.client.requests import AnyPartition, check_partitions, check_timeout, check_wait
 from marshal_py.client.waits import Steps
-from marshal_py.errors import ConcurrentUse, InvalidOption, ReentrantCall
+from marshal_py.errors import AckNotConfirmed, ConcurrentUse, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
-from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.subscription import consumes
 
@@ -51,6 +53,9 @@ class Membership:
         self._driver = driver
         self._member = driver.member
         self._ending = ending
+        queue = driver.queue
+        lost_acks = queue.delivery.lost_acks if isinstance(queue, DeliveryQueue) else LostAcks()
+        self._confirmations: Confirmations = Confirmations(context, driver, lost_acks)
         ending.fronts += 1
         self.identify: Callable[[], int] = threading.get_ident  # of the caller: its thread, or its asyncio task
         self.caller = "thread"  # what a caller is, in errors
@@ -185,37 +190,29 @@ class Membership:
     # --- positions
 
     def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Waits until the log has accepted the positions of all messages that were acked before this call.
+        """Waits until the log has accepted all acks before this call: nobody receives these messages again.
 
-        Raises ClusterUnreachable, ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption.
+        Raises ClaimLost if an ack since the last flush came too late, or was lost with its claim: the message is
+        delivered again. The error names the partitions, and says so once; the log has accepted the others. Raises
+        AckNotConfirmed after `timeout_s` seconds, or if it will never be known (`over`); ConcurrentUse, ReentrantCall,
+        ConsumerClosed, InvalidOption, and the error that ended the consumer. In at-most-once mode it does not wait.
         """
         self._pass("flush")
         self._context.complete(self._flush(timeout_s))
 
     def _flush(self, timeout_s: float) -> Steps[None]:
         check_timeout(timeout_s)
-        context, member = self._context, self._member
-        with context.outbox, context.lock:
-            wanted = {
-                c.epoch: c.tracker.position() for c in member.claims.values() if isinstance(c.tracker, AtLeastOnce)
-            }
-            member.urgent = True
-            self._driver.kick()
+        yield from self._confirmed(self._confirmations.flush(timeout_s))
 
-        def done() -> bool:
-            group = member.group
-            return (
-                self._driver.ended
-                or group is None
-                or all(
-                    epoch not in group.claims or group.claims[epoch].position >= position
-                    for epoch, position in wanted.items()
-                )
-            )
-
-        deadline = time.monotonic() + timeout_s
-        yield from context.until(done, "the positions to be accepted", deadline, self._driver.log)
-        self._ending.raise_if_ended()
+    def _confirmed(self, steps: Steps[None]) -> Steps[None]:
+        """Waits for acks. If it will never be known whether the log has them, the error that ended the consumer tells
+        more."""
+        try:
+            yield from steps
+        except AckNotConfirmed as error:
+            if error.over:
+                self._ending.raise_if_ended()
+            raise
 
     def _check_open(self, verb: str, *, waits: bool = False) -> None:
         """Checks that a method of a running consumer may be called. `waits`: as in `check_call`.

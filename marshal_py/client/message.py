@@ -106,8 +106,9 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         """Marks the message as done. Any thread may call it, in any order; a second call changes nothing.
 
         Returns False if the ack came too late: the claim has been released or lost, and in at-least-once mode the
-        message will be delivered again. At-most-once mode needs no acks; there a call only says that the handler has
-        returned. Raises UsedAfterFork.
+        message will be delivered again. True says that this consumer held the claim as far as it had read the log, and
+        reports the ack to it; only `double_ack` and `Consumer.flush` say that the log has it. At-most-once mode needs
+        no acks; there a call only says that the handler has returned. Raises UsedAfterFork.
 
         With `wait` it does what `double_ack` does. Raises InvalidOption if `wait` is no bool but true, as 5 is.
         """

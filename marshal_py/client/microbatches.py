@@ -111,6 +111,8 @@ class MicroBatches:
         )  # by end, until committed
         # Ranges that the query has committed and that no position has been moved over yet.
         self._proven: dict[TopicPartition, Planned] = before._proven if before is not None else {}
+        # Ranges that the query has committed and that a claim has finished: the log may not have its position yet.
+        self._finished: dict[TopicPartition, Planned] = before._finished if before is not None else {}
         if before is not None:
             for tp, begun in before.ranges.begun.items():
                 ranges.begun[tp] = deque([*begun, *ranges.begun.get(tp, ())], BEGUN_KEPT)
@@ -152,11 +154,31 @@ class MicroBatches:
         moved = False
         for taken in batch.taken:
             one = taken.range
+            done = Planned(batch.session, one.token.epoch, one.generation, one.start, one.to)
             if self.ranges.finish(taken):
                 moved = True
+                self._note_finished(one.tp, done)
             elif not self.at_most_once:  # the claim is gone, but what was done is done
-                self._proven[one.tp] = Planned(batch.session, one.token.epoch, one.generation, one.start, one.to)
+                self._proven[one.tp] = done
         return moved
+
+    def _note_finished(self, tp: TopicPartition, done: Planned) -> None:
+        """Keeps a range that a claim has finished until the log has its position, in at-least-once mode."""
+        if self.at_most_once:
+            return
+        before = self._finished.get(tp)
+        if before is not None and before.epoch == done.epoch and before.to == done.start:
+            done = done._replace(start=before.start)
+        self._finished[tp] = done
+
+    def _look_at_finished(self) -> None:
+        """Has `settle_proven` move positions over ranges whose claim ended before the log had its position."""
+        for tp, done in list(self._finished.items()):
+            part = self._partition(tp)
+            if part is None or self._passed(part, done):
+                del self._finished[tp]
+            elif part.epoch != done.epoch or part.owner == NONE:
+                self._proven[tp] = self._finished.pop(tp)
 
     def settle_proven(self, now: Instant) -> bool:
         """Moves positions over committed ranges that were delivered under earlier claims. Returns whether one moved.
@@ -164,6 +186,7 @@ class MicroBatches:
         A range is kept for a later call while this process has not claimed its partition again. It is dropped once the
         position has passed it, or another process has claimed its partition.
         """
+        self._look_at_finished()
         moved = False
         for tp, proven in list(self._proven.items()):
             part, epoch = self._partition(tp), self._continued_as(tp, proven)
@@ -176,6 +199,7 @@ class MicroBatches:
                     if taken is not None:
                         moved = self.ranges.finish(taken) or moved
                         del self._proven[tp]
+                        self._note_finished(tp, proven._replace(epoch=epoch, session=self.member.session))
         return moved
 
     def _continued_as(self, tp: TopicPartition, planned: Planned) -> int:

@@ -12,6 +12,7 @@ that `Member.may_deliver` allows (D8); in at-most-once mode it waits before that
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +20,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from marshal_py.client import start_positions
+from marshal_py.client.acks import Acked
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
-from marshal_py.client.ending import Ending
+from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.microbatches import End, MicroBatches
 from marshal_py.client.planned_claims import PlannedClaims
@@ -95,8 +97,8 @@ class ClaimedBatch:
     def commit(self) -> None:
         """Marks the batch as done, and returns once the log has accepted the positions. A second call does nothing.
 
-        Raises ClaimLost if some claims were released or lost; the positions of the others are accepted all the same.
-        Raises ClusterUnreachable if no answer comes; the positions are still sent until one does.
+        Raises ClaimLost if some claims were released or lost before; the positions of the others are accepted all the
+        same. Raises AckNotConfirmed if no answer comes; the positions are still sent until one does.
         """
         if self.open:
             self.open = False
@@ -277,17 +279,17 @@ class Planner(Membership):
                 self._ranges.touch(one, now)
 
     def finish(self, taken: Iterable[Taken]) -> None:
-        """Acks the ranges, and returns once the log has accepted the positions. Raises ClaimLost, ClusterUnreachable.
+        """Acks the ranges, and returns once the log has accepted the positions. Raises ClaimLost, AckNotConfirmed.
 
         In at-most-once mode it waits for nothing, because the grants have moved the positions.
         """
         with self._context.outbox, self._context.lock:
-            lost = [one.range.tp for one in taken if not self._ranges.finish(one)]
+            acked = [
+                Acked(one.claim, [(one.range.start, one.range.to)], late=not self._ranges.finish(one)) for one in taken
+            ]
         self.alive()
-        if not self.at_most_once:
-            self.flush()
-        if lost:
-            raise ClaimLost(self.group, tuple(map(str, lost)))
+        self._pass("flush")
+        self._context.complete(self._confirmed(self._confirmations.accepted(acked, LEAVE_TIMEOUT_S)))
 
     def give_back(self, taken: Iterable[Taken]) -> None:
         with self._context.outbox, self._context.lock:
@@ -306,14 +308,16 @@ class Planner(Membership):
     def commit_end(self, batches: MicroBatches, end: End) -> None:
         """Moves the positions past the batch that ends at `end`, because the query has committed it.
 
-        It returns once the log has accepted the positions. Raises ClusterUnreachable if no answer comes; the positions
-        are still sent until one does.
+        It returns once the log has accepted the positions. If a claim was lost before that, the positions move when
+        this process has claimed the partition again (`MicroBatches.settle_proven`). Raises AckNotConfirmed if no answer
+        comes; the positions are still sent until one does.
         """
         with self._context.outbox, self._context.lock:
             moved = batches.commit(end, self._context.clock.now())
         self.alive()
         if moved and not self.at_most_once:
-            self.flush()
+            with contextlib.suppress(ClaimLost):
+                self.flush()
 
     def commit_reported(self, batches: MicroBatches, digest: str) -> None:
         """Does what `commit_end` does, when a listener reports the query's commit before the query calls `commit_end`.

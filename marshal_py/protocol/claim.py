@@ -29,6 +29,7 @@ class Claim:
         "end_before",
         "end_offset",
         "epoch",
+        "final",
         "generation",
         "offer",
         "one_by_one",
@@ -38,7 +39,6 @@ class Claim:
         "pin",
         "reason",
         "release_sent_ms",
-        "released",
         "released_position",
         "revoking_reported",
         "sealed",
@@ -67,9 +67,9 @@ class Claim:
         self.drain_until_ms: int | None = None  # monotonic; None: until the handlers are done
         self.release_sent_ms: int | None = None
         self.released_position: int = NONE
-        self.released: bool = (
-            False  # its Release was accepted, so the log has the position and the progress of the Release
-        )
+        # The position and progress that the log had when one of its records ended the claim. None before, and if this
+        # client gave the claim up by itself: then nobody knows which of its heartbeats the log still accepts.
+        self.final: tuple[int, bytes] | None = None
         self.sealed_ms: int = 0  # monotonic, once sealed
         self.seek_to: int = NONE  # its user moves it there: a SeekingPartition takes the place of its Release
         self.seek_sent: bool = False

@@ -173,9 +173,7 @@ class MemberState:
             self.drop_grants(claim)
         claim.seal(ClaimPhase.GONE)
         claim.seek_to = NONE
-        claim.released = kind == "released"
-        self.poison_guard.end(claim)
-        del self.claims[claim.epoch]
+        self._finish(claim, ended_in_log=at != NONE)
         self.out.lost.append((claim, reason))
         position = claim.released_position if kind == "released" else NONE
         if kind == "released" and claim.parking:
@@ -185,11 +183,18 @@ class MemberState:
         if group is not None and reason != "session ended" and not claim.parking:
             self._mirror(group, claim.tp)
 
+    def _finish(self, claim: Claim, *, ended_in_log: bool) -> None:
+        """Forgets a claim that is GONE. `ended_in_log`: whether the newest record that was read has ended it."""
+        known = self.group.partitions.get(claim.tp) if ended_in_log and self.group is not None else None
+        if ended_in_log:
+            claim.final = (NONE, b"") if known is None else (known.position, known.progress)
+        self.poison_guard.end(claim)
+        del self.claims[claim.epoch]
+
     def replace(self, claim: Claim) -> None:
         """Ends a claim that a new one of this member has replaced, without an advisory."""
         claim.seal(ClaimPhase.GONE)
-        self.poison_guard.end(claim)
-        del self.claims[claim.epoch]
+        self._finish(claim, ended_in_log=True)
         self.out.lost.append((claim, claim.reason))
 
     def seek(self, tp: TopicPartition, position: int, now: Instant) -> Claim | None:

@@ -17,6 +17,7 @@ from marshal_py.admin.async_marshal import AsyncMarshal
 from marshal_py.admin.group import Group, Paused
 from marshal_py.admin.marshal import Marshal, connect
 from marshal_py.client.async_consumer import AsyncConsumer
+from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.membership import Membership
 from marshal_py.client.options import COORDINATION_TOPIC
 from marshal_py.errors import ConsumerClosed, InvalidOption, UnsupportedPlatform
@@ -186,10 +187,15 @@ class LocalCluster(ABC):
         """
         plain = _plain(consumer)
         context, member = plain._context, plain._driver.member
+        assert isinstance(plain._driver.queue, DeliveryQueue)
         if plain._driver.queue.at_most_once:
             raise InvalidOption("consumer", plain.group, "in at-least-once mode: otherwise nothing comes again")
         lost = set(plain.claims())
-        context.complete(plain._flush(TIMEOUT_S))
+        with context.outbox, context.lock:
+            member.urgent = True  # a heartbeat tells what was delivered, too, so that the counts are exact
+            plain._driver.kick()
+        known = plain._driver.queue.delivery.lost_acks.count  # the user's own flush is told of these
+        context.complete(plain._confirmations.flush(TIMEOUT_S, after=known))
         self.evict(plain)
 
         def owned() -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from marshal_py import AckNotConfirmed, Batch, ClaimLost, ClusterError, Consumer, InvalidOption, Message
+from marshal_py import AckNotConfirmed, Batch, ClaimLost, Consumer, InvalidOption, Message
+from marshal_py.client import confirmations
 from marshal_py.client.confirmations import NO_ROOM
 from marshal_py.protocol import progress
 from marshal_py.protocol.records import Heartbeat
@@ -138,22 +139,17 @@ def test_an_ack_that_came_too_late_stays_too_late(memory: MemoryTestCluster) -> 
             assert [message.offset for message in collect(successor, 2)] == [0, 1]
 
 
-def test_a_claim_that_is_lost_while_the_call_waits_raises(
-    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_that_is_lost_while_the_call_waits_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """ACKS: A confirmed ack raises if the claim was lost, so that a transaction can be rolled back."""
-    topic, group = memory.topic(), memory.group()
-    memory.fill(topic, 0, 1)
-    with memory.connect() as marshal:
-        consumer = joined(marshal, group, [topic])
+    with MemoryCluster() as broker:
+        broker.create_topic("orders")
+        broker.produce("orders", b"1")
+        consumer = joined(broker.connect(), "billing", ["orders"])
         message = collect(consumer, 1, ack=False)[0]
         cut_off(consumer, monkeypatch)
         thread, found = in_thread(lambda: message.double_ack(DEADLINE_S))
-        driver = consumer._driver
         until(lambda: _acked(consumer), "the ack is waiting for the log")
-        with driver.context.outbox, driver.context.lock:
-            driver.give_up(ClusterError("a test ends this consumer"))
-            driver.context.changed.notify_all()
+        broker.evict(consumer)
         thread.join(DEADLINE_S)
         assert [type(error) for error in found] == [ClaimLost]
 
@@ -192,7 +188,8 @@ def test_of_a_batch_the_held_claims_are_confirmed_and_the_lost_ones_named(memory
         driver, lost = consumer._driver, batch.parts[1].topic_partition
         with driver.context.lock:
             claim = next(one for one in driver.member.claims.values() if one.tp == lost)
-            driver.member.lose(claim, "a test")
+            driver.member.lose(claim, "a test", at=0)
+            driver.advance()
         with pytest.raises(ClaimLost) as caught:
             batch.double_ack()
         assert caught.value.lost == (str(lost),)
@@ -247,7 +244,7 @@ def test_an_ack_for_which_the_log_has_no_room_says_so(
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         message = collect(consumer, 2, ack=False)[1]
-        monkeypatch.setattr(consumer._confirmations, "_accepted", lambda one: False)
+        monkeypatch.setattr(confirmations, "log_has", lambda *_: False)
         sent = consumer._member.liveness.last_sent
         thread, found = in_thread(lambda: message.double_ack(1.0))
         until(lambda: consumer._member.liveness.last_sent is not sent, "a heartbeat is sent")
