@@ -74,7 +74,8 @@ class Group:
     """Offers the operations on one group. A method may be called from any thread and returns when its operation is
     complete.
 
-    Ctrl-C while a method waits makes the method undo what it began; a second Ctrl-C stops it without undoing.
+    Ctrl-C while a method waits makes the method undo what it began; a second Ctrl-C, more than a second later, stops
+    it without undoing.
     """
 
     def __init__(

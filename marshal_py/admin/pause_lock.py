@@ -172,6 +172,8 @@ class PauseLock:
         if group.deleted or group.opaque_at != NONE:
             return True  # the fold accepts no ReleaseGroup of such a group
         if not self.is_ours(group) and self.settled(group):
+            if not group.paused and self.adopted is None and self.token != NONE:
+                self.operation.report("resumed", offset=group.pause_change)
             return True
         token = group.pause_change if group.paused else NONE
         self.operation.send(end_of(group, token, self.operation.context.author.by, self.reason), now)

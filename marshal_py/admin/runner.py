@@ -39,7 +39,10 @@ from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
 POLL_S_MAX: Final = 0.1  # a waiting runner checks for ctrl-C this often
 BEGIN_S: Final = 2.0  # before a Genesis that was not read is written again
 ABANDON_S: Final = 1.0  # how long a second ctrl-C waits for the runner's thread, which checks every POLL_S_MAX
+SAME_S: Final = 1.0  # a ctrl-C so soon after the first is the same one: `timeout -s INT` sends two, people press twice
 FLUSH_S: Final = 5.0  # what a runner that closes may wait for its last records
+
+ABANDONED: Final = "it was not undone: a pause that it made ends by itself when its time is over"
 
 Watcher = Callable[[Progress], None]
 Resolve = Callable[[], Mapping[TopicPartition, int]]
@@ -76,7 +79,8 @@ class OperationRunner:
         self._pause_history = PauseHistory(group)
         self.pinned_ms: int | None = None  # when the pin was claimed (ms since 1970); None: not in the records read
         self._name = group
-        self._interrupted = self._abandoned = False
+        self._interrupted_s: float | None = None  # when the first ctrl-C came
+        self._abandoned = False
         try:
             count = self.admin.partition_count(topic)
             if count is None:
@@ -213,7 +217,8 @@ class OperationRunner:
         """Runs the operation to its end and raises its error, if it has one. `watcher` is called with each event.
         `resolve` looks the new positions up for an operation that asks for them.
 
-        Ctrl-C makes the operation give up and undo what it began; a second Ctrl-C abandons it as it is. The operation
+        Ctrl-C makes the operation give up and undo what it began; a second Ctrl-C, a second later or more, abandons it
+        as it is. An error of an operation that was interrupted has a KeyboardInterrupt as its cause. The operation
         runs in a thread of its own while the caller waits. In the caller's thread a KeyboardInterrupt could come
         between the poll of a record and its fold, and the record would be missing from the world.
         """
@@ -225,19 +230,31 @@ class OperationRunner:
         )
         thread.daemon = True
         thread.start()
+        try:
+            self._wait(done)
+        except KeyboardInterrupt:  # came while `_wait` took note of another one
+            if self._abandoned:
+                raise
+            self._interrupted_s = self._interrupted_s or time.monotonic()
+            self._wait(done)
+        if failed:
+            raise failed[0]
+        if operation.error is not None:
+            raise operation.error from (None if self._interrupted_s is None else KeyboardInterrupt())
+
+    def _wait(self, done: threading.Event) -> None:
+        """Waits for the end of the operation, and takes note of ctrl-C."""
         while not done.is_set():
             try:
                 done.wait()
             except KeyboardInterrupt:
-                if self._interrupted:
+                now_s = time.monotonic()
+                if self._interrupted_s is None:
+                    self._interrupted_s = now_s
+                elif now_s - self._interrupted_s >= SAME_S:
                     self._abandoned = True
                     done.wait(ABANDON_S)
-                    raise
-                self._interrupted = True
-        if failed:
-            raise failed[0]
-        if operation.error is not None:
-            raise operation.error
+                    raise KeyboardInterrupt(ABANDONED) from None
 
     def _work(
         self,
@@ -249,7 +266,7 @@ class OperationRunner:
     ) -> None:
         try:
             while not operation.ended and not self._abandoned:
-                if self._interrupted:
+                if self._interrupted_s is not None:
                     operation.give_up(AdminGaveUp(self._name, "the operation", 0.0))  # the first reason counts
                 self._turn(operation, watcher, resolve)
         except MarshalError as error:

@@ -55,6 +55,7 @@ WORDS: Final = {
     "moving": "{text} are free: moving",
     "moved": "moved at offset {offset}",
     "changed": "{text} changed at offset {offset}",
+    "resumed": "the pause is ended: the group continues",
 }
 
 
@@ -150,7 +151,12 @@ def seconds(text: str) -> float:
 def ask(question: str, yes: bool) -> None:
     """Ends the command with exit code 1 unless the answer is yes. Asks on stderr: stdout is for the result."""
     if not yes:
-        typer.confirm(question, abort=True, err=True)
+        try:
+            typer.confirm(question, abort=True, err=True)
+        except typer.Abort as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # typer makes no difference between ctrl-C and a no
+                raise KeyboardInterrupt from None
+            raise
 
 
 def mappings(given: list[str]) -> dict[str, list[int]]:

@@ -18,6 +18,7 @@ from msgspec import to_builtins
 from marshal_py.errors import MarshalError
 
 FAILED: Final = 1
+INTERRUPTED: Final = 130  # 128 + SIGINT, as for a C program that ctrl-C has ended
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as for a C program whose reader has gone
 DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _QUOTED_OR_NAME: Final = re.compile(
@@ -38,7 +39,7 @@ def example(line: str) -> str:
 
 @contextmanager
 def error_reporting(options: Mapping[str, str]) -> Iterator[None]:
-    """Turns an error of this library, or of a full disk, into one line on stderr and exit code 1.
+    """Turns an error of this library, or of a full disk, into one line on stderr and exit code 1; ctrl-C into 130.
 
     `options`: by the name that an argument has in Python, the command's option for it. The line names the options.
     """
@@ -47,7 +48,10 @@ def error_reporting(options: Mapping[str, str]) -> Iterator[None]:
         sys.stdout.flush()
     except MarshalError as error:
         say(f"marshal: {' '.join(_with_options(str(error), options).split())}")
-        raise typer.Exit(FAILED) from error
+        raise typer.Exit(INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else FAILED) from error
+    except KeyboardInterrupt as error:
+        say(f"marshal: interrupted{f'; {error}' if str(error) else ''}")
+        raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
         # The reader has gone (`| head`). Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

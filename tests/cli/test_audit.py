@@ -304,11 +304,15 @@ def test_the_positions_of_a_group_go_to_a_file_and_back(shell: Shell, group: str
     assert [(row["position"], row["target"]) for row in back["partitions"]] == [(0, 2)] * PARTITIONS
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "numbers",
+    [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 2],
+    ids=["int", "term", "hup", "twice"],
+)
 def test_an_interrupted_move_says_what_is_true_and_takes_its_pause_back(
-    shell: Shell, group: str, marshal: Marshal, writer: CoordinationLog, number: int
+    shell: Shell, group: str, marshal: Marshal, writer: CoordinationLog, numbers: list[int]
 ) -> None:
-    """M8, M9: also when a service manager ends the tool."""
+    """M8, M9: also when a service manager ends the tool, or by two signals at once, as `timeout -s INT` sends them."""
     write(shell, writer, marshal, group, Join("slow", secrets.token_bytes(16), 1, 600_000, ("orders",)))
     session = max(one.verdict.offset for one in judged(shell, group) if isinstance(one.verdict.record, Join))
     version = json.loads(shell.run("state", group, "--json").stdout)["groups"][0]["partitions"][0]["version"]
@@ -317,15 +321,51 @@ def test_an_interrupted_move_says_what_is_true_and_takes_its_pause_back(
     assert running.stderr is not None
     shown = [running.stderr.readline(), running.stderr.readline()]
     assert "orders:0 is owned by slow" in "".join(shown), "it waits, and would for minutes"
-    running.send_signal(number)
+    for number in numbers:
+        running.send_signal(number)
     out, trouble = running.communicate(timeout=DEADLINE_S)
-    assert running.returncode == 1
+    assert running.returncode == 130
     assert out == ""
     assert "Traceback" not in trouble
     assert f"no position of group {group!r} moved" in trouble.splitlines()[-1]
+    assert "the pause is ended: the group continues" in trouble.splitlines()[-2]
     info = shell.json("groups", "info", group)
     assert info["pause"] is None
     assert {row["position"] for row in info["positions"]} == {2}
+
+
+@pytest.mark.parametrize("adopted", [False, True], ids=["alone", "adopted"])
+def test_a_held_pause_ends_by_ctrl_c(shell: Shell, group: str, adopted: bool) -> None:
+    """Also after another command has worked in it, and when ctrl-C comes twice at once."""
+    holding = shell.start("release", group, "--hold", "--yes")
+    assert holding.stderr is not None
+    while "all partitions are free" not in (line := holding.stderr.readline()):
+        assert line, "it ended"
+    if adopted:
+        moved = shell.run("set-position", group, "orders", "--shift-by", "0", "--adopt", "--yes")
+        assert moved.exit_code == 0, moved.output
+        assert "the group stays paused" in moved.stdout
+    for _ in range(2):
+        holding.send_signal(signal.SIGINT)
+    out, trouble = holding.communicate(timeout=DEADLINE_S)
+    assert (holding.returncode, out) == (0, f"group {group!r} continues\n"), trouble
+    assert trouble.splitlines()[-1] == "the pause is ended: the group continues"
+    assert shell.json("groups", "info", group)["pause"] is None
+
+
+def test_a_question_that_is_interrupted_is_no_answer(shell: Shell, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command ends with 130 by ctrl-C, also while it asks; a no is 1."""
+
+    def interrupted(*_: object, **__: object) -> None:  # what typer makes of ctrl-C at a prompt
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+    assert shell.run("release", group, stdin=b"n\n").exit_code == 1
+    monkeypatch.setattr(typer, "confirm", interrupted)
+    result = shell.run("release", group)
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "marshal: interrupted")
 
 
 def test_a_pause_says_whose_it_is(shell: Shell, group: str) -> None:
