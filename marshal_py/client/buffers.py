@@ -18,7 +18,7 @@ from marshal_py.client.message import Message
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.transport.ports import RawMessage
 
@@ -212,6 +212,7 @@ class Buffer:
         for part in ahead:
             if part.messages:
                 self._keep(part.messages)
+        self.reach(position)
 
     def bytes_of(self, count: int, size: Callable[[RawMessage], int]) -> int:
         """Returns the sum of `size(message)` over the next `count` messages.
@@ -232,18 +233,27 @@ class Buffer:
                 break
         return total
 
-    def add(self, messages: Sequence[RawMessage]) -> None:
-        """Adds fetched messages, except those below `next_offset`.
+    def add(self, messages: Sequence[RawMessage], reached: int = NONE) -> None:
+        """Adds fetched messages, except those below `next_offset`. Without messages it does what `reach` does.
 
         A claim may begin above the offset from which the partition was fetched ahead. The messages between are not
         needed (A3).
         """
+        if not messages:
+            self.reach(reached)
+            return
         if (messages[0].offset() or 0) < self.next_offset:
             messages = [message for message in messages if (message.offset() or 0) >= self.next_offset]
             if not messages:
                 return
         self._keep(messages)
         self.next_offset = (messages[-1].offset() or 0) + 1  # last: an exception in between is undone (`forget`)
+
+    def reach(self, offset: int) -> None:
+        """Notes that all messages below `offset` were fetched: fetching continues there, and so may the position."""
+        self.next_offset = max(self.next_offset, offset)
+        if self.claim is not None and not self.claim.sealed and isinstance(self.claim.tracker, AtLeastOnce):
+            self.claim.tracker.reached(self.next_offset)
 
     def forget(self) -> int:
         """Drops all undelivered messages. Returns the offset from which they must be fetched again."""
@@ -292,8 +302,8 @@ class Buffer:
     def ungranted(self, tracker: AtMostOnce, left: int, end: int) -> tuple[int, int] | None:
         """Returns the offsets [start, to) of the next `left` messages without a grant; None if there are none.
 
-        Fetched messages come first. What is left over is filled with offsets that are not fetched yet, if there are
-        as many below `end`.
+        Fetched messages come first, with the offsets after the last one that hold no message. What is left over is
+        filled with offsets that are not fetched yet, if there are as many below `end`.
         """
         start = to = granted_to = tracker.granted_to()
         for part in self.fetched:
@@ -305,6 +315,8 @@ class Buffer:
                 left -= count
             if not left:
                 break
+        else:
+            to = max(to, self.next_offset)
         to += left if to + left <= end else 0
         return (start, to) if start < to else None
 

@@ -110,7 +110,6 @@ class DeliveryQueue:
                 buffer = self.buffers[tp] = Buffer(tp, position)
                 fresh[tp] = position
             buffer.open(claim, position)
-            buffer.next_offset = max(buffer.next_offset, position)
             if tp in self.user_paused:
                 buffer.paused_by_user = True
             elif buffer.held_back and tp not in fresh:
@@ -194,13 +193,13 @@ class DeliveryQueue:
         """
         grown: list[Buffer] = []
         alone = not any([buffer.fetched for buffer in self.buffers.values()])
-        for tp, round_, messages in chunks:
+        for tp, round_, messages, reached in chunks:
             buffer = self.buffers.get(tp)
             if buffer is None or round_ != self.source.round(tp):
                 continue
             if buffer.held_back:
                 continue  # fetched before the source paused it; it will be fetched again
-            buffer.add(messages)
+            buffer.add(messages, reached)
             grown.append(buffer)
         # What comes into empty buffers is no more than librdkafka's queue held, and to measure it takes time.
         room = None if alone else self.prefetch.room(self.buffers.values())

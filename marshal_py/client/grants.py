@@ -70,6 +70,8 @@ def offer(
         tracker = claim.tracker
         if not isinstance(tracker, AtMostOnce) or claim.phase is not ClaimPhase.OPEN:
             continue
+        if not buffer.fetched:
+            tracker.skipped(buffer.next_offset)
         tracker.holds(buffer.first_offset(tracker))  # drops grants that are used up, or hold no message
         may_fetch = ahead and not buffer.held_back and source.fetching(claim.tp)
         end = source.end_offset(claim.tp) if may_fetch else -1

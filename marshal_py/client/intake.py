@@ -58,7 +58,7 @@ class Intake:
 
         `wanted`: how many messages to take at most, or PIECE_MESSAGES if that is more; not for a slow user in
         at-most-once mode. `most`: an upper bound for everybody; with 0 it waits without taking any. So it does while
-        the buffers are full (DeliveryQueue.takes). Returns what came.
+        the buffers are full (DeliveryQueue.takes). Returns what came: () if no message did.
         """
         queue, context = self._queue, self._context
         if queue.at_most_once:
@@ -82,9 +82,10 @@ class Intake:
             yield Change(min(timeout_s, GRANT_SLICE_S), context.changes)
             return ()
         chunks: Sequence[Chunk] = yield Poll(timeout_s, most)
-        if chunks:
-            self.add(chunks)
-        return chunks
+        if not chunks:
+            return ()
+        self.add(chunks)
+        return chunks if chunks[-1].messages else ()
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Sorts messages that have come into the buffers. In at-most-once mode it also asks for their grants."""
@@ -107,7 +108,7 @@ class Intake:
                 self._add(chunks)
 
     def _add(self, chunks: Sequence[Chunk]) -> None:
-        if chunks:
+        if chunks and chunks[-1].messages:
             self._came_at = time.monotonic()
         self._queue.add(chunks)
 

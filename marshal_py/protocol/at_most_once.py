@@ -22,7 +22,7 @@ class AtMostOnce:
 
     Invariants:
       M1  delivered_to never falls: no offset below it is handed over again
-      M2  handed_to is the offset after the highest one handed over under this epoch, or where the claim began
+      M2  handed_to is the offset after the highest one handed over or skipped under this epoch, or where it began
       M3  handled_to is handed_to as it was when no handler had a message for the last time
     """
 
@@ -81,6 +81,14 @@ class AtMostOnce:
         self.in_flight += count
         if self.in_flight_since_ms is None:
             self.in_flight_since_ms = mono_ms
+
+    def skipped(self, offset: int) -> None:
+        """Records that no message is left below `offset`: what is granted of it is used up, and not given back."""
+        to = min(offset, self.granted_to())
+        if self.handed_to == self.delivered_to < to:  # otherwise messages were dropped, which may be given back
+            self.delivered_to = self.handed_to = to
+            if not self.in_flight:
+                self.handled_to = to
 
     def returned(self) -> None:
         """Records that the handler has finished all messages that it got, because it asked for more."""

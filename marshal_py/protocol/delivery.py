@@ -93,8 +93,12 @@ class AtLeastOnce:
         if len(kept) == len(offsets):
             return offsets, self.add(offsets)
         run = self.add(kept) if kept else None
-        self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
+        self.reached(offsets[-1] + 1)
         return kept, run
+
+    def reached(self, offset: int) -> None:
+        """Notes that all messages below `offset` were added or left out: other offsets there hold no message (D1)."""
+        self._fetched_to = max(self._fetched_to, offset)
 
     def _was_finished(self, offset: int) -> bool:
         if offset < self._floor:
@@ -184,6 +188,7 @@ class AtLeastOnce:
                 return run.offsets[low - 1] + 1 if low else self._base
             self._base = run.offsets[-1] + 1
             runs.popleft()
+        self._base = max(self._base, self._fetched_to)
         return self._base
 
     def _unfinished_from(self) -> int:

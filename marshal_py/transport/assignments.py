@@ -32,11 +32,22 @@ class State(IntEnum):
 class Assignment:
     """Holds one assignment of one partition. `reached`: the next offset to fetch."""
 
-    __slots__ = ("failures", "has_received", "paused", "paused_in_client", "reached", "round", "state", "tried_ms")
+    __slots__ = (
+        "failures",
+        "has_received",
+        "paused",
+        "paused_in_client",
+        "reached",
+        "reached_before",
+        "round",
+        "state",
+        "tried_ms",
+    )
 
     def __init__(self, round_: int, position: int) -> None:
         self.round: int = round_
         self.reached: int = position
+        self.reached_before: int = -1  # at the last look of `is_quiet`
         self.state: State = State.FETCHING
         self.paused: bool = False  # wanted by the caller
         self.paused_in_client: bool = False
@@ -199,6 +210,28 @@ class Assignments:
             return 0
         if fetched.state is State.FETCHING:
             fetched.has_received, fetched.reached, fetched.failures = True, to, 0
+        return fetched.round
+
+    def is_quiet(self, tp: TopicPartition, end: int) -> bool:
+        """Returns whether a partition that is fetched lacks offsets below `end`, and none has come since the last call.
+
+        What is missing may hold no messages; the client knows (`skipped`).
+        """
+        fetched = self.fetched.get(tp)
+        if fetched is None or fetched.state is not State.FETCHING or fetched.paused_in_client or fetched.reached >= end:
+            return False
+        before, fetched.reached_before = fetched.reached_before, fetched.reached
+        return before == fetched.reached
+
+    def skipped(self, tp: TopicPartition, to: int) -> int:
+        """Notes that the client has passed offsets below `to` that hold no message.
+
+        Returns the round that fetched there; 0 if the partition is not being fetched, or has reached `to` already.
+        """
+        fetched = self.fetched.get(tp)
+        if fetched is None or fetched.state is not State.FETCHING or to <= fetched.reached:
+            return 0
+        fetched.reached = to
         return fetched.round
 
     def drained(self, now_ms: int) -> None:

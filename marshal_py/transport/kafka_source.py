@@ -89,6 +89,9 @@ class KafkaSource:
         self._ends_round: Iterator[TopicPartition] = iter(())
         self._ends_due = 0.0
         self._unconfirmed: set[TopicPartition] = set()
+        # The client's position just after an assignment, where it had one: perhaps that of the assignment before.
+        self._doubtful: dict[TopicPartition, int] = {}
+        self._reached: list[Chunk] = []  # without messages, for the next poll
         self._busy_at = 0.0  # when the last message or assignment came
         self._closed = False
         self._consumer_closed = False
@@ -198,6 +201,7 @@ class KafkaSource:
             self._topics.update(tp.topic for tp in changes.assign)
             self._ends_unknown.update(tp for tp in changes.assign if tp not in self._ends)
             self._consumer.incremental_assign([KafkaPartition(*tp, offset) for tp, offset in changes.assign.items()])
+            self._doubtful |= self._positions(changes.assign)
         if changes.pause:
             self._consumer.pause([KafkaPartition(*tp) for tp in changes.pause])
         self._unconfirmed = set()
@@ -228,6 +232,8 @@ class KafkaSource:
         for tp in at_once:
             if tp in fetched:
                 self._note_end(tp)
+        if quiet := [tp for tp in at_once if self._assignments.is_quiet(tp, self._ends.get(tp, -1))]:
+            self._note_skipped(quiet)
         if len(at_once) < ENDS_AT_ONCE_MAX:
             self._ends_round, self._ends_due = iter(list(fetched)), now + ENDS_S
 
@@ -239,6 +245,24 @@ class KafkaSource:
         if end >= 0:
             self._ends[tp] = end
             self._ends_unknown.discard(tp)
+
+    def _note_skipped(self, quiet: Iterable[TopicPartition]) -> None:
+        """Notes where the client has passed the last message of a partition: what lies between holds no message.
+
+        The client's position is after the last message or control record that a poll has taken from its queue. Until
+        one of the present assignment has come, it may still be that of the assignment before.
+        """
+        for tp, position in self._positions(quiet).items():
+            if self._doubtful.get(tp) == position:
+                continue
+            self._doubtful.pop(tp, None)
+            if round_ := self._assignments.skipped(tp, position):
+                self._reached.append(Chunk(tp, round_, (), position))
+
+    def _positions(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Returns the client's position in each partition that has one. It asks nobody."""
+        found = self._consumer.position([KafkaPartition(*tp) for tp in tps])
+        return {TopicPartition(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         deadline = time.monotonic() + timeout_s
@@ -288,7 +312,10 @@ class KafkaSource:
         failed = any(map(Message.error, messages))
         if len(messages) < max_messages and not failed:
             self._assignments.drained(now_ms)
-        return self._chunks(self._take_errors(messages, now_ms) if failed else messages)
+        chunks = self._chunks(self._take_errors(messages, now_ms) if failed else messages)
+        if self._reached:  # noted before these messages came, and so before them
+            chunks[:0], self._reached = self._reached, []
+        return chunks
 
     def _consume(self, timeout_s: float, max_messages: int) -> list[Message]:
         messages: list[Message] = self._consumer.consume(max_messages, 0)
@@ -324,6 +351,8 @@ class KafkaSource:
         assert topic is not None
         assert partition is not None
         tp = TopicPartition(topic, partition)
+        if self._doubtful:
+            self._doubtful.pop(tp, None)
         return Chunk(tp, self._assignments.received(tp, (messages[-1].offset() or 0) + 1), messages)
 
     def _take_errors(self, messages: list[Message], now_ms: int) -> list[Message]:

@@ -191,7 +191,10 @@ class MemorySource:
             messages: Sequence[RawMessage] = self.broker.read(tp, fetched.reached, max_messages)
             if messages:
                 max_messages -= len(messages)
-                chunks.append(Chunk(tp, self._assignments.received(tp, fetched.reached + len(messages)), messages))
+                to = (messages[-1].offset() or 0) + 1
+                chunks.append(Chunk(tp, self._assignments.received(tp, to), messages))
+            elif round_ := self._assignments.skipped(tp, bounds.end):
+                chunks.insert(0, Chunk(tp, round_, (), bounds.end))
         return chunks
 
     def carry_out(self) -> None:
@@ -235,9 +238,10 @@ class MemoryReader:
                     if not bounds.first <= at <= bounds.end:
                         raise RangeLost(tp.topic, tp.partition, at, end, f"it holds {bounds.first} to {bounds.end}")
                     found = self.broker.read(tp, at, min(READ_MAX, end - at))
+                found = [message for message in found if message.offset() < end]
                 if not found:
                     break  # the end of the partition
-                at += len(found)
+                at = found[-1].offset() + 1
                 yield found
 
     def close(self) -> None:

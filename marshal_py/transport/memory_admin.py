@@ -55,7 +55,7 @@ class MemoryTopics:
             self._topic(name)
             self.broker.delete_topic(name)
 
-    def _topic(self, name: str) -> list[list[MemoryMessage]]:
+    def _topic(self, name: str) -> list[list[MemoryMessage | None]]:
         if name not in self.broker.topics:
             raise TopicMissing(name)
         return self.broker.topics[name]

@@ -79,7 +79,7 @@ class MemoryBroker:
         lock = threading.RLock()  # acquired inside C, so an exception in a signal handler cannot leave it locked
         self.lock: AbstractContextManager[object] = lock
         self.changed: threading.Condition = threading.Condition(lock)
-        self.topics: dict[str, list[list[MemoryMessage]]] = {}
+        self.topics: dict[str, list[list[MemoryMessage | None]]] = {}  # None: an offset without a message
         self.first: dict[TopicPartition, int] = {}  # lower offsets were deleted
         self.base: dict[TopicPartition, int] = {}  # offset of element 0 of the list
         self.ids: dict[str, int] = {}
@@ -136,6 +136,12 @@ class MemoryBroker:
             self.changed.notify_all()
             return offset
 
+    def skip(self, topic: str, partition: int, offsets: int = 1) -> None:
+        """Appends offsets that hold no message, as the end of a transaction or an aborted one does."""
+        with self.lock:
+            self.topics[topic][partition] += [None] * offsets
+            self.changed.notify_all()
+
     def delete_records(self, tp: TopicPartition, before: int) -> None:
         with self.lock:
             self.first[tp] = before
@@ -152,7 +158,13 @@ class MemoryBroker:
     def read(self, tp: TopicPartition, offset: int, limit: int) -> list[MemoryMessage]:
         """Returns at most `limit` messages from `offset` on. The caller holds `lock` and has checked the bounds."""
         at = offset - self.base.get(tp, 0)
-        return self.topics[tp.topic][tp.partition][at : at + limit]
+        there = self.topics[tp.topic][tp.partition]
+        found: list[MemoryMessage] = []
+        while len(found) < limit and at < len(there):
+            piece = there[at : at + limit - len(found)]
+            found += [message for message in piece if message is not None]
+            at += len(piece)
+        return found
 
     def wake(self) -> None:
         """Makes every thread that waits for the broker look again, because a switch or the clock was set."""

@@ -54,12 +54,15 @@ class RawMessage(Protocol):
 class Chunk(NamedTuple):
     """Holds messages of one partition that were fetched together, in offset order.
 
-    `round` is the number of the assignment that fetched them (DataSource.assign).
+    `round` is the number of the assignment that fetched them (DataSource.assign). A chunk without messages says that
+    all messages below the offset `reached` have come, because those that were still to come there do not exist
+    (transactions leave such offsets behind).
     """
 
     tp: TopicPartition
     round: int
     messages: Sequence[RawMessage]
+    reached: int = -1
 
 
 class Bounds(NamedTuple):
@@ -205,7 +208,10 @@ class DataSource(Protocol):
         """Returns whether `tp` has an assignment that was not refused, so that messages may come."""
 
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        """Returns at most `max_messages` new messages, as soon as there are any; [] after `timeout_s`."""
+        """Returns at most `max_messages` new messages, as soon as there are any; [] after `timeout_s`.
+
+        Chunks without messages come first.
+        """
 
     def poll_now(self, max_messages: int) -> list[Chunk] | None:
         """Returns at most `max_messages` new messages that are here already. An event loop may call it.

@@ -151,7 +151,7 @@ class MemoryTestCluster(TestCluster):
         self.broker.delete_records(TopicPartition(topic, partition), before)
 
     def log_values(self, number: int) -> list[bytes | None]:
-        return [message.value() for message in self.broker.topics[LOG][number]]
+        return [message.value() for message in self.broker.topics[LOG][number] if message is not None]
 
     def jump(self, number: int) -> None:
         """Appends a record that leaves an offset out, as compaction or a transaction would."""

@@ -212,7 +212,7 @@ def read_source(source: DataSource, count: int) -> dict[TopicPartition, list[Raw
     deadline = time.monotonic() + DEADLINE_S
     while total < count:
         assert time.monotonic() < deadline, f"{total} of {count} messages"
-        for tp, round_, messages in source.poll(0.1, 100):
+        for tp, round_, messages, _ in source.poll(0.1, 100):
             assert 0 < len(messages) <= 100
             assert {(m.topic(), m.partition()) for m in messages} == {tp}
             offsets = [m.offset() or 0 for m in messages]
