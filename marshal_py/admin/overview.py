@@ -20,7 +20,7 @@ from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
 from marshal_py.protocol.records import MODE_NAMES, GroupConfig
 from marshal_py.protocol.waiting import unserved
-from marshal_py.protocol.world import Group, Session
+from marshal_py.protocol.world import Group, Partition, Session
 
 
 def summary(group: Group) -> dict[str, Any]:
@@ -41,7 +41,21 @@ def summary(group: Group) -> dict[str, Any]:
 
 def parked(group: Group) -> dict[TopicPartition, str]:
     """Returns the partitions that nobody may claim, each with the reason (F6.4)."""
-    return {tp: partition.parked for tp, partition in sorted(group.partitions.items()) if partition.parked}
+    return {tp: partition.parked for tp, partition in sorted(existing(group).items()) if partition.parked}
+
+
+def existing(group: Group) -> dict[TopicPartition, Partition]:
+    """Returns what the log knows of the partitions that there are.
+
+    A topic that was created again with fewer partitions leaves others behind. Of these the log keeps the generation, so
+    that old tokens stay old (F9.2, F9.10), and nothing that people could look at or change.
+    """
+    counts = {name: topic.count for name, topic in group.topics.items()}
+    return {
+        tp: partition
+        for tp, partition in group.partitions.items()
+        if partition.owner != NONE or tp.partition < counts.get(tp.topic, tp.partition + 1)
+    }
 
 
 class Stopped(NamedTuple):
@@ -156,7 +170,7 @@ def info(
                 owner=p.owner if p.owner != NONE else None,
                 parked=p.parked or None,
             )
-            for p in sorted(group.partitions.values(), key=lambda p: p.tp)
+            for p in sorted(existing(group).values(), key=lambda p: p.tp)
             if p.tp.partition >= 0
         ),
         **priority,
@@ -227,7 +241,7 @@ def _member(group: Group, session: Session) -> MemberInfo:
 
 def positions(group: Group) -> dict[TopicPartition, int]:
     """Returns every position that the group has."""
-    return {tp: p.position for tp, p in group.partitions.items() if tp.partition >= 0 and p.position != NONE}
+    return {tp: p.position for tp, p in existing(group).items() if tp.partition >= 0 and p.position != NONE}
 
 
 # --- with what only the cluster and a clock know
@@ -259,7 +273,7 @@ def partitions(group: Group) -> list[TopicPartition]:
     partition number -1 and are included, even if they have ended.
     """
     counted = (TopicPartition(name, number) for name, topic in group.topics.items() for number in range(topic.count))
-    return sorted({*group.partitions, *counted})
+    return sorted({*existing(group), *counted})
 
 
 def state(

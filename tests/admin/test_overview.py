@@ -10,8 +10,17 @@ from msgspec.structs import replace
 from marshal_py.admin import overview
 from marshal_py.admin.recreated_topics import RecreatedTopic
 from marshal_py.history.consumption_rate import ConsumptionRate
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ClaimState, GroupConfig, Heartbeat, Leave, ReleasingPartition
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import (
+    ClaimingPartition,
+    ClaimState,
+    GroupConfig,
+    Heartbeat,
+    Leave,
+    ReleaseGroup,
+    ReleasingPartition,
+    Topology,
+)
 from tests.support.differential_log import TOPIC, DifferentialLog
 
 ONE, TWO = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -53,6 +62,30 @@ def test_the_state_of_a_group(book: DifferentialLog) -> None:
     assert first["version"] == first["epoch"] == book.partition().version
     assert (second["owner"], second["position"], second["lag"], second["version"]) == (None, None, None, None)
     assert len(found["partitions"]) == 4
+
+
+@pytest.mark.parametrize("topic_id", ["", "new"], ids=["shrunk", "created again"])
+def test_partitions_that_a_topic_no_longer_has_are_gone(book: DifferentialLog, topic_id: str) -> None:
+    """F9.2, F9.10: the log keeps their generation, and no view shows them: the total lag would be unknown for good."""
+    (session,) = book.group.sessions
+    epochs = [book.partition().epoch]
+    for number in (1, 3):
+        book.must(ClaimingPartition(session, TOPIC, number, NONE, 5))
+        epochs.append(book.group.partitions[TopicPartition(TOPIC, number)].epoch)
+    for epoch in epochs:
+        book.must(ReleasingPartition(session, epoch, 9))
+    book.must(Leave(session))
+    if topic_id:
+        book.must(Topology(TOPIC, 4, book.group.topology_offset(TOPIC), topic_id="old"))
+    book.must(ReleaseGroup(book.group.pause_change, NONE, 60_000, 0, 0))
+    book.must(Topology(TOPIC, 2, book.group.topology_offset(TOPIC), book.group.pause_change, topic_id=topic_id))
+    assert TopicPartition(TOPIC, 3) in book.group.partitions
+    shown = overview.state(book.group, 0, {}, {ONE: 0, TWO: 0}, 0.0)["partitions"]
+    assert [row["partition"] for row in shown] == [0, 1]
+    assert overview.partitions(book.group) == [ONE, TWO]
+    assert {at.partition for at in overview.info(book.group, None, 0, b"", None).positions} <= {0, 1}
+    assert overview.lag(book.group, {ONE: 0, TWO: 0}, ConsumptionRate(), 0)["partitions"][-1]["partition"] == 1
+    assert overview.summary(book.group)["partitions"] == 2
 
 
 def test_a_session_whose_last_sign_lies_before_the_log(book: DifferentialLog) -> None:
