@@ -2,8 +2,9 @@
 
 A message is done when Kafka has acknowledged its dead letter, and not before; so a crash between the two repeats the
 letter and loses none. The letters are written on a thread of their own, which begins with the first one. What the
-cluster refuses is tried again until the claim ends, with growing delays. The headers are those of Kafka's own
-dead-letter topics (KIP-1191).
+cluster refuses is tried again until the claim ends, with growing delays. A message that is too large for the
+dead-letter topic gets a letter without its content: the source topic has that, and the letter says where. The headers
+are those of Kafka's own dead-letter topics (KIP-1191).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final, NamedTuple
 from marshal_py.client.background_worker import Worker
 from marshal_py.client.context import Context
 from marshal_py.client.reports import Reports
-from marshal_py.errors import MarshalError
+from marshal_py.errors import MarshalError, MessageTooLarge
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.member import Member
@@ -38,6 +39,7 @@ class Letter(NamedTuple):
     """Holds a message on its way to the dead-letter topic.
 
     `deliveries`: how often it was delivered according to the log, as `Message.delivery_count` says. `reason`: why.
+    `refused`: what the dead-letter topic said of its size; "" if it has not refused it. Then the letter has no content.
     """
 
     claim: Claim
@@ -46,6 +48,7 @@ class Letter(NamedTuple):
     message: RawMessage
     deliveries: int
     reason: str
+    refused: str = ""
 
     @property
     def needed(self) -> bool:
@@ -102,15 +105,29 @@ class DeadLetters:
             try:
                 self._write(letters)
             except Exception as error:
+                at_once = 1
+                self._close_writer()
+                if isinstance(error, MessageTooLarge) and self._leave_out(letters, error):
+                    continue
                 if not isinstance(error, MarshalError):
                     logger.exception("group %s: a dead letter was not written", self._member.name)
-                self._close_writer()
                 self._note_failure(str(error) or repr(error), letters[0])
-                at_once = 1
                 self._closing.wait(self._retry_s)
                 self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
             else:
                 self._finish(letters)
+
+    def _leave_out(self, letters: Sequence[Letter], error: MessageTooLarge) -> bool:
+        """Has a letter that is too large written without its content. Returns whether there is something to try.
+
+        Of several letters it is not known which one is too large, or whether they are so together.
+        """
+        letter = letters[0]
+        if len(letters) == 1 and not letter.refused:
+            with self._context.lock:
+                self._waiting[0] = letter._replace(refused=error.reason)  # only this thread takes any away
+            return True
+        return len(letters) > 1
 
     def _next(self, at_once: int) -> list[Letter]:
         with self._context.lock:
@@ -124,8 +141,8 @@ class DeadLetters:
         if self._writer is None:
             self._writer = self._open_writer()
         for letter in letters:
-            message = letter.message
-            self._writer.write(self.topic, message.value(), message.key(), self._headers(letter))
+            value, key = (None, None) if letter.refused else (letter.message.value(), letter.message.key())
+            self._writer.write(self.topic, value, key, self._headers(letter))
         self._writer.flush(WRITE_TIMEOUT_S)
 
     def _headers(self, letter: Letter) -> list[tuple[str, bytes | None]]:
@@ -138,6 +155,8 @@ class DeadLetters:
             "message": letter.reason,
         }
         kept = [(name, value) for name, value in letter.message.headers() or () if not name.startswith(HEADERS)]
+        if letter.refused:
+            kept, own["left.out"] = [], f"key, value ({len(letter.message)} bytes) and headers: {letter.refused}"
         return [*kept, *((HEADERS + name, text.encode()) for name, text in own.items())]
 
     def _finish(self, letters: Sequence[Letter]) -> None:
@@ -149,7 +168,10 @@ class DeadLetters:
                 if letter.needed:
                     assert isinstance(letter.claim.tracker, AtLeastOnce)
                     letter.claim.tracker.finish_posted(letter.run, letter.at)
-                    self._reports.note("dead_letter", letter.claim, letter.offset, f"in {self.topic}: {letter.reason}")
+                    place = f"in {self.topic}" + ", without its content, which is too large for it" * bool(
+                        letter.refused
+                    )
+                    self._reports.note("dead_letter", letter.claim, letter.offset, f"{place}: {letter.reason}")
             self._member.request_tick()
             self._context.changed.notify_all()
 

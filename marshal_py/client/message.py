@@ -54,7 +54,7 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         return key  # type: ignore[no-any-return]  # bytes | None, which K_co is without a deserializer
 
     @property
-    def headers(self) -> list[tuple[str, bytes]]:
+    def headers(self) -> list[tuple[str, bytes | None]]:
         return self._raw.headers() or []
 
     @property

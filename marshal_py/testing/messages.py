@@ -133,7 +133,7 @@ def make_message(
     topic: str = "test",
     partition: int = 0,
     offset: int = 0,
-    headers: Sequence[tuple[str, bytes]] = (),
+    headers: Sequence[tuple[str, bytes | None]] = (),
     timestamp_ms: int | None = None,
     delivery: Delivery = "at_least_once",
     delivery_count: int = 1,

@@ -27,7 +27,7 @@ class StoredMessage:
     timestamp: int
     key: Any
     value: Any
-    headers: tuple[tuple[str, bytes], ...] = ()
+    headers: tuple[tuple[str, bytes | None], ...] = ()
     num_pending: int | None = None
     last_offset: int | None = None
 

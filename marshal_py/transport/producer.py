@@ -34,6 +34,9 @@ FLUSH_TIMEOUT_S: Final = 60.0  # more than librdkafka takes to find a new leader
 _WRITER: Final[Mapping[str, Any]] = {
     "acks": "all",  # an acknowledged message survives the loss of a broker
     "enable.idempotence": True,  # librdkafka's retries write nothing twice, except on the embedded broker
+    # How large a message may be is for its topic to say (`max.message.bytes`). librdkafka's own limit is 1 MB, headers
+    # included, so it would refuse to copy a message that its topic has taken. This is the most that it allows.
+    "message.max.bytes": 1_000_000_000,
     "message.timeout.ms": 60_000,  # then the cluster counts as unreachable; the default is 5 minutes
 }
 

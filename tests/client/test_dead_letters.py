@@ -10,7 +10,7 @@ import pytest
 
 from marshal_py import Consumer, InvalidOption, Message, TopicMissing
 from marshal_py.client import dead_letters
-from marshal_py.errors import AccessDenied, MessageTooLarge
+from marshal_py.errors import AccessDenied, MessageTooLarge, PartitionError
 from marshal_py.protocol.records import Note
 from marshal_py.transport.memory import MemoryWriter
 from tests.support.client_fixtures import (
@@ -254,7 +254,7 @@ def test_a_letter_that_is_refused_stops_no_other_and_is_tried_again(
 
     def refuse(writer: MemoryWriter, topic: str, value: bytes | None, *rest: Any) -> None:
         if value == b"0" and refuses.is_set():
-            raise MessageTooLarge("a message", 1, "the test says so")
+            raise PartitionError(topic, 0, "the test says so")
         write(writer, topic, value, *rest)
 
     topic, letters, group = memory.topic(), memory.topic(), memory.group()
@@ -269,6 +269,86 @@ def test_a_letter_that_is_refused_stops_no_other_and_is_tried_again(
         assert [(event.offset, "the test says so" in event.text) for event in failed] == [(0, True)]
         refuses.clear()
         until(lambda: positions(consumer) == {0: 3}, "it is tried again")
+
+
+def test_a_message_too_large_for_the_topic_gets_a_letter_without_its_content(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D15: the position does not stay for ever. The letter says what was left out, and where it is.
+
+    The two that the topic takes come whole, though all three were written at once.
+    """
+    write = MemoryWriter.write
+
+    def refuse(writer: MemoryWriter, topic: str, value: bytes | None, *rest: Any) -> None:
+        if len(value or b"") > 1_000:
+            raise MessageTooLarge("a message", len(value or b""), "the test says so")
+        write(writer, topic, value, *rest)
+
+    topic, letters, group = memory.topic(), memory.topic(), memory.group()
+    for value in (b"x" * 5_000, b"one", b"two"):
+        memory.put(topic, 0, value, b"key", [("trace", b"7")])
+    monkeypatch.setattr(MemoryWriter, "write", refuse)
+    with memory.connect() as marshal, with_letters(marshal, group, topic, letters) as consumer:
+        assert consumer.fetch(3, expires_s=DEADLINE_S).term("bad")
+        until(lambda: positions(consumer) == {0: 3}, "all of them are done")
+        assert not [event for event in consumer.events() if event.kind == "dead_letter_failed"]
+        found = sorted(Letters(memory, letters).read(3), key=lambda letter: letter["offset"])
+        assert [letter["value"] for letter in found] == [None, b"one", b"two"]
+        assert found[0] == {
+            "value": None,
+            "key": None,
+            "headers": [],
+            "topic": topic.encode(),
+            "partition": b"0",
+            "offset": b"0",
+            "group": group.encode(),
+            "delivery.count": b"1",
+            "message": b"bad",
+            "left.out": b"key, value (5000 bytes) and headers: the test says so",
+        }
+        assert found[1]["headers"] == [("trace", b"7")]
+        until(lambda: len(notes(memory, group)) == 3, "notes in the log")
+    assert (0, f"in {letters}, without its content, which is too large for it: bad") in notes(memory, group)
+
+
+def test_a_topic_that_takes_not_even_that_is_reported_and_tried_again(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
+    monkeypatch.setattr(dead_letters, "RETRY_S_MAX", 0.01)
+    write, refuses = MemoryWriter.write, threading.Event()
+    refuses.set()
+
+    def refuse(*arguments: Any) -> None:
+        if refuses.is_set():
+            raise MessageTooLarge("a message", 500, "the test says so")
+        write(*arguments)
+
+    topic, letters, group = memory.topic(), memory.topic(), memory.group()
+    memory.fill(topic, 0, 1)
+    monkeypatch.setattr(MemoryWriter, "write", refuse)
+    with memory.connect() as marshal, with_letters(marshal, group, topic, letters) as consumer:
+        collect(consumer, 1, ack=False)[0].term("bad")
+        failed: list[str] = []
+        until(
+            lambda: failed.extend(e.text for e in consumer.events() if e.kind == "dead_letter_failed") or failed,
+            "an event",
+        )
+        assert "500 bytes is too large" in failed[0]
+        refuses.clear()
+        until(lambda: positions(consumer) == {0: 1}, "it is tried again")
+
+
+def test_null_headers_stay_null_in_a_letter(memory: MemoryTestCluster) -> None:
+    topic, letters, group = memory.topic(), memory.topic(), memory.group()
+    memory.put(topic, 0, b"one", b"key", [("trace", None), ("empty", b"")])
+    with memory.connect() as marshal, with_letters(marshal, group, topic, letters) as consumer:
+        message = collect(consumer, 1, ack=False)[0]
+        assert message.headers == [("trace", None), ("empty", b"")]
+        message.term("bad")
+        until(lambda: positions(consumer) == {0: 1}, "the letter is written")
+    assert Letters(memory, letters).read(1)[0]["headers"] == [("trace", None), ("empty", b"")]
 
 
 def test_an_ack_that_comes_meanwhile_counts(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ class TestCluster:
         partition: int,
         value: bytes | None,
         key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
     ) -> None:
         self.local.produce(topic, value, key=key, partition=partition, headers=headers or (), timestamp_ms=1_000)
 
