@@ -77,7 +77,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
     def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more, lets a running iteration deliver what is buffered, releases the claims and leaves the group.
 
-        At most `prefetch_messages` more are delivered; the next owners begin after the last delivered message. While an
+        At most `prefetch_messages` more are delivered, of a `consume` no more than its own limit; the next owners begin after the last delivered message. While an
         iteration runs, `drain` returns at once, and the iteration ends when these messages are delivered. Otherwise,
         and with a handler of `consume`, the call waits for the acks of delivered messages, at most `timeout_s` seconds
         (default: the handler timeout). Raises InvalidOption, ReentrantCall.
@@ -90,6 +90,11 @@ class Consumer(Membership, Generic[K_co, V_co]):
         running, left_s = self._consuming, self._ending.drain_left_s()
         if not self._iterating or (isinstance(running, ConsumeContext) and not running.finish(left_s)):
             self._finish_drain()
+
+    def _begin_drain(self, timeout_s: float | None) -> None:
+        super()._begin_drain(timeout_s)
+        if self._consuming is not None and not self._consuming.closed:
+            self._consuming._begin_drain(self._ending.drain_left_s())  # its limit bounds what is still delivered
 
     # --- fetching
 
@@ -383,7 +388,10 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 demand.resume()
                 continue
             if self._ending.draining:
-                seen = context.changes
+                with context.lock:
+                    seen, shut = context.changes, queue.deliverable() > 0
+                if demand.ends(shut):
+                    return
                 waits = self._intake.asks_grants() if queue.at_most_once else self._waits_for_handlers()
                 if not waits or time.monotonic() >= self._ending.drain_until:
                     return

@@ -162,12 +162,26 @@ class ConsumeDemand(Demand):
     def ends(self, shut: bool) -> bool:
         if self._drain_left <= 0:
             return True
-        if self.drain_until is None or shut:
+        if self.drain_until is None:
             return False
+        if shut:
+            return self._nothing_fits()
         if self._queue.at_most_once:
             return not self._buffered()[0]  # their grants will come
         with self._context.lock:
             return not self._queue.window.waits_for_handlers(self._queue.buffers.values())
+
+    def _nothing_fits(self) -> bool:
+        """Tells whether a drain has delivered what its bytes allow: every next message is larger than what is left."""
+        if not self._in_bytes or self._drain_left == self._refill.limit:
+            return False
+        with self._context.lock:
+            heads = [
+                buffer.fetched[0]
+                for buffer, claim in self._queue.delivering()
+                if buffer.fetched and self._queue.window.room(claim)
+            ]
+            return all(message_bytes(head.messages[head.at]) > self._drain_left for head in heads)
 
     def refill(self) -> Steps[None]:
         """Asks for what is missing, again while all that comes waits for acks and so keeps nothing else from coming."""
