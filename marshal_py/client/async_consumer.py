@@ -42,13 +42,20 @@ TURN_STEPS: Final = 10  # steps of the event loop per turn, because a task needs
 
 
 class Iterating:
-    """Holds an iteration that runs: its reader, and the messages that it is delivering."""
+    """Holds an iteration that runs: its reader, its task, and the messages that it is delivering."""
 
-    __slots__ = ("messages", "reader")
+    __slots__ = ("messages", "reader", "task")
 
     def __init__(self, reader: Reader) -> None:
-        self.reader = reader
+        self.reader, self.task = reader, asyncio.current_task()
         self.messages: Generator[Message[Any, Any], None, None] | None = None
+
+    def left(self) -> bool:
+        """Tells whether nobody can continue it: the program has dropped its iterator, or its task has ended.
+
+        A task that was cancelled may keep the iterator for a while, in a variable of a frame that its error names.
+        """
+        return self.reader.iterator() is None or (self.task is not None and self.task.done())
 
 
 class AsyncConsumer(Generic[K_co, V_co]):
@@ -263,6 +270,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
                     iterating.messages = step.messages(boot_ns)
                     consumer._inside = None  # between two messages the user is in no call of the consumer
                     yield iterating.messages
+                    if consumer._iterating is not call:
+                        return  # its task had ended, and another call came since
                     consumer._inside = call
                     await self._give_turn()
                     step = next(steps, None)
@@ -290,7 +299,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         """Ends an iteration that the program has left. Raises EventLoopMisuse in another event loop."""
         self._shared.check(verb)
         consumer, running = self._consumer, self._running
-        if running is not None and running.reader.iterator() is None:
+        if running is not None and running.left():
             # The program has left the loop, and asyncio closes its generator only later.
             if running.messages is not None:
                 running.messages.close()

@@ -77,10 +77,11 @@ class Consumer(Membership, Generic[K_co, V_co]):
     def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more, lets a running iteration deliver what is buffered, releases the claims and leaves the group.
 
-        At most `prefetch_messages` more are delivered, of a `consume` no more than its own limit; the next owners begin after the last delivered message. While an
-        iteration runs, `drain` returns at once, and the iteration ends when these messages are delivered. Otherwise,
-        and with a handler of `consume`, the call waits for the acks of delivered messages, at most `timeout_s` seconds
-        (default: the handler timeout). Raises InvalidOption, ReentrantCall.
+        At most `prefetch_messages` more are delivered, of a `consume` no more than its own limit; the next owners begin
+        after the last delivered message. While an iteration runs, `drain` returns at once, and the iteration ends when
+        these messages are delivered. Otherwise, and with a handler of `consume`, the call waits for the acks of
+        delivered messages, at most `timeout_s` seconds (default: the handler timeout). Raises InvalidOption,
+        ReentrantCall.
         """
         self._context.check_call("Consumer", "drain", waits=True)
         timeout_s = requests.check_wait(timeout_s)
@@ -387,29 +388,23 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 demand.delivered(reserved)
                 demand.resume()
                 continue
+            with context.lock:
+                seen, shut = context.changes, queue.deliverable() > 0
             if self._ending.draining:
-                with context.lock:
-                    seen, shut = context.changes, queue.deliverable() > 0
                 if demand.ends(shut):
                     return
-                waits = self._intake.asks_grants() if queue.at_most_once else self._waits_for_handlers()
+                waits = self._intake.asks_grants() if queue.at_most_once else self._intake.waits_for_handlers()
                 if not waits or time.monotonic() >= self._ending.drain_until:
                     return
                 yield Change(GRANT_SLICE_S, seen)  # buffered messages are delivered as their grants or acks come
                 continue
             self._ending.raise_if_ended()
-            with context.lock:
-                shut = queue.deliverable() > 0
             if demand.ends(shut):
                 return
             if shut:
                 yield from self._intake.wait_for_gate(WAIT_SLICE_S)
             else:
                 came = yield from demand.wait(self._intake.wait_s())
-
-    def _waits_for_handlers(self) -> bool:
-        with self._context.lock:
-            return self._queue.window.waits_for_handlers(self._queue.buffers.values())
 
     # --- answers from elsewhere
 

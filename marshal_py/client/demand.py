@@ -168,8 +168,7 @@ class ConsumeDemand(Demand):
             return self._nothing_fits()
         if self._queue.at_most_once:
             return not self._buffered()[0]  # their grants will come
-        with self._context.lock:
-            return not self._queue.window.waits_for_handlers(self._queue.buffers.values())
+        return not self.intake.waits_for_handlers()
 
     def _nothing_fits(self) -> bool:
         """Tells whether a drain has delivered what its bytes allow: every next message is larger than what is left."""

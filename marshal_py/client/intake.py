@@ -123,6 +123,11 @@ class Intake:
         yield Change(timeout_s, seen)
         yield from self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
 
+    def waits_for_handlers(self) -> bool:
+        """Tells whether buffered messages come only once handlers have answered others (`max_acks_pending`)."""
+        with self._context.lock:
+            return self._queue.window.waits_for_handlers(self._queue.buffers.values())
+
     def asks_grants(self) -> bool:
         """Asks for grants, in at-most-once mode. Returns True while fetched messages wait for a grant."""
         with self._context.outbox, self._context.lock:

@@ -90,3 +90,32 @@ def test_the_same_with_asyncio(limit: dict[str, Any]) -> None:
 
     with filled() as cluster:
         asyncio.run(main(cluster.bootstrap_servers))
+
+
+def test_a_cancelled_task_that_held_its_iterator_in_a_variable_is_in_nobodys_way() -> None:
+    async def main(servers: str) -> None:
+        connected = aio.connect(servers)
+        async with connected as marshal, marshal.consumer("billing", ["orders"], start="earliest") as consumer:
+            begun = asyncio.Event()
+            kept: list[Any] = []  # as a frame that the error names keeps it
+
+            async def work() -> None:
+                messages = consumer.fetch_each(40, expires_s=DEADLINE_S)
+                kept.append(messages)
+                async for message in messages:
+                    message.ack()
+                    begun.set()
+                    await asyncio.sleep(DEADLINE_S)
+
+            task = asyncio.create_task(work())
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            message = await consumer.next(DEADLINE_S)
+            assert message is not None
+            assert [message.offset async for message in kept[0]] == [], "nobody can continue it"
+            assert message.ack()
+
+    with filled() as cluster:
+        asyncio.run(main(cluster.bootstrap_servers))
