@@ -187,7 +187,7 @@ class ConsumerDriver:
 
     def ask_grants(self, now: Instant) -> None:
         """Asks the log for grants (permission to deliver offsets, in at-most-once mode) without a step (D2)."""
-        if not self.away and not self.member.rebalancer.awaits_grants(now) and self.queue.offer():
+        if not self.away and not self.member.rebalancer.grant_requests.awaited(now) and self.queue.offer():
             self.execute(self.member.ask_grants(now), now)
 
     def report_finished(self) -> None:

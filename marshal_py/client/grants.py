@@ -14,7 +14,7 @@ from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.prefetch import SLOW_PER_S
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.rebalance import GRANTS_AHEAD
+from marshal_py.protocol.grant_requests import GRANTS_AHEAD
 from marshal_py.transport.ports import DataSource
 
 

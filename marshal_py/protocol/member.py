@@ -313,7 +313,9 @@ class Member(MemberState):
         able = self.session != NONE and not self.ended and not self.leaving and not self.divergence.active
         able = able and self.liveness.healthy(now)
         if able and group is not None and not group.paused and self.liveness.lease.valid(now):
-            self.rebalancer.ask_grants(group, now, out)
+            due_ms = self.rebalancer.grant_requests.ask(group, now, out)
+            if due_ms is not None:
+                self.deadline_ms = min(self.deadline_ms, due_ms)
         return out
 
     def tick(self, now: Instant) -> Ready:

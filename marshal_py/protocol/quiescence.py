@@ -75,4 +75,6 @@ class Quiescence:
         member = self.member
         self.rebalancer.tick_quiescent(group, now, out)
         member.mirror_positions(group, now)
-        return min(member.liveness.deadline_ms(now), member.detector.deadline_ms(now))
+        due_ms = self.rebalancer.grant_requests.due_ms
+        wanted = (member.liveness.deadline_ms(now), member.detector.deadline_ms(now), due_ms)
+        return min(ms for ms in wanted if ms is not None)

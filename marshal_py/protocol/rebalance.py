@@ -9,33 +9,22 @@ is valid and the group is not paused.
 
 from __future__ import annotations
 
-from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.creation import Creation
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.falling_behind import FallingBehind
+from marshal_py.protocol.grant_requests import GrantRequests
 from marshal_py.protocol.head_starts import HeadStarts
 from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
-from marshal_py.protocol.liveness import SENT_KEPT
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.overflow import Overflow
 from marshal_py.protocol.ready import SENT_AT_ONCE, Ready, Wanted
-from marshal_py.protocol.records import (
-    AT_MOST_ONCE,
-    BY_CHARS_MAX,
-    GRANT_OFFSETS_MAX,
-    HEARTBEAT_ENTRIES_MAX,
-    ClaimingMessages,
-    ClaimingPartition,
-    Evict,
-    MessageRange,
-)
+from marshal_py.protocol.records import AT_MOST_ONCE, BY_CHARS_MAX, HEARTBEAT_ENTRIES_MAX, ClaimingPartition, Evict
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.world import Group
 
-GRANTS_AHEAD = 2  # D2: one range is handled while the next one is asked for
 START_FRESH_INTERVALS = 1  # a looked-up start is not used when it is older than this; "latest" changes all the time
 
 
@@ -48,15 +37,13 @@ class Rebalancer:
         self.overflow: Overflow = candidacy.overflow
         self.topics = topics
         self.divergence = divergence
+        self.grant_requests: GrantRequests = GrantRequests(member)
         self.creation: Creation = Creation(member)
         self.falling_behind: FallingBehind = FallingBehind(member, candidacy, self.back_off)
         self._more = False  # whether the last `act` left claims for the next one, which follows at once
         self._head_starts = HeadStarts(member.third_ms)
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # claims in flight -> (observed, when sent, in ms)
         self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent (T18)
-        # nonce -> ranges, of the newest ClaimingMessages that were sent (T18)
-        self._grants: dict[int, tuple[MessageRange, ...]] = {}
-        self._asking: tuple[int, int] | None = None  # (nonce, when sent, in ms) of the ClaimingMessages in flight
         self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> when its Evict was sent, in ms
         self._starts: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (its looked-up start, when, in ms)
         self._resolving: dict[TopicPartition, int] = {}  # partition -> when its start was asked for, in ms
@@ -97,22 +84,6 @@ class Rebalancer:
         self._starts.pop(tp, None)
         return observed <= self._claimed_observed.get(tp, NONE - 1)
 
-    def grants_read(self, record: ClaimingMessages, accepted: bool) -> bool:
-        """Takes a ClaimingMessages that was read and names the own session.
-
-        Returns False if this client never sent it, so that a clone of its process did (T18): its nonce or its ranges
-        are then not those of a record that was sent. What is granted to the clone must not be delivered by this
-        process, too (D2).
-        """
-        if self._asking is not None and self._asking[0] == record.nonce:
-            self._asking = None
-        sent = self._grants.get(record.nonce)
-        if sent is None:
-            oldest = next(iter(self._grants), None)
-            # a late copy of a record that is no longer kept
-            return not accepted and oldest is not None and record.nonce < oldest
-        return sent == record.ranges
-
     def back_off(self, tp: TopicPartition, until_ms: int) -> None:
         """Makes no claim of `tp` before `until_ms` (monotonic): another process may do better (D4, D13, D16)."""
         self._backed_off[tp] = until_ms
@@ -124,8 +95,7 @@ class Rebalancer:
         """Forgets what is in flight, because the session has ended and the next one has sent none of it."""
         self._claiming.clear()
         self._claimed_observed.clear()
-        self._grants.clear()
-        self._asking = None
+        self.grant_requests.forget()
         self._evicting.clear()
         self._resolving.clear()
 
@@ -167,7 +137,7 @@ class Rebalancer:
             self._hand_over(group, now)
             self._prefetch(group, out)
         self.falling_behind.act(group, now)
-        self.ask_grants(group, now, out)
+        self.grant_requests.ask(group, now, out)
 
     def settled(self) -> bool:
         """Returns whether `act` has nothing to do until the world changes or a wait is over, as of its last call.
@@ -195,14 +165,15 @@ class Rebalancer:
         if self._now_ms != now.mono_ms:
             return None
         wait_ms = 1 if self._more else self.candidacy.wait_ms()
-        return None if wait_ms is None else now.mono_ms + wait_ms
+        due = self.grant_requests.due_ms
+        return due if wait_ms is None else min(now.mono_ms + wait_ms, now.mono_ms + wait_ms if due is None else due)
 
     def tick_quiescent(self, group: Group, now: Instant, out: Ready) -> None:
         """Does what a short tick needs (quiescence.py): writes topology and, in at-most-once mode, asks for grants."""
         self._now_ms = now.mono_ms
         self.topics.write(group, self.candidacy, now, out)
         if group.mode == AT_MOST_ONCE:
-            self.ask_grants(group, now, out)
+            self.grant_requests.ask(group, now, out)
 
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
         """Evicts the sessions that were silent for long enough; returns their ids (T4).
@@ -380,52 +351,3 @@ class Rebalancer:
             if tp not in self._prefetching:
                 self._prefetching[tp] = False
                 out.start_prefetch.append((tp, position))
-
-    def awaits_grants(self, now: Instant) -> bool:
-        """Returns whether no grant can be asked for now, because the last record that asked was not read yet."""
-        return self._asking is not None and not self.member.retry_due(self._asking[1], now)
-
-    def ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
-        """Asks for grants of the ranges that the claims offer (D2).
-
-        One record asks for all claims, and the next one is sent only when this one was read or is overdue (T17).
-        """
-        if self.awaits_grants(now):
-            return
-        if self._asking is not None:
-            self._asking = None
-            for claim in self.member.claims.values():
-                if isinstance(claim.tracker, AtMostOnce):
-                    claim.tracker.asked = None
-        ranges = []
-        for claim in self.member.claims.values():
-            wanted = self._range_of(group, claim)
-            if wanted is not None:
-                ranges.append(wanted)
-                if len(ranges) == HEARTBEAT_ENTRIES_MAX:
-                    break
-        if ranges:
-            nonce = self.member.liveness.new_nonce()
-            self._asking, self._grants[nonce] = (nonce, now.mono_ms), tuple(ranges)
-            if len(self._grants) > SENT_KEPT:
-                del self._grants[next(iter(self._grants))]
-            out.send.append(ClaimingMessages(self.member.session, tuple(ranges), nonce))
-
-    def _range_of(self, group: Group, claim: Claim) -> MessageRange | None:
-        """Returns the range of offsets to ask for in one claim; None if there is nothing to ask for now.
-
-        The range begins in what the driver wants and has no grant yet (`Claim.offer`).
-        """
-        offer, tracker = claim.offer, claim.tracker
-        if offer is None or claim.phase is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
-            return None
-        from_ = group.partitions[claim.tp].position
-        start = max(offer[0], from_)
-        to = min(offer[1], start + GRANT_OFFSETS_MAX)
-        if start >= to:
-            return None
-        tracker.holds(tracker.delivered_to)  # drops grants that are used up
-        if len(tracker.grants) >= GRANTS_AHEAD:
-            return None
-        tracker.asked = (from_, start, to)
-        return MessageRange(claim.epoch, from_, start, to)

@@ -284,7 +284,7 @@ class RecordHandler:
 
     def _read_grant(self, record: ClaimingMessages, verdict: Verdict, now: Instant) -> None:
         member = self.member
-        if not self.rebalancer.grants_read(record, verdict.accepted):
+        if not self.rebalancer.grant_requests.read(record, verdict.accepted):
             self._end_as_clone(verdict.offset)
             return
         for index, wanted in enumerate(record.ranges):

@@ -10,6 +10,7 @@ import pytest
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError, ModeMismatch, SessionCloned
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import ClaimPhase
+from marshal_py.protocol.grant_requests import GRANT_PACE_MS
 from marshal_py.protocol.member_state import MIRROR_MS
 from marshal_py.protocol.ready import Wanted
 from marshal_py.protocol.records import (
@@ -640,3 +641,26 @@ def test_endings_caused_by_the_log(what: str) -> None:
     late = cluster.add("late", mode=AT_LEAST_ONCE)
     cluster.run(I)
     assert isinstance(late.member.error, error)
+
+
+def test_a_stream_of_offers_is_asked_for_at_a_pace() -> None:
+    """D2: the first at once, then at most one record in GRANT_PACE_MS; the member names when it asks for the rest."""
+    cluster = VirtualCluster(partitions=2, mode=AT_MOST_ONCE)
+    (a,) = cluster.team("a")
+    cluster.run(1_000)
+    start = cluster.now_ms
+    for offset in range(200):  # a message every 10 ms, of one partition after the other
+        claim = a.claim(offset % 2)
+        take_all(a, claim)
+        assert isinstance(claim.tracker, AtMostOnce)
+        claim.offer = (claim.tracker.granted_to(), offset // 2 + 1)
+        a.due_ms = cluster.now_ms
+        cluster.run(10)
+    end = cluster.now_ms
+    cluster.run(1_000)
+    sent = [ms for ms, _ in a.sends(ClaimingMessages, start)]
+    assert sent[0] == start
+    assert min(later - one for one, later in pairwise(sent)) >= GRANT_PACE_MS
+    assert len(sent) > 40, "and not much slower than that"
+    assert sent[-1] <= end + GRANT_PACE_MS
+    assert [cluster.partition(number).position for number in (0, 1)] == [100, 100]

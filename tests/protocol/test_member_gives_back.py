@@ -7,6 +7,7 @@ import pytest
 from marshal_py.errors import SessionCloned
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.grant_requests import GRANT_PACE_MS
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
     RECORD_TYPES,
@@ -333,8 +334,7 @@ def test_one_request_for_many_partitions() -> None:
     a.due_ms = cluster.now_ms
     cluster.run(TRIP - 2)
     assert len(a.sends(ClaimingMessages)) == 1
-    a.due_ms = cluster.now_ms
-    cluster.run(3)
+    cluster.run(GRANT_PACE_MS)
     (_, (_, second)) = a.sends(ClaimingMessages)
     assert [(wanted.from_, wanted.to) for wanted in second.ranges] == [(5 + n, 20) for n in range(4)]
     assert second.nonce > first.nonce

@@ -58,7 +58,7 @@ def test_a_long_life_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """T14, T18, G6: after three times as many sessions, evictions, accusations and topics it holds no more."""
     monkeypatch.setattr(liveness, "INSTANCES_KEPT", KEPT)
     monkeypatch.setattr(liveness, "SENT_KEPT", KEPT)
-    monkeypatch.setattr("marshal_py.protocol.rebalance.SENT_KEPT", KEPT)
+    monkeypatch.setattr("marshal_py.protocol.grant_requests.SENT_KEPT", KEPT)
     monkeypatch.setattr(record_handler, "EVICTED_KEPT", KEPT)
     monkeypatch.setattr(topics, "REPLACED_IDS_KEPT", KEPT)
     cluster = VirtualCluster()

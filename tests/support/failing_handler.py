@@ -25,7 +25,7 @@ from typing import Any
 
 import marshal_py
 from marshal_py.protocol import codec
-from marshal_py.protocol.rebalance import Rebalancer
+from marshal_py.protocol.grant_requests import GrantRequests
 from marshal_py.protocol.records import ClaimingMessages
 from marshal_py.transport.kafka import KafkaLog, KafkaTransport
 from tests.support import worker
@@ -113,7 +113,7 @@ def place(message: marshal_py.Message) -> dict[str, Any]:
 
 def watch_grants(journal: Journal) -> None:
     """Patches the library: a log shows when a record was written, not when its sender has read it."""
-    append, read = KafkaLog.append, Rebalancer.grants_read
+    append, read = KafkaLog.append, GrantRequests.read
 
     def appending(log: KafkaLog, number: int, key: bytes, value: bytes) -> bool:
         kind, body = value[13 + value[11]], value[14 + value[11] :]
@@ -123,12 +123,12 @@ def watch_grants(journal: Journal) -> None:
             journal.write("asks", nonce=record.nonce)
         return append(log, number, key, value)
 
-    def reading(rebalancer: Rebalancer, record: ClaimingMessages, accepted: bool) -> bool:
+    def reading(grants: GrantRequests, record: ClaimingMessages, accepted: bool) -> bool:
         journal.write("answered", nonce=record.nonce)
-        return read(rebalancer, record, accepted)
+        return read(grants, record, accepted)
 
     KafkaLog.append = appending  # type: ignore[method-assign]
-    Rebalancer.grants_read = reading  # type: ignore[method-assign]
+    GrantRequests.read = reading  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -20,12 +20,13 @@ from marshal_py.protocol import codec
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.grant_requests import GRANT_PACE_MS
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.offset_run import OffsetRun
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.ready import Advisory, MemberOptions, Ready, Wanted
-from marshal_py.protocol.records import Genesis, Record
+from marshal_py.protocol.records import ClaimingMessages, Genesis, Record
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, Partition, World
@@ -410,9 +411,13 @@ class VirtualCluster:
 
 
 def granted(cluster: VirtualCluster, client: Client, claim: Claim, offer: tuple[int, int]) -> None:
-    """Offers fetched messages and runs until the grant was read."""
+    """Offers fetched messages and runs until the grant was read, also if another one was asked for just before."""
     claim.offer = offer
     client.due_ms = cluster.now_ms
+    before = len(client.sends(ClaimingMessages))
+    cluster.run(0)
+    if len(client.sends(ClaimingMessages)) == before:
+        cluster.run(GRANT_PACE_MS)
     cluster.run(WRITE_MS + READ_MS)
 
 
