@@ -140,3 +140,48 @@ def test_a_slow_log_does_not_keep_a_careful_owner_from_delivering() -> None:
     for number in (0, 1):
         handed(cluster, client, number)
     assert cluster.now_ms <= begun_ms + 2 * I
+
+
+LIMIT = 5  # `max_deliver`
+MANY = 10_000
+
+
+def deaths(distance: int, partitions: int) -> int:
+    """How many owners die of the message at offset `distance` of partition 0 before it becomes a dead letter (D15).
+
+    All partitions have messages, which come in turn. Handlers take no time: an owner that is not careful has no time to
+    report anything before it dies.
+    """
+    cluster = VirtualCluster(partitions=partitions)
+    for number in range(100):
+        client = born(cluster, number, partitions)
+        turn = 0
+        while True:
+            claim = opened(cluster, client, turn)
+            at = tracker(claim)
+            if not at.runs:
+                at.admit(range(at.position(), MANY))
+            run = at.runs[0]
+            offset = run.offsets[run.delivered]
+            index = run.deliver(1, client.now.mono_ms)
+            if (turn, offset) == (0, distance):
+                break
+            run.finish(index)
+            turn = (turn + 1) % partitions
+        if at.delivery_count(distance) > LIMIT:
+            return number
+        cluster.kill(client)
+    raise AssertionError("it never becomes a dead letter")
+
+
+@pytest.mark.parametrize(("partitions", "intervals"), [(1, 1), (3, 1), (3, 2)])
+def test_how_many_owners_die_of_a_message_before_it_becomes_a_dead_letter(partitions: int, intervals: int) -> None:
+    """D11: as many as the limit where it is the one at the position; else two more, if the third owner reaches it.
+
+    That owner hands messages of all its partitions over one by one for an interval. Each interval that comes closer and
+    does not reach it costs two more owners: this one, and the next, which is not careful.
+    """
+    reach = I // TRIP // partitions  # messages of each partition in an interval
+    assert deaths(0, partitions) == LIMIT
+    assert {deaths(distance, partitions) for distance in (1, reach // 2)} == {DELIVERIES + LIMIT}
+    assert deaths(intervals * reach + reach // 2, partitions) == DELIVERIES + LIMIT + 2 * intervals
