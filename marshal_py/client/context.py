@@ -15,6 +15,7 @@ from typing import Final
 
 from marshal_py.client.background_worker import Worker
 from marshal_py.client.callbacks import Callbacks
+from marshal_py.client.end_budget import EndBudget
 from marshal_py.client.forks import ForkedLock, watch_forks
 from marshal_py.client.outbox import Changes, Outbox
 from marshal_py.client.retention import RetentionPolicy
@@ -71,6 +72,7 @@ class Context:
         self._changes = Changes(lock, self.outbox)
         self.changed: threading.Condition = self._changes
         self.stalls: Stalls = Stalls()
+        self.end_budget: EndBudget = EndBudget()
         self.worker: Worker = Worker("marshal-worker")
         # Reads take seconds, and no consumer's start may wait for them.
         self.history_worker: Worker = Worker("marshal-history")

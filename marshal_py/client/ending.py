@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.counters import in_flight
+from marshal_py.client.end_budget import END_S_MIN
 from marshal_py.client.forks import watch_forks
 from marshal_py.client.requests import check_timeout
 from marshal_py.client.waits import Change, Steps
@@ -72,8 +74,9 @@ class Ending:
         """
         check_timeout(timeout_s)
         self.reason = self.reason or "it was stopped"
+        deadline = time.monotonic() + timeout_s
         yield from self._write_letters(min(timeout_s, LETTERS_TIMEOUT_S))
-        yield from self._leave("stopped", 0.0, timeout_s)
+        yield from self._leave("stopped", 0.0, max(0.0, deadline - time.monotonic()))
 
     def _write_letters(self, timeout_s: float) -> Steps[None]:
         """Waits until dead letters that are on their way are written, for `timeout_s` seconds at most."""
@@ -98,18 +101,19 @@ class Ending:
         """Waits for the handlers, then releases the claims and leaves the group. `close` must follow."""
         wait_s = self.drain_left_s()
         self.reason = self.reason or "it was drained"
-        yield from self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
+        yield from self._leave("drained", wait_s, min(LEAVE_TIMEOUT_S, max(END_S_MIN, wait_s)))
 
     def _leave(self, reason: str, wait_s: float, timeout_s: float) -> Steps[None]:
         """Has the member leave: it stops delivery, waits up to `wait_s` seconds for handlers, and releases its claims.
 
-        Returns when the member has read back that it left, after `timeout_s` seconds at most (T16, T17). Logs how many
-        messages were not acked.
+        Returns when the member has read back that it left, at most `timeout_s` seconds after the handlers are done or
+        `wait_s` is over, and earlier if the ends of this Marshal have used up their time (T16, T17; end_budget.py).
+        Logs how many messages were not acked.
         """
         if self.done:
             return
         context, driver, member = self._context, self._driver, self._driver.member
-        deadline = time.monotonic() + timeout_s
+        handlers_until, deadline = time.monotonic() + wait_s, inf
         with context.outbox, context.lock:
             abandoned = driver.counters.abandoned
             if not driver.ended:
@@ -117,7 +121,13 @@ class Ending:
                 driver.kick()
         while True:
             with context.outbox, context.lock:
-                left_s = deadline - time.monotonic()
+                now_s, now_ms = time.monotonic(), context.clock.now().mono_ms
+                busy = any(not claim.sealed and not claim.drained(now_ms) for claim in member.claims.values())
+                if deadline == inf and (now_s >= handlers_until or not busy):
+                    deadline = context.end_budget.deadline(timeout_s)
+                left_s = min(deadline, max(handlers_until, now_s + LEAVE_SLICE_S)) - now_s
+                if member.ended:
+                    context.end_budget.answered()
                 if driver.ended or left_s <= 0 or driver.log in context.broken:
                     driver.ended = True
                     unacked = driver.counters.abandoned - abandoned + sum(map(in_flight, member.claims.values()))

@@ -138,11 +138,11 @@ class LastWills:
         with self._registered:
             self._registered.wait_for(done, READY_S)
 
-    def close(self) -> None:
-        """Takes back what is registered. Consumers that have left need no witness any more."""
+    def close(self, timeout_s: float) -> None:
+        """Takes back what is registered, in `timeout_s` seconds at most: consumers that have left need no witness."""
         self._closing = True
         self._wake.set()
-        self._thread.join(READY_S)
+        self._thread.join(min(READY_S, timeout_s))
 
     # --- the thread
 

@@ -367,7 +367,7 @@ class Loop:
     def close(self, flush_s: float) -> None:
         """Ends the thread, closes the connections, then runs the callbacks that are waiting.
 
-        `flush_s`: for how many seconds it may send records that are queued. The consumers must have ended before.
+        `flush_s`: for how many seconds all of that may take. The consumers must have ended before.
         """
         self._closing = True
         with self._context.lock:
@@ -375,11 +375,11 @@ class Loop:
             self._context.changed.notify_all()
         deadline = time.monotonic() + flush_s
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(flush_s + 1.0)
+            self._thread.join(max(CALLBACKS_S_MIN, flush_s))
         for worker in (*self._workers, self._context.worker):
             worker.close(max(0.0, deadline - time.monotonic()))
         self._context.history_worker.close(0.0)  # a daemon: nobody needs what it reads
         self._context.outbox.send()
-        self._context.coordination.close(flush_s)
+        self._context.coordination.close(max(0.0, deadline - time.monotonic()))
         self._context.admin.close()
         self._context.callbacks.close(max(CALLBACKS_S_MIN, deadline - time.monotonic()))

@@ -329,6 +329,9 @@ class Marshal:
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Stops every consumer, sends what is queued and disconnects, all within about `timeout_s` seconds.
 
+        While the cluster does not answer, the stops and drains of its consumers and this call take about 20 s together,
+        unless a `timeout_s` is longer.
+
         Callbacks that have begun or are waiting get the time that is left, or a second if that is less.
 
         A second call does nothing; if the first was interrupted (ctrl-C), it does what is left. While another thread
@@ -336,7 +339,7 @@ class Marshal:
         the first error of a consumer.
         """
         self._context.check_call("Marshal", "close", waits=True)
-        deadline = time.monotonic() + timeout_s  # of all together: without the cluster each takes all its time
+        deadline = self._context.end_budget.deadline(timeout_s)  # of all together: what is left of the budget
         if self._closing.acquire(timeout=max(0.0, min(timeout_s, threading.TIMEOUT_MAX))):
             try:
                 if not self._done:
@@ -354,7 +357,7 @@ class Marshal:
             except Exception as error:  # the others hold claims, too
                 failed.append(error)
         if self._wills is not None:
-            self._wills.close()
+            self._wills.close(max(0.0, deadline - time.monotonic()))
         self._loop.close(max(0.0, deadline - time.monotonic()))
         if failed:
             raise failed[0]
