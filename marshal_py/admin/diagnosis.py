@@ -11,24 +11,35 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from marshal_py.admin.overview import positions, stopped
+from marshal_py.admin.overview import SKEW_MS, positions
 from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.errors import first_of
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import Join, Snapshot
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.waiting import unserved
+from marshal_py.protocol.waiting import NO_FACTS, Facts, standstills
 from marshal_py.protocol.world import Group, Session
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 DAY_MS: Final = 86_400_000
 ORPHANED_MS: Final = 7 * DAY_MS  # as long as Kafka itself keeps the offsets of an empty group
-SILENT_INTERVALS: Final = 2  # then any consumer of the log evicts the session (T4, N14); if it stays, perhaps none runs
-SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
 SKEW_RECORDS: Final = 3  # that many records of a client must be late: a single one may have been retried
 RECORDS_MANY: Final = 1_000_000  # folding them takes a joining consumer some seconds
 RECORD_BYTES: Final = 70  # what Kafka adds to a value, about: framing, key, timestamp
 NAMES_MAX: Final = 5  # how many names a line lists
+
+TITLES: Final = {  # of a check, by the cause for which nobody consumes; another cause is its own title
+    "no_consumer": "no consumer",
+    "silent": "silent consumer",
+    "parked": "parked partitions",
+    "conditions": "unserved partitions",
+    "unassigned": "unassigned partitions",
+    "absent": "absent member",
+    "unlisted": "unlisted member",
+    "topic_gone": "missing topic",
+    "not_read": "topic without a reader",
+    "hangs": "hanging handler",
+}
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -111,20 +122,6 @@ def of_clocks(study: Study) -> Check:
     )
 
 
-def silence(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], int]) -> dict[int, int]:
-    """Returns for how many ms each session without a recent sign of life has been silent: it is dead, or cut off.
-
-    `extended_ms`: timestamp of the last sign of life, by group and session. SKEW_MS of silence is tolerated in
-    addition, because timestamps come from the writers' clocks, but the present time comes from this machine's clock.
-    """
-    found = {}
-    for session in group.sessions.values():
-        silent_ms = study.now_ms - extended_ms.get((group.name, session.id), study.now_ms)
-        if silent_ms > SILENT_INTERVALS * session.join.interval_ms + SKEW_MS:
-            found[session.id] = silent_ms
-    return found
-
-
 def of_content(groups: Sequence[Group], silent: Collection[tuple[str, int]]) -> Check:
     """Says that all logs could be folded, and what is in them. `silent`: sessions that are not live, with groups."""
     sessions = sum(len(group.sessions) for group in groups)
@@ -167,25 +164,27 @@ def of_groups(
     groups: Iterable[Group],
     infos: Mapping[str, TopicInfo | None],
     study: Study,
-    extended_ms: Mapping[tuple[str, int], int],
+    facts: Mapping[str, Facts],
+    named: str | None = None,
 ) -> Iterator[Check]:
-    """Yields a warning for each group that nobody uses, for silent sessions that nobody ends, for partitions that
-    nobody may claim or is given, and for topics that are gone or have become smaller. Yields one "ok" if there is no
-    warning.
+    """Yields a warning for each cause for which nobody consumes (protocol/waiting.py), for each group that nobody uses,
+    and for topics that have become smaller. Yields one "ok" if there is no warning.
 
     `infos`: what Kafka says of each topic, None if the topic is gone; a topic that this client may not describe is left
-    out. `extended_ms`: timestamp of the last sign of life, by group and session.
+    out. `facts`: what is known beyond the log, by group. `named`: the group that the user asks about; of the others
+    that were deleted nothing is said.
     """
     sound = True
     for group in groups:
-        if group.deleted:
+        if group.deleted and group.name != named:
             continue
         for check in (
             _orphan(group, study),
-            _silent(group, study, extended_ms),
-            *_parked(group, infos),
-            *_unserved(group),
-            *_gone(group, infos),
+            *(
+                Check(TITLES.get(one.cause, one.cause), "warn", f"{group.name!r}: {one.text}", one.advice)
+                for one in standstills(group, facts.get(group.name, NO_FACTS))
+            ),
+            *_smaller(group, infos),
         ):
             if check is not None:
                 sound = False
@@ -202,57 +201,10 @@ def _orphan(group: Group, study: Study) -> Check | None:
     return Check("orphaned group", "warn", found, f"marshal groups rm {group.name}, if no consumer comes back")
 
 
-def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], int]) -> Check | None:
-    """Returns a warning that names the sessions without a recent sign of life, or None if there are none."""
-    silent = {}
-    for number, silent_ms in silence(group, study, extended_ms).items():
-        join = group.sessions[number].join
-        silent[number] = (
-            f"session {number} of {join.client_id!r} for {silent_ms / 1000:.0f} s "
-            f"(its interval: {join.interval_ms / 1000:g} s)"
-        )
-    if not silent:
-        return None
-    found = f"{group.name!r}: no sign of life of {first_of([words for _, words in sorted(silent.items())], NAMES_MAX)}"
-    return Check(
-        "silent consumer",
-        "warn",
-        found,
-        "any running consumer of this log evicts them: start one of this "
-        f"group, or: marshal evict {group.name} {min(silent)}",
-    )
-
-
-def _parked(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
-    recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
-    for one in stopped(group, recreated, {}):
-        yield Check("parked partitions", "warn", f"{group.name!r}: {one}", str(one.error))
-
-
-def _unserved(group: Group) -> Iterator[Check]:
-    for topic, why in unserved(group).items():
-        yield Check(
-            "unserved partitions",
-            "warn",
-            f"{group.name!r}: no partition of {topic!r} has an owner: {why.cause}",
-            why.advice,
-        )
-
-
-def _gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
+def _smaller(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
     for topic, known in sorted(group.topics.items()):
-        if topic not in infos:
-            continue
-        info = infos[topic]
-        if info is None:
-            kept = sum(tp.topic == topic for tp in positions(group))
-            yield Check(
-                "missing topic",
-                "warn",
-                f"{group.name!r} keeps {kept} positions of {topic!r}, which is gone",
-                f"if it comes back empty: marshal set-position {group.name} {topic} --to earliest",
-            )
-        elif info.partitions < known.count and not find_recreated(group, {topic: info}):
+        info = infos.get(topic)
+        if info is not None and info.partitions < known.count and not find_recreated(group, {topic: info}):
             count = info.partitions
             yield Check(
                 "smaller topic",

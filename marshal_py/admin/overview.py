@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import pins
 from marshal_py.admin.group_info import GroupInfo, MemberInfo, MemberState, PauseInfo, PositionInfo, SettingsOrigin
@@ -19,8 +19,11 @@ from marshal_py.protocol.group_settings import PARTITIONED
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
 from marshal_py.protocol.records import MODE_NAMES, GroupConfig
-from marshal_py.protocol.waiting import unserved
+from marshal_py.protocol.waiting import Standstill
 from marshal_py.protocol.world import Group, Partition, Session
+
+SILENT_INTERVALS: Final = 2  # then any consumer of the log evicts the session (T4, N14); if it stays, perhaps none runs
+SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
 
 
 def summary(group: Group) -> dict[str, Any]:
@@ -75,6 +78,9 @@ class Stopped(NamedTuple):
         state = "parked" if self.parked else "not consumed"
         return f"{len(self.partitions)} partitions of {self.topic!r} are {state} ({self.reason})"
 
+    def standstill(self) -> Standstill:
+        return Standstill("parked", str(self), str(self.error), self.topic, self.partitions)
+
 
 def stopped(group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
     """Returns the partitions that nobody consumes until an admin acts, grouped by topic and reason (F6.4, D6, D10).
@@ -111,15 +117,26 @@ def _ids(one: RecreatedTopic | None) -> tuple[str, str]:
     return ("", "") if one is None else (one.known, one.found)
 
 
-def notices(group: Group, found: list[Stopped]) -> list[str]:
-    """Returns texts: which partitions nobody consumes, and how the group can consume them again.
+def silence(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[int, int]:
+    """Returns for how many ms each session without a recent sign of life has been silent: it is dead, or cut off.
 
-    `found`: those that nobody consumes until an admin acts. After them come those that the policy gives to nobody.
+    `extended_ms`: timestamp of the last sign of life, by session. SKEW_MS of silence is tolerated in addition, because
+    timestamps come from the writers' clocks, but the present time comes from this machine's clock.
     """
-    return [
-        *(f"{one}: {one.error}" for one in found),
-        *(f"no partition of {topic!r} has an owner: {why}" for topic, why in unserved(group).items()),
-    ]
+    found = {}
+    for session in group.sessions.values():
+        silent_ms = round(now_ms - extended_ms.get(session.id, now_ms))
+        if silent_ms > SILENT_INTERVALS * session.join.interval_ms + SKEW_MS:
+            found[session.id] = silent_ms
+    return found
+
+
+def paused(pause: PauseInfo) -> str:
+    """Returns the pause in words: its author, its reason, the time left, and the token that ends it."""
+    by = f" by {pause.by}" if pause.by else ""
+    why = f", {pause.reason}" if pause.reason else ""
+    left = f", about {pause.left_s:.0f} s left" if pause.left_s is not None else ""
+    return f"paused for {pause.duration_s:g} s{by}{why}{left}, token {pause.token}"
 
 
 def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> PauseInfo | None:

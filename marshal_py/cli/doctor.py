@@ -7,20 +7,23 @@ allow instead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Final
 
 import typer
 
-from marshal_py.admin import diagnosis, permissions
+from marshal_py.admin import diagnosis, overview, permissions
 from marshal_py.admin.diagnosis import Check, Study
+from marshal_py.admin.looking import Looking
+from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.admin.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command
 from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
+from marshal_py.protocol.waiting import Facts
 from marshal_py.protocol.world import Group
 from marshal_py.transport.connection_errors import UNKNOWN_PRINCIPAL, principal_of
 from marshal_py.transport.kafka import KafkaTransport
@@ -164,13 +167,19 @@ class Examination:
             surplus = count - root.partitions
             yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
         study = Study(clock(), clock)
+        looking = Looking(observer)
         for judged in observer.read():
             study.read(judged.record, judged.verdict)
+            looking.read(judged)
         if admin is not None:
             study.now_ms = observer.as_of_ms
         groups = [group for _, group in observer.groups()]
-        extended_ms = _signs_of_life(observer, study)
-        silent = {(group.name, session) for group in groups for session in diagnosis.silence(group, study, extended_ms)}
+        _note_quiet(observer, study)
+        infos = {} if admin is None else _infos(admin, groups)
+        facts = {
+            group.name: _facts(looking, observer, log, group, study.now_ms, infos) for log, group in observer.groups()
+        }
+        silent = {(name, session) for name, known in facts.items() for session in known.silent}
         yield diagnosis.of_content(groups, silent)
         yield from _odd_records(observer)
         logs = observer.logs_of(None)
@@ -180,9 +189,8 @@ class Examination:
         yield diagnosis.of_clocks(study)
         yield diagnosis.of_versions(groups, silent)
         yield diagnosis.of_witnesses(groups, silent)
-        infos = {} if admin is None else _infos(admin, groups)
         yield from self._unused(groups)
-        yield from diagnosis.of_groups(groups, infos, study, extended_ms)
+        yield from diagnosis.of_groups(groups, infos, study, facts, self.group)
         for group in groups:
             if group.name == self.group:
                 self.topics |= set(group.topics)
@@ -241,24 +249,24 @@ class Examination:
                 )
 
 
-def _signs_of_life(observer: Observer, study: Study) -> dict[tuple[str, int], int]:
-    """Returns when each session was last extended, and notes when groups without a consumer had their last record.
-
-    Where that record was deleted, the oldest record that is left stands for it.
-    """
-    found: dict[tuple[str, int], int] = {}
-    for log, first in observer.bounds(observer.worlds).items():
+def _note_quiet(observer: Observer, study: Study) -> None:
+    """Notes when the groups of which no record was read had their last one, or the oldest record that is left."""
+    for log, bounds in observer.bounds(observer.worlds).items():
         groups = observer.worlds[log].groups.values()
-        signs = observer.signs_of(log)
         quiet = {each.name: diagnosis.newest_offset(each) for each in groups if each.name not in study.last_ms}
-        quiet = {name: max(at, first.first) for name, at in quiet.items()}
-        lost = any(session not in signs for each in groups for session in each.sessions)
-        times = observer.times_of(log, {*quiet.values(), *([first.first] if lost else [])})
+        quiet = {name: max(at, bounds.first) for name, at in quiet.items()}
+        times = observer.times_of(log, quiet.values()) if quiet else {}
         study.last_ms |= {name: times[at] for name, at in quiet.items() if at in times}
-        for group in groups:
-            for session in group.sessions:
-                found[group.name, session] = signs.get(session, times.get(first.first, study.now_ms))
-    return found
+
+
+def _facts(
+    looking: Looking, observer: Observer, log: int, group: Group, now_ms: int, infos: Mapping[str, TopicInfo | None]
+) -> Facts:
+    recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
+    there = [tp for tp in overview.positions(group) if infos.get(tp.topic) is not None]
+    ends = {} if group.sessions or not there else observer.ends(there)
+    gone = [topic for topic in sorted(group.topics) if topic in infos and infos[topic] is None]
+    return looking.facts(log, group, now_ms, overview.stopped(group, recreated, {}), gone, ends)
 
 
 def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None]:

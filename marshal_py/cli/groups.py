@@ -14,7 +14,7 @@ from marshal_py.admin.group_info import plain
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.cli.state import NOBODY, paused
+from marshal_py.cli.state import NOBODY
 from marshal_py.client.group_config import LIMITS, NAMES, check_settings
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")
@@ -250,7 +250,7 @@ def info(
         "on topic recreated": found.on_topic_recreated,
         **{name.replace("_", " "): getattr(found, name) for name in LIMITS if getattr(found, name)},
         "settings from": f"offset {origin.offset}, by {origin.by or 'somebody'}" if origin else None,
-        "pause": paused(found.pause) if found.pause else None,
+        "pause": overview.paused(found.pause) if found.pause else None,
         "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found.topics.items()),
     }
     for key, value in rows.items():

@@ -9,10 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
+from marshal_py.admin.looking import Looking
 from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command, require_group
+from marshal_py.cli.state import notices
 from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
+from marshal_py.protocol.identity import NONE
 
 EXAMPLE: Final = output.example("marshal lag billing")
 
@@ -27,19 +30,19 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
     again, the partition has no position yet, the position lies beyond the end, or records were lost.
     """
     with options.observer() as observer:
-        rate = ConsumptionRate()
-        for record, verdict in observer.read(group, since_ms=observer.as_of_ms - WINDOW_MS):
+        rate, looking = ConsumptionRate(), Looking(observer)
+        for judged in observer.read(group, since_ms=observer.as_of_ms - WINDOW_MS):
+            record, verdict = judged
+            looking.read(judged)
             if verdict.group == group:
                 rate.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
-        state = next((found for _, found in observer.groups() if found.name == group), None)
+        log, state = next(((log, found) for log, found in observer.groups() if found.name == group), (NONE, None))
         require_group(observer, group)
         assert state is not None  # require_group has checked it
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
+        told = notices(observer, looking, log, state, observer.as_of_ms, ends)
     recreated = find_recreated(state, observer.topics)
-    found = {
-        **overview.lag(state, ends, rate, observer.as_of_ms, recreated),
-        "notices": overview.notices(state, overview.stopped(state, recreated, ends)),
-    }
+    found = {**overview.lag(state, ends, rate, observer.as_of_ms, recreated), "notices": told}
     if options.as_json:
         output.print_json(found)
         return

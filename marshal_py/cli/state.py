@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
-from marshal_py.admin.group_info import PauseInfo
-from marshal_py.admin.pause_history import PauseHistory
+from marshal_py.admin.looking import Looking
 from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.client.observer import Observer
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.waiting import standstills
 from marshal_py.protocol.world import Group
 
 EXAMPLE: Final = output.example("marshal state billing --json")
@@ -33,17 +34,15 @@ def state(
     the log says that it has ended.
     """
     with options.observer() as observer:
-        histories: dict[str, PauseHistory] = {}
-        for _, verdict in observer.read(group):
-            if verdict.group:
-                histories.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
+        looking = Looking(observer)
+        for judged in observer.read(group):
+            looking.read(judged)
         now_ms = observer.as_of_ms if options.dump is None else max(observer.extended_ms.values(), default=0)
-        groups = []
-        for log, found in observer.groups():
-            if group in (None, found.name):
-                pause_history = histories.setdefault(found.name, PauseHistory(found.name))
-                pause_history.recall(found, partial(observer.look_up, log))
-                groups.append(_state(observer, log, found, now_ms, pause_history))
+        groups = [
+            _state(observer, looking, log, found, now_ms, options.dump is None)
+            for log, found in observer.groups()
+            if group in (None, found.name)
+        ]
         require_group(observer, group)
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
     if options.as_json:
@@ -56,11 +55,33 @@ def state(
         _print(console, one)
 
 
-def _state(observer: Observer, log: int, group: Group, now_ms: float, pause_history: PauseHistory) -> dict[str, Any]:
+def _state(
+    observer: Observer, looking: Looking, log: int, group: Group, now_ms: int, in_cluster: bool
+) -> dict[str, Any]:
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     recreated = find_recreated(group, observer.topics)
-    plain = overview.state(group, log, observer.signs_of(log), ends, now_ms, pause_history, recreated)
-    return {**plain, "notices": overview.notices(group, overview.stopped(group, recreated, ends))}
+    signs, pauses = observer.signs_of(log), looking.pause_history(log, group)
+    plain = overview.state(group, log, signs, ends, now_ms, pauses, recreated)
+    return {**plain, "notices": notices(observer, looking, log, group, now_ms, ends, in_cluster)}
+
+
+def notices(
+    observer: Observer,
+    looking: Looking,
+    log: int,
+    group: Group,
+    now_ms: int,
+    ends: Mapping[TopicPartition, int],
+    in_cluster: bool = True,
+) -> list[str]:
+    """Returns each cause for which nobody consumes, and the way out.
+
+    `ends`: what `observer.ends` has returned. `in_cluster`: False for a dump, which knows no data topic.
+    """
+    recreated = find_recreated(group, observer.topics)
+    gone = [topic for topic in sorted(group.topics) if in_cluster and topic not in observer.topics]
+    facts = looking.facts(log, group, now_ms, overview.stopped(group, recreated, ends), gone, ends)
+    return [str(one) for one in standstills(group, facts)]
 
 
 # --- for people
@@ -69,7 +90,7 @@ def _state(observer: Observer, log: int, group: Group, now_ms: float, pause_hist
 def _print(console: Console, found: dict[str, Any]) -> None:
     marks = [found["delivery"].replace("_", " ")]
     marks += [f"policy {found['policy']}"] if found["policy"] else []
-    marks += [paused(found["pause"])] if found["pause"] else []
+    marks += [overview.paused(found["pause"])] if found["pause"] else []
     marks += ["deleted"] if found["deleted"] else []
     marks += [f"opaque from offset {found['opaque_at']} on"] if found["opaque_at"] is not None else []
     console.print(f"group {found['group']}  ({', '.join(marks)}; log {found['log']})", highlight=False, markup=False)
@@ -92,14 +113,6 @@ def _print(console: Console, found: dict[str, Any]) -> None:
     console.print(partitions)
     for notice in found["notices"]:
         console.print(f"  ! {notice}", highlight=False, markup=False)
-
-
-def paused(pause: PauseInfo) -> str:
-    """Returns the pause in words: its author, its reason, the time left, and the token that ends it."""
-    by = f" by {pause.by}" if pause.by else ""
-    why = f", {pause.reason}" if pause.reason else ""
-    left = f", about {pause.left_s:.0f} s left" if pause.left_s is not None else ""
-    return f"paused for {pause.duration_s:g} s{by}{why}{left}, token {pause.token}"
 
 
 def _ago(seconds: float | None) -> str:

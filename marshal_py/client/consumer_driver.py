@@ -44,7 +44,6 @@ from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import Ready, Wanted
-from marshal_py.protocol.waiting import why_idle
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import DataSource, OutOfRange
 
@@ -433,19 +432,6 @@ class ConsumerDriver:
                 kind, member.name, member.options.client_id, topic, text=text, session=member.session, log=self.log
             )
         )
-
-    def waiting_for(self) -> str:
-        """Returns what keeps this consumer from working although it is connected, for people to read; "" if nothing."""
-        if found := self.topic_watch.waiting_for():
-            return found
-        parked, group = self.parked(), self.member.group
-        if group is None or not parked:
-            return why_idle(self.member)
-        whole = sum(group.topics[topic].count for topic in self.member.found_topics if topic in group.topics)
-        if len(parked) < whole:
-            return why_idle(self.member)
-        tp, reason = min(parked.items())
-        return f"an admin: all of its {whole} partitions are parked: {parking.describe(group.name, tp, reason)}"
 
     def parked(self) -> dict[TopicPartition, str]:
         """Returns the reason for each partition that is parked, or will be because it cannot be consumed (F6.4)."""

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from marshal_py.client.marshal import Marshal
 from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
+from marshal_py.protocol.waiting import CAUSES
 
 PREFIX: Final = "marshal"
 LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is asked to
@@ -89,6 +90,15 @@ class Collector:
                         (consumer.group, consumer.client_id), float(getattr(consumer, FIELDS.get(name, name)))
                     )
                 yield metric
+        metric = core.GaugeMetricFamily(
+            f"{PREFIX}_not_consumed",
+            "Partitions of the group that nobody consumes, by cause; 1 where it is the group or this consumer.",
+            labels=("group", "client_id", "cause"),
+        )
+        for consumer in found.consumers:
+            for cause in CAUSES:
+                metric.add_metric((consumer.group, consumer.client_id, cause), consumer.not_consumed.get(cause, 0))
+        yield metric
         for name, text in PARTITION_GAUGES.items():
             metric = core.GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=("group", "topic", "partition"))
             for consumer, partition in _claims(found.consumers):

@@ -30,6 +30,7 @@ from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_retention, check_topics
 from marshal_py.client.planner import Planner
 from marshal_py.client.retention import HISTORY_KEPT_S, RetentionPolicy
+from marshal_py.client.standing import fenced
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.records import PARTITION_MAX, Genesis
@@ -323,8 +324,15 @@ class Marshal:
 
     @property
     def waiting_for(self) -> str:
-        """Returns what the connection is waiting for, in words for people; "" when all is well."""
-        return self._context.waiting_for()
+        """Returns what the connection is waiting for, in words for people; "" when all is well.
+
+        A cluster that hangs gives no error. That a consumer of this connection reads no sign of life of its own back
+        any more, shows it, within a heartbeat interval.
+        """
+        if found := self._context.waiting_for():
+            return found
+        with self._context.lock:
+            return next((found for driver in self._loop.drivers if (found := fenced(driver))), "")
 
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Stops every consumer, sends what is queued and disconnects, all within about `timeout_s` seconds.

@@ -22,6 +22,7 @@ from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.lost_acks import LostAcks
 from marshal_py.client.requests import AnyPartition, check_partitions, check_timeout, check_wait
+from marshal_py.client.standing import why_waiting
 from marshal_py.client.waits import Steps
 from marshal_py.errors import AckNotConfirmed, ConcurrentUse, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
@@ -285,7 +286,7 @@ class Membership:
                 sum(map(in_flight, self._member.claims.values())),
                 self._member.grants_dropped,
                 self._member.late_acks,
-                self._context.waiting_for() or self._driver.waiting_for(),
+                self._context.waiting_for() or why_waiting(self._driver),
                 *self._pending(),
             )
 

@@ -14,6 +14,7 @@ from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.counters import in_flight
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.redelivery import most_deliveries, redeliveries_of
+from marshal_py.client.standing import not_consumed
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import NONE, Instant
 
@@ -58,6 +59,8 @@ class ConsumerMetrics(Struct, frozen=True):
     `dead_letters`: messages that Kafka has acknowledged in the dead-letter topic. `last_asked_ms`: for how many ms the
     program has been in no call that asks for messages (`fetch`, `next`, a loop, `consume`), since the consumer was made
     if in none so far; some hundred at most while it waits in one. -1 for a planner, whose messages others read.
+    `not_consumed`: the causes for which nobody consumes partitions of the group, or this consumer none
+    (docs/operations.md): of how many partitions each, or 1 where it is all of them or this consumer.
     """
 
     group: str
@@ -86,6 +89,7 @@ class ConsumerMetrics(Struct, frozen=True):
     dead_letters: int = 0
     last_asked_ms: int = -1
     grants_lost: int = 0
+    not_consumed: dict[str, int] = {}
 
     @property
     def delayed(self) -> int:
@@ -163,6 +167,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         0 if letters is None else letters.written,
         max(0, now.mono_ms - queue.asked_ms) if isinstance(queue, DeliveryQueue) else -1,
         member.grants_lost,
+        not_consumed(driver),
     )
 
 

@@ -30,8 +30,10 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     SeekingPartition,
     StepDown,
+    Topology,
 )
 from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.waiting import LASTING, standstills
 from marshal_py.protocol.world import Group, World
 
 # Kinds that one cause produces for many partitions at once; `to_lines` puts those in one line.
@@ -50,6 +52,7 @@ class _KnownGroup(Struct):
     sessions: set[int] = set()
     claims: dict[int, tuple[TopicPartition, int]] = {}  # by epoch: (partition, session)
     owned: Counter[int] = field(default_factory=Counter)  # by session: how many partitions it owns, without covers
+    unserved: dict[tuple[str, str, tuple[int, ...]], str] = {}  # what nobody may own, by cause, topic, sessions
     free_positions: dict[TopicPartition, int] = {}  # position of each partition when it was last released
 
 
@@ -66,6 +69,7 @@ class Advisories:
             known.free_positions |= {tp: partition.position for tp, partition in group.partitions.items()}
             known.sessions |= group.sessions.keys()
             known.claims |= {epoch: (partition.tp, partition.owner) for epoch, partition in group.claims.items()}
+            known.unserved = _unserved(group)
             known.owned.update(session for tp, session in known.claims.values() if tp.partition != NONE)
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
@@ -171,6 +175,13 @@ class Advisories:
                 yield "moved", session, tp, at, NONE, record.position, "by its owner"
             case Join() | Leave() | Evict() | GroupConfig() if group is not None:
                 yield from self._sessions(known, group, at, record)
+        if isinstance(record, Join | Leave | Evict | GroupConfig | Topology) and group is not None:
+            before, known.unserved = known.unserved, _unserved(group)
+            for key, text in known.unserved.items():
+                _, topic, sessions = key
+                if before.get(key) != text:
+                    where = TopicPartition(topic, NONE) if topic else None
+                    yield "unserved", sessions[0] if sessions else NONE, where, NONE, NONE, NONE, text
         for kind, tp, to, text in known.events.read(record):
             was = NONE
             if kind == "moved" and tp is not None:
@@ -208,6 +219,11 @@ class Advisories:
         known.sessions = set(group.sessions)
         if isinstance(record, Join):
             yield "joined", at, None, NONE, NONE, NONE, record.member
+
+
+def _unserved(group: Group) -> dict[tuple[str, str, tuple[int, ...]], str]:
+    """Returns the causes by which nobody may own partitions, or a consumer none, until somebody changes something."""
+    return {(one.cause, one.topic, one.sessions): str(one) for one in standstills(group) if one.cause in LASTING}
 
 
 def _priority_group(group: Group) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from marshal_py.admin import diagnosis, permissions
-from marshal_py.admin.diagnosis import DAY_MS, NAMES_MAX, ORPHANED_MS, RECORDS_MANY, SKEW_MS, Study
+from marshal_py.admin import diagnosis, overview, permissions
+from marshal_py.admin.diagnosis import DAY_MS, NAMES_MAX, ORPHANED_MS, RECORDS_MANY, Study
+from marshal_py.admin.overview import SKEW_MS
+from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.protocol import codec
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.rationalizer import apply
@@ -23,6 +25,7 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.protocol.waiting import Facts
 from marshal_py.protocol.world import Group, World
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
@@ -56,10 +59,21 @@ class Story:
     def groups(self) -> list[Group]:
         return list(self.world.groups.values())
 
+    def facts(self, group: Group, infos: dict[str, TopicInfo | None]) -> Facts:
+        signs = {session: at_ms for (name, session), at_ms in self.extended_ms.items() if name == group.name}
+        recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
+        return Facts(
+            NOW_MS,
+            parked=tuple(one.standstill() for one in overview.stopped(group, recreated, {})),
+            gone=[topic for topic, info in infos.items() if info is None],
+            silent=overview.silence(group, signs, NOW_MS),
+        )
+
     def health(self, topics: dict[str, int | TopicInfo | None] | None = None) -> dict[str, str]:
         """Advice by name of what is not well."""
         infos = {name: TopicInfo(there) if isinstance(there, int) else there for name, there in (topics or {}).items()}
-        found = diagnosis.of_groups(self.groups(), infos, self.study, self.extended_ms)
+        facts = {group.name: self.facts(group, infos) for group in self.groups()}
+        found = diagnosis.of_groups(self.groups(), infos, self.study, facts)
         return {check.name: f"{check.found} -> {check.advice}" for check in found if check.level != "ok"}
 
 

@@ -21,6 +21,7 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     Topology,
 )
+from marshal_py.protocol.waiting import Facts, standstills
 from tests.support.differential_log import TOPIC, DifferentialLog
 
 ONE, TWO = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -93,6 +94,11 @@ def test_a_session_whose_last_sign_lies_before_the_log(book: DifferentialLog) ->
     assert (shown["state"], shown["last_extended_s"]) == ("unknown", None)
 
 
+def notices(book: DifferentialLog, stopped: list[overview.Stopped]) -> list[str]:
+    """As `state` and `lag` show them."""
+    return [str(one) for one in standstills(book.group, Facts(parked=tuple(each.standstill() for each in stopped)))]
+
+
 def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: DifferentialLog) -> None:
     """Also a topic that was created again and that nobody has parked yet."""
     assert overview.stopped(book.group, {}, {}) == []
@@ -100,7 +106,7 @@ def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: DifferentialLo
     book.must(ReleasingPartition(session, book.partition().epoch, 130, parked="Newer"))
     (one,) = overview.stopped(book.group, {}, {})
     assert (one.topic, one.reason, one.partitions, one.parked) == (TOPIC, "Newer", (0,), True)
-    assert overview.notices(book.group, [one]) == [f"1 partitions of '{TOPIC}' are parked (Newer): {one.error}"]
+    assert notices(book, [one]) == [f"1 partitions of '{TOPIC}' are parked (Newer): {one.error}"]
     (one,) = overview.stopped(book.group, {TOPIC: RecreatedTopic(TOPIC, "old", "new", 2, 1)}, {})
     assert (one.reason, one.partitions, one.parked) == ("DataTopicRecreated", (0, 1, 2, 3), False)
     assert "its id was old, now it is new" in str(one.error)
@@ -113,14 +119,14 @@ def test_partitions_that_the_policy_gives_to_nobody_are_said() -> None:
     book.must(config)
     book.join("west", min_pending=1000, priority_group="jobs")
     book.topology()
-    (notice,) = overview.notices(book.group, [])
+    (notice,) = notices(book, [])
     assert notice.startswith(f"no partition of '{TOPIC}' has an owner: under the policy overflow")
     assert "west (min_pending 1000)" in notice
     assert "marshal groups update billing --failover 60" in notice
     book.must(replace(config, observed=book.group.config_offset, failover_ms=9_000))
-    assert overview.notices(book.group, [])[0].endswith("no consumer without conditions has asked for messages for 9 s")
+    assert notices(book, [])[0].endswith("no consumer without conditions has asked for messages for 9 s")
     book.join("local", priority_group="jobs")
-    assert overview.notices(book.group, []) == [], "one of them will own it"
+    assert notices(book, []) == [], "one of them will own it"
 
 
 def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:

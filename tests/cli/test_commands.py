@@ -345,6 +345,7 @@ def test_log_tail_follows(shell: Shell, billing: str) -> None:
 
 
 def test_doctor_names_the_embedded_broker_and_what_it_lacks(shell: Shell, billing: str) -> None:
+    shell.run("produce", "orders", stdin=b"one more\n")
     found = shell.json("doctor")
     assert found["ok"] is True
     assert {"name", "level", "found", "advice"} == set(found["checks"][0])
@@ -360,8 +361,10 @@ def test_doctor_names_the_embedded_broker_and_what_it_lacks(shell: Shell, billin
         "clocks": "ok",
         "versions": "ok",
         "witnesses": "ok",
-        "groups": "ok",
+        "no consumer": "warn",
     }
+    (left,) = [check["found"] for check in found["checks"] if check["name"] == "no consumer"]
+    assert left.startswith(f"'{billing}': no consumer is there, and ")
     assert shell.run("doctor", "--as", "king").exit_code == 2
     lacks = next(check["found"] for check in found["checks"] if check["name"] == "broker")
     assert "describe_config" in lacks

@@ -1,0 +1,302 @@
+"""For each cause for which nobody consumes, each view says so: one test per cell of the table of docs/operations.md.
+
+A cell holds what the view must say, or, in angle brackets, why it cannot say it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from marshal_py import GroupConfig
+from marshal_py.cli import doctor, options
+from marshal_py.client import observer as observing
+from marshal_py.client.consumer import Consumer
+from marshal_py.client.observer import Observer
+from marshal_py.protocol.waiting import CAUSES
+from marshal_py.testing import MemoryCluster
+from marshal_py.testing.clock import marshals_of
+from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory_broker import MemoryConnection
+from tests.cli.shell import Shell
+
+GROUP, TOPIC = "billing", "orders"
+VIEWS = ("state", "lag", "doctor", "waiting_for", "metrics", "advisories")
+NO_PROCESS = "<no process of the group is there>"
+ENDED = "<its consumers have ended with GroupDeleted>"
+WORKS = "<the consumers that are there work>"
+BACKLOG = 3
+
+
+class Scene(NamedTuple):
+    cluster: MemoryCluster
+    consumer: Consumer | None
+
+
+def _consumer(cluster: MemoryCluster, name: str = "one", **given: Any) -> Consumer:
+    consumer: Consumer = cluster.connect(name).consumer(GROUP, [TOPIC], start="earliest", **given)
+    return consumer
+
+
+def _owner(cluster: MemoryCluster, **given: Any) -> Consumer:
+    consumer = _consumer(cluster, **given)
+    cluster.run_until(lambda: len(consumer.claims()) > 0)
+    return consumer
+
+
+def _close(cluster: MemoryCluster, consumer: Consumer) -> None:
+    cluster._run(consumer.stop)
+
+
+@contextmanager
+def paused(cluster: MemoryCluster) -> Iterator[Scene]:
+    consumer = _owner(cluster)
+    cluster.pause(GROUP)
+    cluster.advance(5)
+    yield Scene(cluster, consumer)
+
+
+@contextmanager
+def no_consumer(cluster: MemoryCluster) -> Iterator[Scene]:
+    _close(cluster, _owner(cluster))
+    yield Scene(cluster, None)
+
+
+@contextmanager
+def deleted(cluster: MemoryCluster) -> Iterator[Scene]:
+    _close(cluster, _owner(cluster))
+    cluster._run(lambda: cluster.group(GROUP).delete())
+    yield Scene(cluster, None)
+
+
+@contextmanager
+def hangs(cluster: MemoryCluster) -> Iterator[Scene]:
+    consumer = _owner(cluster)
+    assert consumer.next(5) is not None
+    cluster.advance(15)
+    yield Scene(cluster, consumer)
+
+
+@contextmanager
+def conditions(cluster: MemoryCluster) -> Iterator[Scene]:
+    cluster.connect("admin").create_group(GROUP, GroupConfig(policy="overflow", priority_groups=["jobs"]))
+    consumer = _consumer(cluster, priority_group="jobs", min_pending=1_000)
+    cluster.advance(5)
+    yield Scene(cluster, consumer)
+
+
+def _create(cluster: MemoryCluster, **given: Any) -> None:
+    config = GroupConfig(policy="members", **{"max_members": 2, **given})
+    cluster.connect("admin").create_group(GROUP, config)
+
+
+@contextmanager
+def unassigned(cluster: MemoryCluster) -> Iterator[Scene]:
+    _create(cluster, max_members=1, mappings={"a": [0]})
+    consumer = _owner(cluster, member="a")
+    cluster.advance(5)
+    yield Scene(cluster, consumer)
+
+
+@contextmanager
+def absent(cluster: MemoryCluster) -> Iterator[Scene]:
+    _create(cluster, members=["a", "b"])
+    consumer = _owner(cluster, member="a")
+    cluster.advance(5)
+    yield Scene(cluster, consumer)
+
+
+@contextmanager
+def unlisted(cluster: MemoryCluster) -> Iterator[Scene]:
+    _create(cluster, members=["a", "b"])
+    consumer = _consumer(cluster, member="A")
+    cluster.advance(5)
+    yield Scene(cluster, consumer)
+
+
+@contextmanager
+def parked(cluster: MemoryCluster) -> Iterator[Scene]:
+    consumer = _owner(cluster)
+    cluster.run_until(lambda: len(consumer.claims()) == 2)
+    for tp in list(consumer.claims()):
+        consumer._driver.park(tp, "PartitionUnreadable", "the right to read the topic is missing")
+    cluster.run_until(lambda: consumer._driver.member.group is not None and len(consumer._driver.parked()) == 2)
+    cluster.advance(5)
+    yield Scene(cluster, consumer)
+
+
+@contextmanager
+def topic_gone(cluster: MemoryCluster) -> Iterator[Scene]:
+    consumer = _owner(cluster)
+    cluster.broker.delete_topic(TOPIC)
+    cluster.run_until(lambda: consumer._driver.topic_watch.missing)
+    yield Scene(cluster, consumer)
+
+
+@contextmanager
+def not_read(cluster: MemoryCluster) -> Iterator[Scene]:
+    _close(cluster, _owner(cluster))
+    cluster.create_topic("mails", 1)
+    consumer: Consumer = cluster.connect("two").consumer(GROUP, ["mails"], start="earliest")
+    cluster.run_until(lambda: len(consumer.claims()) > 0)
+    yield Scene(cluster, consumer)
+
+
+@contextmanager
+def fenced(cluster: MemoryCluster) -> Iterator[Scene]:
+    """A cluster that hangs: it gives no error, and no answer."""
+    consumer = _owner(cluster)
+    with pytest.MonkeyPatch.context() as patched, cluster.fence(consumer):
+        patched.setattr(MemoryConnection, "problem", lambda self: "")
+        yield Scene(cluster, consumer)
+
+
+@contextmanager
+def silent(cluster: MemoryCluster) -> Iterator[Scene]:
+    consumer = _owner(cluster)
+    cluster.kill(next(one for one in marshals_of(cluster.bootstrap_servers) if one._context is consumer._context))
+    cluster.advance(12)
+    yield Scene(cluster, None)
+
+
+SCENES: dict[str, tuple[Callable[[MemoryCluster], AbstractContextManager[Scene]], tuple[str, ...]]] = {
+    # cause: how it comes about, and what the views say, in the order of VIEWS
+    "deleted": (
+        deleted,
+        ("the group is deleted", "the group is deleted", "the group is deleted", ENDED, ENDED, "deleted"),
+    ),
+    "paused": (paused, ("the group is paused for 3600 s",) * 4 + ("paused", "paused")),
+    "topic_gone": (
+        topic_gone,
+        (f"2 positions of '{TOPIC}', which is gone",) * 3
+        + (f"topic {TOPIC}, which the cluster does not have", "topic_gone", "<it is no fact of the log>"),
+    ),
+    "parked": (
+        parked,
+        (f"2 partitions of '{TOPIC}' are parked (PartitionUnreadable)",) * 3
+        + ("an admin: all of its 2 partitions are parked", "parked", "parked"),
+    ),
+    "no_consumer": (
+        no_consumer,
+        (f"no consumer is there, and {BACKLOG} messages wait",) * 3 + (NO_PROCESS, NO_PROCESS, "left"),
+    ),
+    "silent": (
+        silent,
+        ("no sign of life of session",) * 3 + (NO_PROCESS, NO_PROCESS, "<others write that they evict it>"),
+    ),
+    "not_read": (not_read, (f"no consumer of the group reads '{TOPIC}'",) * 3 + (WORKS, "not_read", "left")),
+    "conditions": (
+        conditions,
+        (f"no partition of '{TOPIC}' has an owner: under the policy overflow",) * 3
+        + ("its conditions, min_pending 1000", "conditions", "unserved"),
+    ),
+    "unassigned": (
+        unassigned,
+        (f"1 partitions of '{TOPIC}' (1) belong to no member",) * 3 + (WORKS, "unassigned", "unserved"),
+    ),
+    "absent": (
+        absent,
+        (f"1 partitions of '{TOPIC}' (1) belong to member 'b', of which no consumer is there",) * 3
+        + (WORKS, "absent", "<it is so at every start>"),
+    ),
+    "unlisted": (
+        unlisted,
+        ("'one' gets no partition: member 'A' is not in the group's list",) * 4 + ("unlisted", "unserved"),
+    ),
+    "hangs": (hangs, (f"no message of {TOPIC}",) * 4 + ("hangs", "<after the handler timeout: handler_stuck>")),
+    "fenced": (
+        fenced,
+        ("<others see a silent consumer>",) * 3
+        + (
+            "a sign of life of its own: none was read back",
+            "fenced",
+            "<nothing can be written: Consumer.events say it>",
+        ),
+    ),
+}
+LEFT_OUT = {"opaque": "all views end at that record: tests/protocol/test_log_rules.py"}
+
+
+def said(scene: Scene, view: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a view says of the group."""
+    cluster, consumer = scene
+    if view == "waiting_for":
+        assert consumer is not None
+        return consumer.cached_info().waiting_for
+    if view == "metrics":
+        assert consumer is not None
+        marshal = next(one for one in marshals_of(cluster.bootstrap_servers) if one._context is consumer._context)
+        return " ".join(marshal.metrics().consumers[0].not_consumed)
+    monkeypatch.setattr(options.CommonOptions, "observer", lambda self: look(cluster))
+    monkeypatch.setattr(observing, "SystemClock", lambda: cluster.broker.clock)
+    if view == "advisories":
+        with look(cluster) as looking:
+            return " ".join(one.kind for one in looking.advisories(GROUP) if one is not None)
+    if view == "doctor":
+        asked = doctor.Examination(options.ReadOptions(bootstrap_servers="none:1"), GROUP, [], [], False)
+        admin: Any = MemoryTransport(cluster.broker).admin()
+        with look(cluster) as looking:
+            found = asked._content(looking, lambda: cluster.broker.clock.now().wall_ms, admin, 16)
+            return "\n".join(f"{one.found} -> {one.advice}" for one in found if one.level != "ok")
+    shown = Shell("none:1").json(view, GROUP)
+    return "\n".join(shown["notices"] if view == "lag" else shown["groups"][0]["notices"])
+
+
+def look(cluster: MemoryCluster) -> Observer:
+    return Observer(MemoryTransport(cluster.broker), "__marshal")
+
+
+CELLS = [
+    (cause, view, SCENES[cause][1][at])
+    for cause in SCENES
+    for at, view in enumerate(VIEWS)
+    if not SCENES[cause][1][at].startswith("<")
+]
+
+
+@pytest.mark.parametrize(("cause", "view", "expected"), CELLS, ids=[f"{cause}-{view}" for cause, view, _ in CELLS])
+def test_the_view_says_why_nobody_consumes(
+    cause: str, view: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        for number in range(BACKLOG):
+            cluster.produce(TOPIC, b"%d" % number, partition=0)
+        with SCENES[cause][0](cluster) as scene:
+            found = said(scene, view, monkeypatch)
+            assert expected in (found.split() if view in ("metrics", "advisories") else found), found
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_where_all_is_well_no_view_says_otherwise(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        consumer = _owner(cluster)
+        cluster.run_until(lambda: len(consumer.claims()) == 2)
+        cluster.advance(5)
+        found = said(Scene(cluster, consumer), view, monkeypatch)
+        assert found == "" or (view == "advisories" and "unserved" not in found), found
+
+
+def test_a_cluster_that_hangs_is_what_the_connection_waits_for() -> None:
+    """Readiness asks the Marshal: it must not say that all is well while none of its consumers may deliver."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        with fenced(cluster) as (_, consumer):
+            assert consumer is not None
+            marshal = next(one for one in marshals_of(cluster.bootstrap_servers) if one._context is consumer._context)
+            assert marshal.waiting_for == consumer.cached_info().waiting_for == marshal.metrics().waiting_for
+            assert marshal.waiting_for.startswith("a sign of life of its own")
+        assert marshal.waiting_for == ""
+
+
+def test_the_table_is_whole_and_documented() -> None:
+    assert SCENES.keys() | LEFT_OUT.keys() == CAUSES.keys()
+    page = (Path(doctor.__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    section = page.split("## Why nobody consumes")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(CAUSES)
