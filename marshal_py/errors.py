@@ -48,6 +48,7 @@
     |   +-- MembersAlive          consumers are alive where there must be none
     |   +-- WriteFenced           a later owner of a partition has already written to the same table
     |   +-- LedgerMoved           another writer added rows for the same partitions (retriable)
+    |   +-- OffsetsUnclear        a table no longer knows whether it has messages that come again
     |   +-- ClaimLost             claims were released or lost before a batch was committed or an ack was confirmed
     |   +-- AckNotConfirmed       the log did not accept an ack in time (retriable)
     |   +-- BatchUnclaimed        nobody claims the partitions of a batch that was planned before a restart (retriable)
@@ -779,6 +780,28 @@ class LedgerMoved(PeerError):
         super().__init__(
             f"another writer added rows for the same partitions to {path}; this batch wrote nothing: retry it, "
             f"some of its rows may already be there"
+        )
+
+
+class OffsetsUnclear(PeerError):
+    """A table no longer knows whether it has messages that come again. Nothing was written.
+
+    It keeps a limited number of ranges of offsets per partition. Where there were more holes, it gave up the lowest
+    ones: messages that belong there cannot be told from those that are written.
+    """
+
+    path: str
+    partition: str
+    start: int
+    to: int
+    ranges: int
+
+    def __init__(self, path: str, partition: str, start: int, to: int, ranges: int) -> None:
+        self.path, self.partition, self.start, self.to, self.ranges = path, partition, start, to, ranges
+        super().__init__(
+            f"{path} may or may not have each of the offsets {start} to {to - 1} of {partition}: it keeps {ranges} "
+            f"ranges of offsets per partition, and holes in earlier ones are forgotten. Move the group's position "
+            f"past them, or rewind the table to {start} or below, which takes their rows out, to write them again"
         )
 
 

@@ -67,6 +67,19 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         return self._delivered.token
 
     @property
+    def group(self) -> str:
+        return self._delivered.context.member.name
+
+    @property
+    def covered(self) -> tuple[tuple[int, int], ...]:
+        """Returns the offsets that a table has once it has this message, as ranges [start, to).
+
+        These are its own and those before it that hold no message, as far as that is known (client/finished.py).
+        """
+        run, index = self._delivered.run, self._index
+        return ((self.offset, self.offset + 1),) if run is None else run.covered(index, index + 1)
+
+    @property
     def pin_id(self) -> Token | None:
         """Returns the pin under which the message was delivered, in a group with the policy `pinned`; else None.
 
@@ -248,6 +261,14 @@ class Part(Generic[K_co, V_co]):
     @property
     def topic_id(self) -> str:
         return self._delivered.claim.topic_id
+
+    @property
+    def covered(self) -> tuple[tuple[int, int], ...]:
+        """Returns the offsets that a table has once it has these messages, as `Message.covered` does."""
+        run, first = self._delivered.run, self._first
+        if run is None:
+            return tuple((offset, offset + 1) for offset in self.offsets)
+        return run.covered(first, first + len(self.raw))
 
     @property
     def values(self) -> list[V_co]:

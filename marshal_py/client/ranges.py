@@ -31,7 +31,8 @@ class ClaimedRange(NamedTuple):
     """Holds the offsets [start, to) of one partition under one claim. Some of the offsets may hold no message.
 
     `token`: the claim's fencing token. `generation`: the generation of the partition's position when it was claimed; an
-    admin who sets the position (SetPosition) begins a new generation.
+    admin who sets the position (SetPosition) begins a new generation. `topic_id`: Kafka's, "" if the cluster gives
+    none.
     """
 
     topic: str
@@ -40,6 +41,7 @@ class ClaimedRange(NamedTuple):
     to: int
     token: Token
     generation: int
+    topic_id: str = ""
 
     @property
     def tp(self) -> TopicPartition:
@@ -264,7 +266,7 @@ class Ranges:
     def range_of(self, tp: TopicPartition, start: int, to: int) -> ClaimedRange:
         """Returns the offsets [start, to) of `tp` as a range under this member's present claim of the partition."""
         claim = self.claims[tp].claim
-        return ClaimedRange(*tp, start, to, Token(self.incarnation, claim.epoch), claim.generation)
+        return ClaimedRange(*tp, start, to, Token(self.incarnation, claim.epoch), claim.generation, claim.topic_id)
 
     # --- delivering and finishing
 

@@ -1,55 +1,65 @@
 """Gives each message its effect in a SQL database exactly once, with a guard table beside the effects.
 
-The table has a row per partition, with the fencing token of the newest owner that has asked and the next offset. Two
-rules make repeated and late writes harmless: a token that is older than the row's is refused (PROTOCOL.md K1), and an
-offset below the row's next offset has been applied already. Both hold only because the row moves in the transaction of
-the effect. A newer owner whose messages all have their effect raises the token too.
+The table has a row per group and partition (finished.py: Source), with the fencing token of the newest owner that has
+asked, and the ranges of the offsets that have their effect. Two rules make repeated and late writes harmless: a token
+that is older than the row's is refused (PROTOCOL.md K1), and an offset in the ranges has been applied already. Both
+hold only because the row changes in the transaction of the effect. A newer owner whose messages all have their effect
+raises the token too. Two groups have rows of their own: each gives every message its own effect.
 
-The logic is one generator that yields statements and receives their results; `Guard` runs it over a connection of
-sqlite3, psycopg or SQLAlchemy, `AsyncGuard` over one of aiosqlite, psycopg or SQLAlchemy's asyncio extension. This file
-never begins, commits or rolls back a transaction, and imports no database module.
+The logic is a generator that yields statements and receives their results; `Guard` runs it over a connection of
+sqlite3, psycopg or SQLAlchemy, `AsyncGuard` over one of aiosqlite, psycopg or SQLAlchemy's asyncio extension, and
+spark/database.py over a DB-API cursor. This file never begins, commits or rolls back a transaction, and imports no
+database module.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from marshal_py.client.finished import Finished, Kept, Ranges, Source, Span, holds, spans_of_messages, union
 from marshal_py.errors import InvalidOption, WriteFenced
-from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.protocol.identity import Token
 
 DEFAULT_TABLE: Final = "applied"
+PARAMETER: Final = re.compile(r":([a-z_]+)")  # in the text of a Statement
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
-_PARAMETER: Final = re.compile(r":([a-z_]+)")
 
-CREATE: Final = """
+# The highest range of finished offsets has columns of its own, because nearly every batch only lengthens it. `earlier`
+# has the others, as str(Finished).
+_CREATE: Final = """
 CREATE TABLE IF NOT EXISTS {table} (
-    topic VARCHAR(255), partition INTEGER, topic_id VARCHAR(64) NOT NULL DEFAULT '',
-    token VARCHAR(49) NOT NULL, next_offset BIGINT NOT NULL, PRIMARY KEY (topic, partition))
+    group_name VARCHAR(255), topic VARCHAR(255), partition INTEGER, topic_id VARCHAR(64), token VARCHAR(49) NOT NULL,
+    start_offset BIGINT NOT NULL, next_offset BIGINT NOT NULL, earlier TEXT NOT NULL,
+    PRIMARY KEY (group_name, topic, partition, topic_id))
 """
-# Changes one row if all messages are new and their owner is the newest, else none. It also locks the row until the
-# transaction ends, so two owners wait for each other. A topic with another id was recreated and begins again.
+_ROW: Final = "group_name = :group_name AND topic = :topic AND partition = :partition AND topic_id = :topic_id"
+# Changes one row if nothing is known of the source, or if the offsets follow the highest range and their owner is the
+# newest; else none. It also locks the row until the transaction ends, so two owners wait for each other.
 _ADVANCE: Final = """
-INSERT INTO {table} (topic, partition, topic_id, token, next_offset)
-VALUES (:topic, :partition, :topic_id, :token, :next_offset)
-ON CONFLICT (topic, partition) DO UPDATE SET
-    token = excluded.token, next_offset = excluded.next_offset,
-    topic_id = CASE WHEN excluded.topic_id = '' THEN {row}.topic_id ELSE excluded.topic_id END
-WHERE {row}.token <= excluded.token AND ({row}.next_offset <= :first_offset
-    OR ({row}.topic_id <> '' AND excluded.topic_id <> '' AND {row}.topic_id <> excluded.topic_id))
+INSERT INTO {table} (group_name, topic, partition, topic_id, token, start_offset, next_offset, earlier)
+VALUES (:group_name, :topic, :partition, :topic_id, :token, :start_offset, :next_offset, '')
+ON CONFLICT (group_name, topic, partition, topic_id) DO UPDATE SET
+    token = excluded.token, next_offset = excluded.next_offset
+WHERE {row}.token <= excluded.token AND {row}.next_offset = excluded.start_offset
 """
-_LOOK: Final = "SELECT token, next_offset FROM {table} WHERE topic = :topic AND partition = :partition"
-_MOVE: Final = """
-UPDATE {table} SET token = :token, next_offset = :next_offset WHERE topic = :topic AND partition = :partition
-"""
-_RAISE: Final = "UPDATE {table} SET token = :token WHERE topic = :topic AND partition = :partition"
-_FORGET: Final = "DELETE FROM {table} WHERE topic = :topic"
+_LOOK: Final = "SELECT token, start_offset, next_offset, earlier FROM {table} WHERE " + _ROW
+_MOVE: Final = (
+    "UPDATE {table} SET token = :token, start_offset = :start_offset, next_offset = :next_offset, earlier = :earlier "
+    "WHERE " + _ROW
+)
+_ALL: Final = (
+    "SELECT partition, topic_id, token, start_offset, next_offset, earlier FROM {table} "
+    "WHERE group_name = :group_name AND topic = :topic"
+)
 
 
 class Applicable(Protocol):
     """Declares the attributes of a message that the guard needs; `marshal_py.Message` has them."""
 
+    @property
+    def group(self) -> str: ...
     @property
     def topic(self) -> str: ...
     @property
@@ -76,11 +86,12 @@ class Statement(NamedTuple):
     rows: bool = False
 
 
-Steps = Generator[Statement, Any, list[M]]
+T = TypeVar("T")
+Steps = Generator[Statement, Any, T]
 
 
-class _Rules:
-    """Builds the statements of one guard table, and decides from their results which messages are new. Pure."""
+class Rules:
+    """Builds the statements of one guard table, and decides from their results what is new. Pure."""
 
     def __init__(self, table: str = DEFAULT_TABLE) -> None:
         """Takes the table's name, `schema.table` if need be.
@@ -95,121 +106,188 @@ class _Rules:
     def _statement(self, sql: str, values: Mapping[str, object], rows: bool = False) -> Statement:
         return Statement(sql.format(**self._names).strip(), values, rows)
 
-    def _create(self) -> Statement:
-        return self._statement(CREATE, {})
+    def creating(self) -> Statement:
+        return self._statement(_CREATE, {})
 
-    def _forget(self, topic: str, partitions: Sequence[int] | None) -> list[Statement]:
-        if partitions is None:
-            return [self._statement(_FORGET, {"topic": topic})]
-        sql = _FORGET + " AND partition = :partition"
-        return [self._statement(sql, {"topic": topic, "partition": number}) for number in sorted(set(partitions))]
+    def kept(self, group: str, topic: str) -> Steps[dict[Source, Kept]]:
+        """Returns what the table knows of a group's topics of this name."""
+        rows = yield self._statement(_ALL, {"group_name": group, "topic": topic}, rows=True)
+        return {Source(topic, number, topic_id): _kept(group, *row) for number, topic_id, *row in rows}
 
-    def _new(self, messages: M | Iterable[M]) -> Steps[M]:
-        """Yields the statements that move the guard rows; returns the new messages in the order given.
+    def rewinding(
+        self, group: str, topic: str, partitions: Sequence[int] | None, to: int, topic_id: str | None
+    ) -> Steps[list[Source]]:
+        """Takes the offsets from `to` on out of the rows that are named, and returns their sources."""
+        found = []
+        for source, kept in sorted((yield from self.kept(group, topic)).items()):
+            if partitions is None or source.partition in partitions:
+                if topic_id in (None, source.topic_id):
+                    yield self._move(group, source, kept.back_to(to))
+                    found.append(source)
+        return found
 
-        It takes the partitions in sorted order, as every writer does, so that no two writers wait for each other in a
+    def take(self, group: str, source: Source, span: Span) -> Steps[Ranges | WriteFenced]:
+        """Adds the batch's offsets of one source to its row, and returns those that the row did not have.
+
+        If a later owner has written, the row stays as it is, and the error that says so is returned. Raises
+        OffsetsUnclear.
+        """
+        start, to = span.ranges[0]
+        key = _key(group, source)
+        advance = {**key, "token": span.token, "start_offset": start, "next_offset": to}
+        advanced = (yield self._statement(_ADVANCE, advance)) == 1
+        if advanced and len(span.ranges) == 1:
+            return span.ranges
+        [row] = yield self._statement(_LOOK, key, rows=True)
+        kept = _kept(group, *row)
+        if kept.fences(span):
+            return WriteFenced(self.table, str(source.tp), span.token, kept.token)
+        missing = kept.missing(self.table, source, span.ranges[advanced:])
+        if missing or span.token > kept.token:
+            yield self._move(group, source, kept.after(span))
+        return union((*span.ranges[:advanced], *missing))
+
+    def _move(self, group: str, source: Source, kept: Kept) -> Statement:
+        ranges, unclear = kept.finished
+        [(start, to)] = ranges[-1:] or [(0, 0)]
+        values = {"token": kept.token, "start_offset": start, "next_offset": to}
+        return self._statement(_MOVE, {**_key(group, source), **values, "earlier": str(Finished(ranges[:-1], unclear))})
+
+    def _new(self, messages: M | Iterable[M]) -> Steps[list[M]]:
+        """Yields the statements that change the guard rows; returns the new messages in the order given.
+
+        It takes the sources in sorted order, as every writer does, so that no two writers wait for each other in a
         circle.
         """
-        given: Any = (messages,) if hasattr(messages, "offset") else messages
-        by_partition: dict[TopicPartition, list[M]] = {}
-        order: dict[int, int] = {}
-        for at, message in enumerate(given):
-            order[id(message)] = at
-            by_partition.setdefault(TopicPartition(message.topic, message.partition), []).append(message)
-        found: list[M] = []
-        for tp in sorted(by_partition):
-            found += yield from self._new_of(tp, by_partition[tp])
-        return sorted(found, key=lambda message: order[id(message)])
-
-    def _new_of(self, tp: TopicPartition, messages: list[M]) -> Steps[M]:
-        offsets = [message.offset for message in messages]
-        if offsets != sorted(set(offsets)):
-            rule = f"messages of {tp} in the order of their offsets: every offset below the highest counts as applied"
-            raise InvalidOption("messages", offsets, rule)
-        token = str(messages[-1].token)
-        values = {
-            "topic": tp.topic,
-            "partition": tp.partition,
-            "topic_id": messages[-1].topic_id,
-            "token": token,
-            "first_offset": offsets[0],
-            "next_offset": offsets[-1] + 1,
-        }
-        if (yield self._statement(_ADVANCE, values)) == 1:
-            return messages
-        [(newest, next_offset)] = yield self._statement(_LOOK, _only(values, "topic", "partition"), rows=True)
-        if newest > token:
-            raise WriteFenced(self.table, str(tp), token, newest)
-        new = [message for message in messages if message.offset >= next_offset]
-        if new:
-            yield self._statement(_MOVE, _only(values, "topic", "partition", "token", "next_offset"))
-        elif newest < token:
-            yield self._statement(_RAISE, _only(values, "topic", "partition", "token"))
-        return new
+        spans, given = spans_of_messages(messages)
+        new: dict[Source, Ranges] = {}
+        fenced: list[WriteFenced] = []
+        for source, span in sorted(spans.items()):
+            missing = yield from self.take(span.group, source, span)
+            if isinstance(missing, WriteFenced):
+                fenced.append(missing)
+            else:
+                new[source] = missing
+        if fenced and not new:
+            raise fenced[0]
+        return [one for source, one in given if holds(new.get(source, ()), one.offset)]
 
 
-class Guard(_Rules):
+def _key(group: str, source: Source) -> dict[str, object]:
+    return {"group_name": group, **source._asdict()}
+
+
+def _kept(group: str, token: str, start: int, to: int, earlier: str) -> Kept:
+    found = Finished.parse(earlier)
+    return Kept(Finished(union((*found.ranges, (start, to))), found.unclear), token, group)
+
+
+class Guard(Rules):
     """Uses a guard table over connections of sqlite3 (SQLite 3.24+), psycopg (PostgreSQL) or SQLAlchemy.
 
     Every method works in the transaction that the connection is in, or that its first statement begins; the caller
     commits it together with the effect. Threads may share a guard.
     """
 
+    def _run(self, connection: Any, steps: Steps[T]) -> T:
+        return run(_Connection(connection).run, steps)
+
     def create(self, connection: Any) -> None:
         """Creates the guard table unless it exists. The caller commits."""
-        _Connection(connection).run(self._create())
+        _Connection(connection).run(self.creating())
 
     def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
-        """Returns those of `messages` that have no effect in the database yet, in their order; empty if all have one.
+        """Returns those of `messages` that this consumer must apply, in their order: they have no effect in the
+        database yet. Left out are messages that have one, and those of a partition that a later owner has.
 
-        `messages`: one message, or several (a `Batch`, a `Part` or a list) of any partitions. Those of one partition
-        must be in the order of their offsets. The guard rows move past all of them in the open transaction, so they
-        count as applied once it is committed. Apply each returned message, or store it elsewhere, in that transaction
-        and commit; or roll back. Commit if none is returned, too: the rows may have new tokens, which refuse earlier
-        owners.
+        `messages`: one message, or several (a `Batch`, a `Part` or a list) of any partitions of one group, in any
+        order. In the open transaction the guard rows take all of them, so they count as applied once it is committed.
+        Apply each returned message, or store it elsewhere, in that transaction and commit; or roll back. Commit if none
+        is returned, too: the rows may have new tokens, which refuse earlier owners. Then ack all messages that were
+        given; the ack of one that a later owner has changes nothing, because it comes too late.
 
-        Raises WriteFenced if a later owner has asked about a partition: roll back and do not acknowledge, because that
-        owner handles the messages. Raises InvalidOption for messages out of order, for a connection that commits each
+        Raises WriteFenced if later owners have all the partitions: roll back and do not ack. Raises OffsetsUnclear;
+        InvalidOption for messages of two groups, for one that is given twice, for a connection that commits each
         statement by itself, and for one of an unknown module. Errors of the database pass through.
         """
-        run, steps = _Connection(connection).run, self._new(messages)
+        return self._run(connection, self._new(messages))
+
+    def finished(self, connection: Any, group: str, topic: str) -> dict[Source, Ranges]:
+        """Returns which offsets have their effect: ascending ranges [start, to) for each partition.
+
+        A topic that was created again, or one of the same name on another cluster, has partitions of its own
+        (`topic_id`).
+        """
+        found = self._run(connection, self.kept(group, topic))
+        return {source: kept.finished.ranges for source, kept in found.items()}
+
+    def rewind(
+        self,
+        connection: Any,
+        group: str,
+        topic: str,
+        partitions: Sequence[int] | None = None,
+        *,
+        to: int = 0,
+        topic_id: str | None = None,
+    ) -> list[Source]:
+        """Makes the messages of a topic, or of some of its partitions, from offset `to` on count as new again.
+
+        `topic_id`: of the topic whose messages are meant; None means all topics of this name. Returns the partitions of
+        which the table has rows. Undo the effects in the same transaction, and pause the group meanwhile.
+        """
+        return self._run(connection, self.rewinding(group, topic, partitions, to, topic_id))
+
+
+class AsyncGuard(Rules):
+    """Does what `Guard` does, over connections of aiosqlite, psycopg (AsyncConnection) or SQLAlchemy (asyncio)."""
+
+    async def _run(self, connection: Any, steps: Steps[T]) -> T:
+        run_async = _Connection(connection).run_async
         try:
             statement = next(steps)
             while True:
-                statement = steps.send(run(statement))
+                statement = steps.send(await run_async(statement))
         except StopIteration as end:
-            return list(end.value)
-
-    def forget(self, connection: Any, topic: str, partitions: Sequence[int] | None = None) -> None:
-        """Deletes the guard rows of a topic, or of some of its partitions, so that their messages count as new again.
-
-        Call it if an admin has moved positions back so that messages are applied again. Pause the group meanwhile.
-        """
-        for statement in self._forget(topic, partitions):
-            _Connection(connection).run(statement)
-
-
-class AsyncGuard(_Rules):
-    """Does what `Guard` does, over connections of aiosqlite, psycopg (AsyncConnection) or SQLAlchemy (asyncio)."""
+            result: T = end.value
+            return result
 
     async def create(self, connection: Any) -> None:
         """Does what `Guard.create` does."""
-        await _Connection(connection).run_async(self._create())
+        await _Connection(connection).run_async(self.creating())
 
     async def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
         """Does what `Guard.new` does."""
-        run, steps = _Connection(connection).run_async, self._new(messages)
-        try:
-            statement = next(steps)
-            while True:
-                statement = steps.send(await run(statement))
-        except StopIteration as end:
-            return list(end.value)
+        return await self._run(connection, self._new(messages))
 
-    async def forget(self, connection: Any, topic: str, partitions: Sequence[int] | None = None) -> None:
-        """Does what `Guard.forget` does."""
-        for statement in self._forget(topic, partitions):
-            await _Connection(connection).run_async(statement)
+    async def finished(self, connection: Any, group: str, topic: str) -> dict[Source, Ranges]:
+        """Does what `Guard.finished` does."""
+        found = await self._run(connection, self.kept(group, topic))
+        return {source: kept.finished.ranges for source, kept in found.items()}
+
+    async def rewind(
+        self,
+        connection: Any,
+        group: str,
+        topic: str,
+        partitions: Sequence[int] | None = None,
+        *,
+        to: int = 0,
+        topic_id: str | None = None,
+    ) -> list[Source]:
+        """Does what `Guard.rewind` does."""
+        return await self._run(connection, self.rewinding(group, topic, partitions, to, topic_id))
+
+
+def run(execute: Callable[[Statement], Any], steps: Steps[T]) -> T:
+    """Returns what the generator returns; `execute` runs each of its statements."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(execute(statement))
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 class _Connection:
@@ -250,7 +328,7 @@ def _sqlalchemy_text(sql: str) -> Any:
 _FORMS: Final[Mapping[str, Any]] = {
     "sqlite3": str,
     "aiosqlite": str,
-    "psycopg": lambda sql: _PARAMETER.sub(r"%(\1)s", sql),
+    "psycopg": lambda sql: PARAMETER.sub(r"%(\1)s", sql),
     "sqlalchemy": _sqlalchemy_text,
 }
 
@@ -268,8 +346,3 @@ def _commits_itself(connection: Any, module: str) -> bool:
     # sqlite3's own `autocommit` (Python 3.12) is True, False, or -1 for the older rule: `isolation_level` decides.
     itself = getattr(connection, "autocommit", -1)
     return itself is True or (itself not in (True, False) and connection.isolation_level is None)
-
-
-def _only(values: Mapping[str, object], *names: str) -> dict[str, object]:
-    """Returns the values of these names alone, as psycopg and SQLAlchemy refuse values that a statement lacks."""
-    return {name: values[name] for name in names}

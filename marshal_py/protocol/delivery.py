@@ -93,6 +93,8 @@ class AtLeastOnce:
         if len(kept) == len(offsets):
             return offsets, self.add(offsets)
         run = self.add(kept) if kept else None
+        if run is not None:
+            run.sifted = True
         self.reached(offsets[-1] + 1)
         return kept, run
 

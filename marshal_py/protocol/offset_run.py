@@ -24,10 +24,12 @@ class OffsetRun:
       R3  `finished` holds exactly the finished indexes above low
     """
 
-    __slots__ = ("acks", "aside", "delivered", "finished", "low", "marks", "offsets", "touched")
+    __slots__ = ("acks", "aside", "delivered", "finished", "low", "marks", "offsets", "sifted", "touched")
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self.offsets: Sequence[int] = offsets
+        # True if messages that exist between these offsets were left out, because earlier owners had finished them.
+        self.sifted: bool = False
         self.delivered: int = 0
         self.low: int = 0
         self.finished: set[int] = set()
@@ -47,6 +49,17 @@ class OffsetRun:
         if not marks or mono_ms - marks[-1][1] >= MARK_MS:
             marks.append((first, mono_ms))
         return first
+
+    def covered(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
+        """Returns the offsets that the messages with the indexes [first, stop) stand for, as ranges [start, to).
+
+        They were fetched together. So between them, and after the message before them, is no message of Kafka's; in a
+        sifted run there may be some.
+        """
+        offsets = self.offsets
+        if self.sifted:
+            return tuple((offset, offset + 1) for offset in offsets[first:stop])
+        return ((offsets[first - 1] + 1 if first else offsets[0], offsets[stop - 1] + 1),)
 
     def settle(self) -> None:
         """Marks the messages in `acks` finished.

@@ -22,7 +22,7 @@ from marshal_py.spark.messages import COLUMNS, columns_of
 from marshal_py.spark.options import OPTIONS as STREAM_OPTIONS
 from marshal_py.spark.options import ReadOptions, check_names, number, topics_of
 from marshal_py.spark.range_reader import partitions_of, read_ranges
-from marshal_py.spark.tasks import Piece
+from marshal_py.spark.tasks import Piece, source_text
 from marshal_py.transport.kafka import KafkaTransport
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class BackfillReader(DataSourceReader):
     def _pieces(self, admin: ClusterAdmin) -> list[Piece]:
         options = self.options
         committed = options.kafka.get("isolation.level", "read_committed") == "read_committed"
-        tps = self._partitions(admin)
+        tps, ids = self._partitions(admin)
         begins = start_positions.offsets(options.start, "start", tps, admin, committed=committed)
         ends = start_positions.offsets(options.until, "until", tps, admin, committed=committed)
         until = start_positions.parse(options.until, "until")
@@ -121,27 +121,32 @@ class BackfillReader(DataSourceReader):
                     options.until,
                     f"it lies before start={options.start}: {tp} would be read from {begins[tp]} to {ends[tp]}",
                 )
-        return [Piece(*tp, begins[tp], max(begins[tp], ends[tp]), "") for tp in tps]
+        pieces = ((*tp, begins[tp], max(begins[tp], ends[tp])) for tp in tps)
+        return [
+            Piece(topic, number, start, to, "", source_text(ids[topic], start, to))
+            for topic, number, start, to in pieces
+        ]
 
-    def _partitions(self, admin: ClusterAdmin) -> list[TopicPartition]:
+    def _partitions(self, admin: ClusterAdmin) -> tuple[list[TopicPartition], dict[str, str]]:
         """Returns the partitions that `start` or `until` names, or all partitions of the topics if neither names
-        any.
+        any; and the id of each topic.
         """
         options = self.options
         counts: dict[str, int] = {}
+        ids: dict[str, str] = {}
         for topic in options.topics:
-            count = admin.partition_count(topic)
-            if count is None:
+            info = admin.describe_topic(topic)
+            if info is None:
                 raise TopicMissing(topic)
-            counts[topic] = count
+            counts[topic], ids[topic] = info.partitions, info.topic_id
         all_partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         for name, text in (("start", options.start), ("until", options.until)):
             named = start_positions.parse(text, name).named
             if unknown := sorted(named.keys() - set(all_partitions)):
                 raise InvalidOption(name, text, f"{unknown[0]} is no partition of {', '.join(options.topics)}")
             if named:
-                return sorted(named)
-        return all_partitions
+                return sorted(named), ids
+        return all_partitions, ids
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(partition)

@@ -171,7 +171,7 @@ class Batches:
         """Yields the batches. Raises BatchNotCommitted, BatchOverdue, and the error that ended the consumer."""
         self._planner.settle()
         while claimed := self._claimed():
-            self._last = Batch(claimed, self._df(pieces_of(claimed.ranges)))
+            self._last = Batch(claimed, self._df(pieces_of(claimed.ranges, self._planner.group)))
             yield self._last
 
     def _df(self, pieces: list[Piece]) -> DataFrame:

@@ -7,47 +7,52 @@
 
     stream.writeStream.foreachBatch(database.sink(handle)).option("checkpointLocation", ...).start()
 
-There is one transaction per batch, over one DB-API connection of the driver. It locks the guard table's row of each
-partition, reads it, runs the effect, updates the row and commits. Two writers of one partition wait for each other.
-Spark's own JDBC writer cannot do this: it commits once per task, over its own connections.
+There is one transaction per batch, over one DB-API connection of the driver. It changes the guard table's row of each
+partition, which locks it, runs the effect and commits. Two writers of one partition wait for each other. Spark's own
+JDBC writer cannot do this: it commits once per task, over its own connections.
 
-The guard table is that of the README ("Writing once"), so a Python service can write beside a query, with `begin` or
-its own SQL. Nothing here depends on a database's dialect: UPDATE, INSERT, SELECT, and the module's `paramstyle`.
+The guard table and its rules are those of `marshal_py.sql` (client/sql_guard.py), so a Python service of the same group
+may use a `Guard` of that table beside a query.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from pyspark.sql import DataFrame
 
-from marshal_py.client.sql_guard import CREATE, DEFAULT_TABLE
-from marshal_py.errors import InvalidOption, LedgerMoved
-from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.client.finished import Kept, Ranges, Source, Span
+from marshal_py.client.sql_guard import DEFAULT_TABLE, PARAMETER, Rules, Statement, run
+from marshal_py.errors import InvalidOption, WriteFenced
 from marshal_py.spark import guards
-from marshal_py.spark.guards import Position, Span, TopicIds
+from marshal_py.spark.guards import Sink
 
+T = TypeVar("T")
 _MARKS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}
-_WHERE: Final = "WHERE topic = ? AND partition = ?"
 
 
 class DatabaseEntry(guards.Entry):
     """Writes a batch in an open transaction. A statement belongs to it only if it runs on `cursor`."""
 
-    def __init__(self, database: Database, spans: Mapping[TopicPartition, Span]) -> None:
+    def __init__(self, database: Database, spans: Mapping[Source, Span]) -> None:
+        self.name, self.spans = database.name, spans
         self._session = _Session(database)
+        self.missing = missing = {}
         try:
-            super().__init__(database.guard, spans, self._session.lock(spans))
+            for source, span in sorted(spans.items()):  # all writers lock in this order
+                found = run(self._session.run, database.rules.take(database.group_of(span), source, span))
+                if isinstance(found, WriteFenced):
+                    raise found
+                missing[source] = found
         except BaseException:
             self._session.close()
             raise
         self.cursor: Any = self._session.cursor
 
     def commit(self) -> None:
-        """Updates the guard table and commits. If the database raises an error, nothing is written."""
-        self._session.update(self.positions())
+        """Commits. If the database raises an error, nothing is written."""
         self._session.connection.commit()
 
     def close(self) -> None:
@@ -55,61 +60,101 @@ class DatabaseEntry(guards.Entry):
 
 
 class Database:
-    """Writes the effects of messages to a database, whose guard table says how far each partition is written."""
+    """Writes the effects of messages to a database, whose guard table says which messages have theirs."""
 
     connect: Callable[[], Any]
     guard: str
+    name: str
 
-    def __init__(self, connect: Callable[[], Any], guard: str = DEFAULT_TABLE) -> None:
+    def __init__(self, connect: Callable[[], Any], guard: str = DEFAULT_TABLE, *, group: str = "") -> None:
         """Takes `connect`, which makes a DB-API connection that begins transactions by itself, as sqlite3's and
-        psycopg's do.
+        psycopg's do. The database must know INSERT ... ON CONFLICT, as SQLite and PostgreSQL do.
 
-        `guard` is the name of the guard table, which `create` creates.
+        `guard` is the name of the guard table, which `create` creates. `group`: whose effects those of a batch read
+        are; streams and services have a group.
         """
-        self.connect, self.guard = connect, guard
+        self.connect, self.guard, self.name, self._group = connect, guard, guard, group
+        self.rules: Rules = Rules(guard)
+
+    def group_of(self, span: Span) -> str:
+        """Returns the group whose effects a batch has. Raises InvalidOption for that of a batch read."""
+        if span.group or self._group:
+            return span.group or self._group
+        rule = "the group whose effects these are, as Database(..., group=...): a batch read has none"
+        raise InvalidOption("group", "", rule)
 
     def create(self) -> None:
         """Creates the guard table if it does not exist."""
-        session = _Session(self)
-        try:
-            session.cursor.execute(CREATE.format(table=self.guard))
-            session.connection.commit()
-        finally:
-            session.close()
+        self._in_session(lambda session: session.run(self.rules.creating()))
 
-    def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
-        """Returns how far these partitions are written, and under which fencing tokens."""
-        session = _Session(self)
-        try:
-            return session.read(spans)
-        finally:
-            session.close()
+    def known(self, spans: Mapping[Source, Span]) -> Mapping[Source, Kept]:
+        """Returns what the guard table knows of these partitions."""
+        names = {(self.group_of(span), source.topic) for source, span in spans.items()}
+        found: dict[Source, Kept] = {}
+        for group, topic in sorted(names):
+            found |= self._kept(group, topic)
+        return found
 
-    def begin(self, spans: Mapping[TopicPartition, Span]) -> DatabaseEntry:
+    def _kept(self, group: str, topic: str) -> dict[Source, Kept]:
+        return self._in_session(lambda session: run(session.run, self.rules.kept(group, topic)))
+
+    def finished(self, group: str, topic: str) -> dict[Source, Ranges]:
+        """Returns which offsets have their effect: ascending ranges [start, to) for each partition."""
+        return {source: kept.finished.ranges for source, kept in self._kept(group, topic).items()}
+
+    def rewind(
+        self,
+        group: str,
+        topic: str,
+        partitions: Sequence[int] | None = None,
+        *,
+        to: int = 0,
+        topic_id: str | None = None,
+        undo: Callable[[Any], object] = lambda cursor: None,
+    ) -> list[Source]:
+        """Makes the messages of a topic, or of some of its partitions, from offset `to` on count as new again.
+
+        `undo(cursor)` takes their effects back, in the same transaction. `topic_id`: of the topic whose messages are
+        meant; None means all topics of this name. Returns the partitions of which the table has rows. Pause the group
+        meanwhile.
+        """
+
+        def rewound(session: _Session) -> list[Source]:
+            found = run(session.run, self.rules.rewinding(group, topic, partitions, to, topic_id))
+            undo(session.cursor)
+            return found
+
+        return self._in_session(rewound)
+
+    def begin(self, spans: Mapping[Source, Span]) -> DatabaseEntry:
         """Begins a transaction for a batch that holds these spans. Other writers of its partitions wait until it ends.
 
-        Raises WriteFenced, LedgerMoved.
+        Raises WriteFenced, OffsetsUnclear.
         """
         return DatabaseEntry(self, spans)
 
-    def sink(
-        self, handle: Callable[[DataFrame, DatabaseEntry], object], topics: TopicIds | None = None
-    ) -> Callable[[DataFrame, int], None]:
+    def sink(self, handle: Callable[[DataFrame, DatabaseEntry], object]) -> Sink[DatabaseEntry]:
         """Returns a function to be given to Spark's foreachBatch.
 
         `handle(rows, entry)` gets the rows that are not written yet and writes them with `entry.cursor`; it must not
-        commit. Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a
-        topic that was deleted and created again starts at offset 0. If `topics` is None, the first messages of the new
-        topic are left out, as if they were written already.
+        commit. Rows of partitions that a later owner has written meanwhile are left out (`Sink.last`).
         """
-        return guards.sink_of(self.guard, self, handle, topics)
+        return Sink(self, handle)
+
+    def _in_session(self, work: Callable[[_Session], T]) -> T:
+        session = _Session(self)
+        try:
+            found = work(session)
+            session.connection.commit()
+            return found
+        finally:
+            session.close()
 
 
 class _Session:
     """Holds one database connection, and runs the statements for the guard table."""
 
     def __init__(self, database: Database) -> None:
-        self.guard = database.guard
         self.connection = database.connect()
         module = sys.modules[type(self.connection).__module__.partition(".")[0]]
         style = getattr(module, "paramstyle", "")
@@ -131,45 +176,12 @@ class _Session:
                 f"{', '.join(_MARKS)}; that of {module.__name__} is {style!r}",
             )
         self._mark = _MARKS[style]
-        self._duplicate: type[Exception] = module.IntegrityError
         self.cursor = self.connection.cursor()
 
-    def _run(self, sql: str, *values: object) -> int:
-        self.cursor.execute(sql.replace("?", self._mark), values)
-        return int(self.cursor.rowcount)
-
-    def lock(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
-        """Locks the row of each partition and returns the positions in them.
-
-        All writers lock in the same order, so that no two wait for each other.
-        """
-        for tp in sorted(tps):
-            if not self._run(f"UPDATE {self.guard} SET token = token {_WHERE}", *tp):
-                columns = "topic, partition, topic_id, token, next_offset"
-                try:
-                    self._run(f"INSERT INTO {self.guard} ({columns}) VALUES (?, ?, '', '', 0)", *tp)
-                except self._duplicate as error:
-                    raise LedgerMoved(self.guard) from error  # another writer has just inserted it
-        return self.read(tps)
-
-    def read(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
-        found = {}
-        for tp in tps:
-            self._run(f"SELECT token, next_offset, topic_id FROM {self.guard} {_WHERE}", *tp)
-            for token, to, topic_id in self.cursor.fetchall():
-                if token:  # a row without one was inserted only to be locked
-                    found[tp] = Position(Token.parse(token), to, topic_id)
-        return found
-
-    def update(self, positions: Mapping[TopicPartition, Position]) -> None:
-        for tp, at in positions.items():
-            self._run(
-                f"UPDATE {self.guard} SET token = ?, next_offset = ?, topic_id = ? {_WHERE}",
-                str(at.token),
-                at.to,
-                at.topic_id,
-                *tp,
-            )
+    def run(self, statement: Statement) -> Any:
+        names = PARAMETER.findall(statement.sql)
+        self.cursor.execute(PARAMETER.sub(self._mark, statement.sql), [statement.values[name] for name in names])
+        return self.cursor.fetchall() if statement.rows else self.cursor.rowcount
 
     def close(self) -> None:
         """Rolls back what was not committed, and closes the connection.

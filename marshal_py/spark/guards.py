@@ -1,66 +1,45 @@
-"""Rules for tables that hold every message once: what a table knows of each partition, what a batch may add to it.
+"""Rules for tables that hold every message once: what a table has of each partition, what a batch may add to it.
 
-Beside the rows, and changed in the same transaction, a table keeps for each partition its position, which is the offset
-below which everything is written, the fencing token of the last writer (a later owner's is greater, PROTOCOL.md K1),
-and the topic's id. From these a writer knows which rows of a repeated batch to leave out, with or without its Spark
-checkpoint, and whether it may write at all. Spark's batch numbers are not used: they start again with each checkpoint
-folder. A batch on its way into a table is an entry.
+Beside the rows, and changed in the same transaction, a table keeps for each partition of each topic the ranges of the
+offsets that it has, and the fencing token of the last writer (client/finished.py). From these a writer knows which rows
+of a repeated batch to leave out, with or without its Spark checkpoint, and whether it may write at all. Spark's batch
+numbers are not used: they start again with each checkpoint folder. A batch on its way into a table is an entry.
 
-The rules are the same for all tables and are here alone. How a table changes rows and positions in one transaction is
-in its own file: ledger.py, database.py, delta.py, iceberg.py.
+The rules are the same for all tables and are here alone. How a table changes rows and ranges in one transaction is in
+its own file: ledger.py, database.py, delta.py, iceberg.py.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.client.finished import (
+    Kept,
+    LeftOut,
+    Ranges,
+    Source,
+    Span,
+    common,
+    holds,
+    source_of,
+    spans_of_messages,
+    union,
+    without,
+)
 from marshal_py.client.message import Batch, Message
-from marshal_py.errors import InvalidOption, LedgerMoved, PartitionError, WriteFenced
-from marshal_py.protocol.identity import Token, TopicPartition
-from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
 
 logger: Final = logging.getLogger("marshal_py.spark")
 
 TRIES_MAX: Final = 10  # a try fails only if another writer was faster with an overlapping batch, which is rare
-
-
-class Span(NamedTuple):
-    """Names the offsets [start, to) of one partition that a batch holds, read under `token`.
-
-    `topic_id` is "" if it is unknown.
-    """
-
-    token: Token
-    start: int
-    to: int
-    topic_id: str = ""
-
-
-class Position(NamedTuple):
-    """Says that a partition is written below the offset `to`. The last writer did so under the fencing token `token`.
-
-    `rewind` changes whenever the position is moved back; it is -1 if that never happened.
-    """
-
-    token: Token
-    to: int
-    topic_id: str = ""
-    rewind: int = -1
-
-    def is_of(self, topic_id: str) -> bool:
-        """Returns False if the position belongs to a deleted topic of the same name, whose id is not `topic_id`.
-
-        If either id is unknown, it returns True.
-        """
-        return "" in (self.topic_id, topic_id) or self.topic_id == topic_id
+NEEDED: Final = ("topic", "partition", "offset", "source")
 
 
 class Entry(ABC):
@@ -70,18 +49,18 @@ class Entry(ABC):
     """
 
     name: str
-    spans: Mapping[TopicPartition, Span]
+    spans: Mapping[Source, Span]
+    missing: Mapping[Source, Ranges]  # the offsets of the batch that the table does not have
 
-    def __init__(
-        self, name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
-    ) -> None:
-        """Begins an entry in the table `name`, whose `positions` say what is written already. Raises WriteFenced."""
+    def __init__(self, name: str, spans: Mapping[Source, Span], known: Mapping[Source, Kept]) -> None:
+        """Begins an entry in the table `name`, which knows `known` of the sources.
+
+        Raises WriteFenced, OffsetsUnclear.
+        """
         self.name, self.spans = name, spans
-        check_fence(name, spans, positions)
-        self.seen: dict[TopicPartition, Position] = {tp: positions[tp] for tp in spans if tp in positions}
-        self.done: dict[TopicPartition, int] = {
-            tp: seen.to for tp, seen in self.seen.items() if seen.is_of(spans[tp].topic_id)
-        }
+        self.seen: dict[Source, Kept] = {source: known.get(source, Kept()) for source in spans}
+        check_fence(name, spans, self.seen)
+        self.missing = {source: self.seen[source].missing(name, source, span.ranges) for source, span in spans.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -95,75 +74,38 @@ class Entry(ABC):
         """Drops the batch if it was not committed."""
         return
 
-    def is_new(self, tp: TopicPartition, offset: int) -> bool:
-        """Returns True if this message is not in the table yet."""
-        return offset >= self.done.get(tp, 0)
+    def is_new(self, source: Source, offset: int) -> bool:
+        """Returns True if this entry writes the partition and the message is not in the table yet."""
+        return holds(self.missing.get(source, ()), offset)
 
-    def rows_of(self, df: DataFrame, spans: Mapping[TopicPartition, Span]) -> DataFrame:
-        """Returns the rows of `df`, which holds `spans`, that are not in the table yet.
+    def after(self) -> dict[Source, Kept]:
+        """Returns what the table knows of this entry's sources after `commit`."""
+        return {source: self.seen[source].after(span) for source, span in self.spans.items()}
 
-        Rows of partitions that this entry does not write are left out.
-        """
-        from pyspark.sql import functions as F
-
-        left_out = None
-        for tp, span in spans.items():
-            done = self.done.get(tp, 0) if tp in self.spans else span.to
-            if done <= span.start:
-                continue
-            old = (F.col("topic") == tp.topic) & (F.col("partition") == tp.partition) & (F.col("offset") < done)
-            left_out = old if left_out is None else left_out | old
-        return df if left_out is None else df.where(~left_out)
-
-    def positions(self) -> dict[TopicPartition, Position]:
-        """Returns the positions of this entry's partitions as the table will know them after `commit`."""
-        found = {}
-        for tp, span in self.spans.items():
-            seen = self.seen.get(tp)
-            known = span.topic_id or ("" if seen is None else seen.topic_id)
-            rewind = -1 if seen is None else seen.rewind
-            found[tp] = Position(span.token, max(span.to, self.done.get(tp, 0)), known, rewind)
-        return found
-
-    def recheck(self, positions: Mapping[TopicPartition, Position]) -> None:
+    def recheck(self, known: Mapping[Source, Kept]) -> None:
         """Checks that no other writer has written these partitions since the entry began. Raises WriteFenced,
         LedgerMoved.
         """
-        check_fence(self.name, self.spans, positions)
-        for tp in self.spans:
-            was, now = self.seen.get(tp), positions.get(tp)
-            if (was and was[1:]) != (now and now[1:]):
+        check_fence(self.name, self.spans, known)
+        for source, seen in self.seen.items():
+            if known.get(source, Kept()).finished != seen.finished:
                 raise LedgerMoved(self.name)
 
     @abstractmethod
     def commit(self) -> None:
-        """Adds the rows to the table and moves the positions, in one transaction.
+        """Adds the rows to the table and the batch's offsets to its ranges, in one transaction.
 
         Raises WriteFenced if a later owner has written one of the partitions, and LedgerMoved if another writer has
         written them since the entry began.
         """
 
 
-def check_fence(name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]) -> None:
+def check_fence(name: str, spans: Mapping[Source, Span], known: Mapping[Source, Kept]) -> None:
     """Checks that no later owner has written one of the partitions. Raises WriteFenced."""
-    for tp, span in spans.items():
-        found = positions.get(tp)
-        if found is not None and found.token > span.token:
-            raise WriteFenced(name, str(tp), str(span.token), str(found.token))
-
-
-class TopicIds:
-    """Asks Kafka for topic ids, which tell a topic from a deleted one of the same name."""
-
-    def __init__(self, servers: str | Mapping[str, Any], topics: Iterable[str]) -> None:
-        """Takes `servers` as `marshal_py.connect` does, and all topics of the query or the service."""
-        self._servers, self._topics = servers, tuple(topics)
-
-    def ask(self) -> dict[str, str]:
-        """Returns each topic's present id, "" if the cluster does not know one. Raises ClusterUnreachable."""
-        with closing(KafkaTransport(self._servers, CONNECT_TIMEOUT_S).admin()) as admin:
-            found = {topic: admin.describe_topic(topic) for topic in self._topics}
-        return {topic: "" if info is None else info.topic_id for topic, info in found.items()}
+    for source, span in spans.items():
+        kept = known.get(source, Kept())
+        if kept.fences(span):
+            raise WriteFenced(name, str(source.tp), span.token, kept.token)
 
 
 E = TypeVar("E", bound=Entry)
@@ -171,156 +113,198 @@ E_co = TypeVar("E_co", bound=Entry, covariant=True)
 
 
 class Table(Protocol[E_co]):
-    """Declares what a table that keeps positions beside its rows can do."""
+    """Declares what a table that keeps ranges beside its rows can do."""
 
-    def known(self, spans: Mapping[TopicPartition, Span], /) -> Mapping[TopicPartition, Position]:
-        """Returns how far these partitions are written now. Partitions of which nothing is written are not in the
-        answer.
-        """
+    @property
+    def name(self) -> str:
+        """Returns the table's name, for errors and logs."""
         ...
 
-    def begin(self, spans: Mapping[TopicPartition, Span]) -> E_co:
+    def known(self, spans: Mapping[Source, Span], /) -> Mapping[Source, Kept]:
+        """Returns what the table knows of these sources. Those of which it knows nothing are not in the answer."""
+        ...
+
+    def begin(self, spans: Mapping[Source, Span], /) -> E_co:
         """Returns an entry for a batch that holds these spans.
 
-        Raises WriteFenced if a later owner has written one of the partitions.
+        Raises WriteFenced if a later owner has written one of the partitions. Raises OffsetsUnclear.
         """
         ...
 
 
-def sink_of(
-    name: str, table: Table[E], handle: Callable[[DataFrame, E], object], topics: TopicIds | None
-) -> Callable[[DataFrame, int], None]:
-    """Returns a function to be given to Spark's foreachBatch. `name`: the table's, for errors and logs.
+class Report(NamedTuple):
+    """Says what became of a batch. `written`: which offsets of each partition were written.
 
-    `handle(rows, entry)` gets the rows that are not written yet and writes them into `entry`. The rows are cached while
-    `handle` runs, so that several actions read Kafka once. If another writer was faster, `handle` is called again, with
-    fewer rows. Rows of partitions that a later owner has written meanwhile are left out and logged: that owner handles
-    them, and the query continues.
-
-    With `topics`, a topic that was deleted and created again starts at offset 0. Kafka is asked for the ids before and
-    after the rows are read. If both answers are equal, all rows are of that topic, because Kafka never gives an id
-    twice.
+    `left_out`: the others, with the reason.
     """
 
-    def write(df: DataFrame, batch: int) -> None:
-        kept = df.persist()
-        try:
-            before = {} if topics is None else topics.ask()
-            spans = spans_of(kept)
-            if topics is not None:
-                spans = _identified(spans, before, topics.ask())
-            for left in reversed(range(TRIES_MAX)):
-                mine = _unfenced(name, spans, table.known(spans))
-                if not mine:
-                    break
-                try:
-                    with table.begin(mine) as entry:
-                        _warn_if_nothing_new(entry, batch)
-                        handle(entry.rows_of(kept, spans), entry)
-                        entry.commit()
-                    break
-                except (LedgerMoved, WriteFenced):
-                    if not left:
-                        raise
-        finally:
-            kept.unpersist()
-
-    return write
+    written: Mapping[Source, Ranges]
+    left_out: tuple[LeftOut, ...]
 
 
-def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], E], object]) -> None:
-    """Writes a fetched batch from a Python service.
+def _write(table: Table[E], spans: Mapping[Source, Span], write: Callable[[E], object]) -> Report:
+    """Writes a batch; tries again if another writer was faster. What later owners have is left out.
 
-    `handle(messages, entry)` gets the messages that are not written yet, and writes them into `entry`. If another
-    writer was faster, it is called again, with fewer messages. Ack the batch afterwards.
-
-    Raises WriteFenced if a later owner has written the partition: then do not ack, because that owner handles the
-    messages. Raises LedgerMoved if other writers were faster ten times.
+    Raises LedgerMoved and WriteFenced if others were faster TRIES_MAX times.
     """
-    spans: dict[TopicPartition, Span] = {}
-    for part in batch.parts:  # a partition may come in several parts, in order
-        tp, offsets = part.topic_partition, part.offsets
-        start = spans[tp].start if tp in spans else offsets[0]
-        spans[tp] = Span(part.token, start, offsets[-1] + 1, part.topic_id)
+    mine, fenced = dict(spans), dict[Source, Span]()
     for left in reversed(range(TRIES_MAX)):
         try:
-            with table.begin(spans) as entry:
-                handle(
-                    [
-                        message
-                        for part in batch.parts
-                        for message in part
-                        if entry.is_new(part.topic_partition, message.offset)
-                    ],
-                    entry,
-                )
+            with table.begin(mine) as entry:
+                write(entry)
                 entry.commit()
-            return
+            return _report(entry.missing, mine, fenced)
         except LedgerMoved:
             if not left:
                 raise
+        except WriteFenced:
+            if not left:
+                raise
+            known = table.known(mine)
+            late = {source: span for source, span in mine.items() if known.get(source, Kept()).fences(span)}
+            fenced |= late
+            mine = {source: span for source, span in mine.items() if source not in late}
+            if not mine:
+                break
+    return _report({}, {}, fenced)
 
 
-def _identified(
-    spans: Mapping[TopicPartition, Span], before: Mapping[str, str], after: Mapping[str, str]
-) -> dict[TopicPartition, Span]:
-    """Returns the spans with the ids of their topics. `before`, `after`: ids asked for before and after the rows were
-    read.
+def _report(missing: Mapping[Source, Ranges], mine: Mapping[Source, Span], fenced: Mapping[Source, Span]) -> Report:
+    there = {source: without(span.ranges, missing[source]) for source, span in mine.items()}
+    left_out = [LeftOut(*source, *one, "there") for source, ranges in there.items() for one in ranges]
+    left_out += [LeftOut(*source, *one, "fenced") for source, span in fenced.items() for one in span.ranges]
+    written = {source: ranges for source, ranges in missing.items() if ranges}
+    return Report(written, tuple(sorted(left_out)))
 
-    Raises PartitionError if a topic's id has changed, and InvalidOption for a topic that was not asked for.
+
+class Sink(Generic[E]):
+    """Is the function for Spark's foreachBatch. It writes each batch, and says what it left out.
+
+    Call `left_out` and `last` in the process in which the function runs: the driver, or over Spark Connect its server.
     """
-    for tp in spans:
-        if tp.topic not in before:
-            raise InvalidOption("topics", sorted(before), f"all topics of the query: this batch has rows of {tp.topic}")
-        if before[tp.topic] != after[tp.topic]:
-            raise PartitionError(*tp, "the topic was deleted and created again while the batch was read")
-    return {tp: span._replace(topic_id=after[tp.topic]) for tp, span in spans.items()}
 
+    last: Report | None
 
-def _unfenced(
-    name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
-) -> dict[TopicPartition, Span]:
-    """Returns the spans of partitions that no later owner has written, and logs the other spans."""
-    mine = {}
-    for tp, span in spans.items():
+    def __init__(self, table: Table[E], handle: Callable[[DataFrame, E], object]) -> None:
+        """`handle(rows, entry)` writes rows into the entry."""
+        self._table, self._handle = table, handle
+        self._left_out = Counter[str]()
+        self.last = None  # what became of the newest batch
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Returns how many offsets were left out since the sink was made, by reason: "there", "fenced"."""
+        return dict(self._left_out)
+
+    def __call__(self, df: DataFrame, batch: int) -> None:
+        """Writes the batch's rows that are not in the table yet. Raises InvalidOption for rows that are no messages."""
+        check_columns(df)
+        kept = df.persist()
         try:
-            check_fence(name, {tp: span}, positions)
-            mine[tp] = span
-        except WriteFenced as error:
-            logger.warning("offsets %d to %d of %s are left out: %s", span.start, span.to - 1, tp, error)
-    return mine
+            rows = Rows(kept)
+            if rows.spans:
+                report = _write(self._table, rows.spans, lambda entry: self._handle(rows.missing_in(entry), entry))
+                self._note(report, batch)
+        finally:
+            kept.unpersist()
+
+    def _note(self, report: Report, batch: int) -> None:
+        self.last = report
+        for one in report.left_out:
+            self._left_out[one.why] += one.to - one.start
+            logger.warning("batch %d: left out of %s: %s", batch, self._table.name, one)
 
 
-def _warn_if_nothing_new(entry: Entry, batch: int) -> None:
-    """Warns if the whole batch is in the table already: it was replayed, or the group's positions were moved back."""
-    if all(entry.done.get(tp, 0) >= span.to for tp, span in entry.spans.items()):
-        ranges = ", ".join(f"{tp} from {span.start} to {span.to - 1}" for tp, span in sorted(entry.spans.items()))
-        logger.warning(
-            "batch %d holds nothing new for %s, which has %s. This is normal after a crash; to write a range "
-            "again, move the table's position back too",
-            batch,
-            entry.name,
-            ranges,
-        )
+def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], E], object]) -> Report:
+    """Writes a fetched batch from a Python service. Returns what was written and what was left out.
 
+    `handle(messages, entry)` gets the messages that are not written yet, and writes them into `entry`. If another
+    writer was faster, it is called again, with fewer messages. Messages of a partition that a later owner has written
+    are left out. Ack the batch afterwards: for messages of a later owner that changes nothing.
 
-def spans_of(df: DataFrame) -> dict[TopicPartition, Span]:
-    """Returns the span of each partition in a batch of a Marshal stream. Runs a Spark job.
-
-    The batch needs the columns topic, partition, offset and token; topic_id is used if it is there.
+    Raises WriteFenced if later owners have all its partitions: then do not ack. Raises LedgerMoved if other writers
+    were faster ten times, and OffsetsUnclear.
     """
-    from pyspark.sql import functions as F
-
-    topic_id = F.max("topic_id") if "topic_id" in df.columns else F.lit("")
-    rows = df.groupBy("topic", "partition").agg(
-        F.min("offset").alias("first"),
-        F.max("offset").alias("last"),
-        F.max("token").alias("token"),
-        topic_id.alias("topic_id"),
+    spans, given = spans_of_messages(batch)
+    if not spans:
+        return Report({}, ())
+    report = _write(
+        table,
+        spans,
+        lambda entry: handle([message for source, message in given if entry.is_new(source, message.offset)], entry),
     )
-    return {
-        TopicPartition(row.topic, row.partition): Span(
-            Token.parse(row.token), row.first, row.last + 1, row.topic_id or ""
+    if all(one.why == "fenced" for one in report.left_out) and not report.written and report.left_out:
+        check_fence(table.name, spans, table.known(spans))
+    return report
+
+
+def check_columns(df: DataFrame) -> None:
+    """Checks that rows say which message they are. Raises InvalidOption."""
+    lacking = [name for name in NEEDED if name not in df.columns]
+    if lacking:
+        raise InvalidOption(
+            "columns",
+            df.columns,
+            f"rows that are messages, with the columns {', '.join(NEEDED)}; {', '.join(lacking)} is not there. Choose "
+            f"other columns in the sink's function. What groupBy and windows make are no messages, so no sink can know "
+            f"which of it is in a table: write it under its key (docs/sinks.md)",
         )
-        for row in rows.collect()
-    }
+
+
+class Rows:
+    """Knows which offsets of which sources the rows of a batch stand for. Making it runs a Spark job."""
+
+    spans: dict[Source, Span]
+
+    def __init__(self, df: DataFrame) -> None:
+        """Takes rows of format("marshal"), from a stream or a batch read.
+
+        Raises InvalidOption for rows of a stream without their token.
+        """
+        from pyspark.sql import functions as F
+
+        self._df = df
+        token = F.max("token") if "token" in df.columns else F.lit(None)
+        found = df.groupBy("topic", "partition", "source").agg(token.alias("token")).collect()
+        self._parts: list[tuple[str, int, str, Source, Ranges]] = []
+        spans: dict[Source, Span] = {}
+        for row in found:
+            topic_id, start, to, group = row.source.split(" ", 3)
+            if group and not row.token:
+                raise InvalidOption("columns", df.columns, "the column token too: the rows are those of a claim")
+            source = source_of(row.topic, row.partition, topic_id, row.token or "")
+            ranges = ((int(start), int(to)),)
+            self._parts.append((row.topic, row.partition, row.source, source, ranges))
+            before = spans.get(source, Span((), "", group))
+            if group != before.group:
+                rule = f"rows of {source.tp} that one group has read: write the others in a query of their own"
+                raise InvalidOption("group", sorted({group, before.group}), rule)
+            spans[source] = Span(union((*before.ranges, *ranges)), max(before.token, row.token or ""), group)
+        self.spans = dict(sorted(spans.items()))
+
+    def missing_in(self, entry: Entry) -> DataFrame:
+        """Returns the rows that the entry must write, with the column `topic_id` in place of `source`."""
+        from pyspark.sql import functions as F
+
+        ids = F.substring_index("source", " ", 1)
+        left_out: Column | None = None
+        for topic, number, text, source, ranges in self._parts:
+            missing = common(ranges, entry.missing.get(source, ()))
+            if missing == ranges:
+                continue
+            old = (F.col("topic") == topic) & (F.col("partition") == number) & (F.col("source") == text)
+            for start, to in missing:
+                old = old & ~F.col("offset").between(start, to - 1)
+            left_out = old if left_out is None else left_out | old
+        rows = self._df if left_out is None else self._df.where(~left_out)
+        return rows.withColumn("topic_id", ids).drop("source")
+
+
+def named(known: Iterable[Source], topic: str, partition: int, topic_id: str | None, table: str) -> Source:
+    """Returns the one source of `known` that is meant. Raises InvalidOption if there is none, or more than one."""
+    found = [one for one in known if one[:2] == (topic, partition) and topic_id in (None, one.topic_id)]
+    if len(found) == 1:
+        return found[0]
+    ids = ", ".join(sorted(one.topic_id for one in found))
+    rule = f"one of {ids}: {table} has rows of topics of the name {topic}" if found else "a partition that was written"
+    raise InvalidOption("topic_id" if found else "partition", topic_id if found else f"{topic}:{partition}", rule)

@@ -94,18 +94,22 @@ def frame(
         "endingOffsets": json.dumps({topic: {n: one.to for n, one in of.items()} for topic, of in topics.items()}),
     }
     rows = spark.read.format("kafka").options(**options, **ranges, failOnDataLoss="true").load()
-    return rows.withColumn("token", _tokens(topics)).select(*columns)
+    return (
+        rows.withColumn("token", _constants(topics, "token"))
+        .withColumn("source", _constants(topics, "source"))
+        .select(*columns)
+    )
 
 
-def _tokens(topics: Mapping[str, Mapping[int, Piece]]) -> Column:
-    """Returns a column with the token of the row's partition. Each topic has an array of tokens, indexed by
-    partition.
+def _constants(topics: Mapping[str, Mapping[int, Piece]], field: str) -> Column:
+    """Returns a column with this field of the piece of the row's partition. Each topic has an array of values, indexed
+    by partition.
     """
     from pyspark.sql import functions
 
     column = functions.lit(None).cast("string")
     for topic, of in topics.items():
-        tokens = (of[number].token if number in of else None for number in range(max(of) + 1))
-        array = functions.array(*map(functions.lit, tokens))
+        values = (getattr(of[number], field) if number in of else None for number in range(max(of) + 1))
+        array = functions.array(*map(functions.lit, values))
         column = functions.when(functions.col("topic") == topic, array[functions.col("partition")]).otherwise(column)
     return column

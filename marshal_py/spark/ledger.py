@@ -10,7 +10,7 @@
 
 A batch's files are written into a new folder, which counts only once an entry of the ledger names it. An entry is one
 small JSON file. Entries are numbered without gaps, and creating one fails if its number is taken. So writers agree on
-an order. An entry says up to where each partition is written, and under which token (guards.py). It may also replace
+an order. An entry says which offsets of each partition are written, under which token (guards.py). It may also replace
 folders by a merged one (`compact`), or move a partition back (`rewind`). Every hundredth writer saves the fold of all
 entries so far as a checkpoint (ledger_state.py), so that a reader has few entries to read.
 
@@ -27,17 +27,17 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from marshal_py.client.finished import Kept, Ranges, Source, Span
 from marshal_py.errors import InvalidOption, LedgerMoved
-from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark import guards
-from marshal_py.spark.guards import Position, Span, TopicIds
-from marshal_py.spark.ledger_state import LedgerState, Rewind
+from marshal_py.spark.guards import Sink, named
+from marshal_py.spark.ledger_state import LedgerState, Rewind, texts
 
 ENTRIES: Final = "_marshal"
 CHECKPOINT: Final = "checkpoint.json"
@@ -50,10 +50,8 @@ LISTING_DEFAULT: Final = "32"  # Spark's
 class Entry(guards.Entry):
     """Writes a batch into the ledger. Its folders do not count before `commit`."""
 
-    def __init__(
-        self, ledger: Ledger, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
-    ) -> None:
-        super().__init__(str(ledger.path), spans, positions)
+    def __init__(self, ledger: Ledger, spans: Mapping[Source, Span], known: Mapping[Source, Kept]) -> None:
+        super().__init__(str(ledger.path), spans, known)
         self._ledger = ledger
         self._folders: dict[str, str] = {}
         self._name = _new_name()
@@ -67,8 +65,8 @@ class Entry(guards.Entry):
         """Appends the entry to the ledger. Raises WriteFenced, or LedgerMoved if another writer was faster."""
         root = self._ledger.path
         written = {table: folder for table, folder in self._folders.items() if _size(root / folder)}
-        positions = {str(tp): [str(to.token), to.to, to.topic_id] for tp, to in self.positions().items()}
-        self._ledger.append({"positions": positions, "folders": written}, lambda: self.recheck(self._ledger.known()))
+        content = {"kept": texts(self.after()), "folders": written}
+        self._ledger.append(content, lambda: self.recheck(self._ledger.known()))
 
 
 class Ledger:
@@ -105,17 +103,18 @@ class Ledger:
     def _file(self, number: int) -> Path:
         return self._entries / f"{number:012d}.json"
 
-    def known(self, spans: Mapping[TopicPartition, Span] | None = None) -> Mapping[TopicPartition, Position]:
-        """Returns how far every partition is written, and under which token.
+    @property
+    def name(self) -> str:
+        return str(self.path)
 
-        `spans` has no effect: the answer holds all partitions.
-        """
+    def known(self, spans: Mapping[Source, Span] | None = None) -> Mapping[Source, Kept]:
+        """Returns what the ledger knows of every partition. `spans` has no effect."""
         self.refresh()
-        return self._state.positions
+        return self._state.kept
 
-    def positions(self) -> dict[TopicPartition, int]:
-        """Returns an offset per partition: every message below it is in the tables, or was left out by its writer."""
-        return {tp: position.to for tp, position in self.known().items()}
+    def finished(self) -> dict[Source, Ranges]:
+        """Returns which offsets of every partition are in the tables: ascending ranges [start, to)."""
+        return {source: kept.finished.ranges for source, kept in self.known().items()}
 
     def folders(self, table: str) -> list[str]:
         """Returns the folders that hold the table's rows.
@@ -151,7 +150,7 @@ class Ledger:
             # Spark lists more than 32 folders by a job with a task for each. The driver itself is much faster.
             spark.conf.set(LISTING_OPTION, str(len(added) + 1))
             frames = [
-                _without(spark.read.options(**based).schema(schema).parquet(*folders), table, rewinds)
+                _without(spark.read.options(**based).schema(schema).parquet(*folders), table, rewinds, self._state.kept)
                 for rewinds, folders in parts.items()
             ]
         finally:
@@ -163,7 +162,7 @@ class Ledger:
 
     # --- writing
 
-    def begin(self, spans: Mapping[TopicPartition, Span]) -> Entry:
+    def begin(self, spans: Mapping[Source, Span]) -> Entry:
         """Returns an entry for a batch that holds these spans.
 
         Raises WriteFenced if a later owner has written one of the partitions.
@@ -202,40 +201,35 @@ class Ledger:
             os.fsync(file.fileno())
         return path
 
-    def sink(
-        self, handle: Callable[[DataFrame, Entry], object], topics: TopicIds | None = None
-    ) -> Callable[[DataFrame, int], None]:
+    def sink(self, handle: Callable[[DataFrame, Entry], object]) -> Sink[Entry]:
         """Returns a function to be given to Spark's foreachBatch.
 
         `handle(rows, entry)` gets the rows that are not written yet and writes them as Parquet to
         `entry.folder(table)`. The rows are cached while `handle` runs, so that several actions read Kafka once. If
         another writer was faster, `handle` is called again, with fewer rows. Rows of partitions that a later owner has
-        written meanwhile are left out and logged: that owner handles them, and the query continues.
-
-        With `topics`, a topic that was deleted and created again starts at offset 0. If `topics` is None, the first
-        messages of the new topic are left out, as if they were written already.
+        written meanwhile are left out (`Sink.last`).
         """
-        return guards.sink_of(str(self.path), self, handle, topics)
+        return Sink(self, handle)
 
     # --- maintenance
 
-    def rewind(self, topic: str, partition: int, to: int) -> None:
+    def rewind(self, topic: str, partition: int, to: int, topic_id: str | None = None) -> None:
         """Removes a partition's messages from offset `to` on from all tables, so that they can be written again.
 
         Their rows stay in the files, but readers leave them out from now on. For that the tables need the columns
-        `topic`, `partition` and `offset`. First pause and drain the group, then call this, then move the group's
-        positions back. Writers that began earlier fail with LedgerMoved. Raises InvalidOption if the message at `to` is
-        not written yet.
+        `topic`, `partition` and `offset`, and `topic_id` if they hold several topics of one name; then `topic_id` says
+        which is meant. First pause and drain the group, then call this, then move the group's positions back. Writers
+        that began earlier fail with LedgerMoved. Raises InvalidOption if nothing from `to` on is written.
         """
-        tp = TopicPartition(topic, partition)
+        source = named(self.known(), topic, partition, topic_id, str(self.path))
 
         def check() -> None:
-            written = self.known().get(tp)
-            if written is None or not 0 <= to < written.to:
-                upto = "nothing of it is" if written is None else f"it is written up to {written.to}"
-                raise InvalidOption("to", to, f"an offset of {tp} that is written: {upto}")
+            ranges = self.known()[source].finished.ranges
+            if not ranges or not 0 <= to < ranges[-1][1]:
+                rule = f"an offset of {source.tp} that is written: it is written up to {ranges[-1][1] if ranges else 0}"
+                raise InvalidOption("to", to, rule)
 
-        self.append({"positions": {}, "folders": {}, "rewinds": {str(tp): to}}, check)
+        self.append({"kept": {}, "folders": {}, "rewinds": {str(source): to}}, check)
 
     def compact(self, spark: SparkSession, table: str, *, partition_by: tuple[str, ...] = ()) -> int:
         """Merges the small folders of a table into one, while others read and write. Returns how many were merged.
@@ -267,7 +261,7 @@ class Ledger:
         folders = {table: merged} if _size(self.path / merged) else {}
         for folder in added:
             os.utime(self.path / folder)  # from now on it does not count; `vacuum` measures the time since
-        self.append({"positions": {}, "folders": folders, "replaces": {table: list(added)}}, check)
+        self.append({"kept": {}, "folders": folders, "replaces": {table: list(added)}}, check)
         return len(added)
 
     def vacuum(self, older_than_s: float) -> int:
@@ -303,14 +297,16 @@ def _changed(folder: Path) -> float:
     return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
-def _without(df: DataFrame, table: str, rewinds: tuple[Rewind, ...]) -> DataFrame:
+def _without(df: DataFrame, table: str, rewinds: tuple[Rewind, ...], known: Collection[Source]) -> DataFrame:
     """Returns the rows of `df` that none of `rewinds` has removed from the table.
 
-    Raises InvalidOption if the table lacks the columns topic, partition and offset.
+    Raises InvalidOption if the table lacks columns that say which rows these are: topic, partition and offset, and
+    topic_id if `known` has several topics of one name.
     """
     from pyspark.sql import functions as F
 
-    missing = {"topic", "partition", "offset"} - set(df.columns)
+    several = any(sum(one.tp == rewind.source.tp for one in known) > 1 for rewind in rewinds)
+    missing = {"topic", "partition", "offset", *(("topic_id",) if several else ())} - set(df.columns)
     if rewinds and missing:
         raise InvalidOption(
             "table",
@@ -319,9 +315,9 @@ def _without(df: DataFrame, table: str, rewinds: tuple[Rewind, ...]) -> DataFram
             "rows that takes out",
         )
     for rewind in rewinds:
-        rewound = (F.col("topic") == rewind.tp.topic) & (F.col("partition") == rewind.tp.partition)
+        rewound = (F.col("topic") == rewind.source.topic) & (F.col("partition") == rewind.source.partition)
         rewound = rewound & (F.col("offset") >= rewind.to)
-        if rewind.topic_id and "topic_id" in df.columns:
-            rewound = rewound & (F.col("topic_id") == rewind.topic_id)
+        if "topic_id" in df.columns:
+            rewound = rewound & (F.col("topic_id") == rewind.source.topic_id)
         df = df.where(~rewound)
     return df

@@ -1,4 +1,4 @@
-"""The fold of a ledger's entries: which folders count, and how far each partition is written. Must not touch files."""
+"""The fold of a ledger's entries: which folders count, and what is written of each partition. Must not touch files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from marshal_py.protocol.identity import Token, TopicPartition
-from marshal_py.spark.guards import Position
+from marshal_py.client.finished import Finished, Kept, Source
+from marshal_py.errors import InvalidOption
 
 
 class Rewind(NamedTuple):
@@ -17,9 +17,8 @@ class Rewind(NamedTuple):
     """
 
     number: int
-    tp: TopicPartition
+    source: Source
     to: int
-    topic_id: str
 
 
 class LedgerState:
@@ -27,27 +26,26 @@ class LedgerState:
 
     def __init__(self) -> None:
         self.next: int = 0
-        self.positions: dict[TopicPartition, Position] = {}
+        self.kept: dict[Source, Kept] = {}
         self.folders: dict[str, dict[str, int]] = {}  # table -> folder -> number of the entry that added it
         self.rewinds: tuple[Rewind, ...] = ()
 
     def fold(self, content: Mapping[str, Any]) -> None:
-        """Folds the next entry, whose content is given. An entry of an older release may lack newer fields."""
-        for name, (token, to, *rest) in content["positions"].items():
-            tp = _tp(name)
-            old = self.positions.get(tp)
-            [topic_id] = rest or [""]
-            self.positions[tp] = Position(Token.parse(token), to, topic_id, -1 if old is None else old.rewind)
+        """Folds the next entry, whose content is given. Raises InvalidOption for one of an older version."""
+        if "kept" not in content:
+            rule = "a folder that this version has written: its entries are an older one's; use a new folder"
+            raise InvalidOption("path", f"entry {self.next}", rule)
+        for name, text in content["kept"].items():
+            self.kept[_source(name)] = _kept(text)
         for table, replaced in content.get("replaces", {}).items():
             for folder in replaced:
                 del self.folders[table][folder]
         for table, folder in content["folders"].items():
             self.folders.setdefault(table, {})[folder] = self.next
         for name, to in content.get("rewinds", {}).items():
-            tp = _tp(name)
-            old = self.positions[tp]
-            self.positions[tp] = old._replace(to=to, rewind=self.next)
-            self.rewinds = (*self.rewinds, Rewind(self.next, tp, to, old.topic_id))
+            source = _source(name)
+            self.kept[source] = self.kept[source].back_to(to)
+            self.rewinds = (*self.rewinds, Rewind(self.next, source, to))
         if "replaces" in content:  # the merged folder lacks the rows that were taken out
             oldest = min((number for added in self.folders.values() for number in added.values()), default=self.next)
             self.rewinds = tuple(rewind for rewind in self.rewinds if rewind.number > oldest)
@@ -63,8 +61,8 @@ class LedgerState:
             {
                 "next": self.next,
                 "folders": self.folders,
-                "positions": {str(tp): [str(at.token), *at[1:]] for tp, at in self.positions.items()},
-                "rewinds": [[number, str(tp), to, topic_id] for number, tp, to, topic_id in self.rewinds],
+                "kept": texts(self.kept),
+                "rewinds": [[number, str(source), to] for number, source, to in self.rewinds],
             }
         )
 
@@ -73,15 +71,21 @@ class LedgerState:
         """Returns the state from the JSON that `LedgerState.text` returned."""
         found, state = json.loads(text), cls()
         state.next, state.folders = found["next"], found["folders"]
-        state.positions = {
-            _tp(name): Position(Token.parse(token), *rest) for name, (token, *rest) in found["positions"].items()
-        }
-        state.rewinds = tuple(
-            Rewind(number, _tp(name), to, topic_id) for number, name, to, topic_id in found["rewinds"]
-        )
+        state.kept = {_source(name): _kept(one) for name, one in found["kept"].items()}
+        state.rewinds = tuple(Rewind(number, _source(name), to) for number, name, to in found["rewinds"])
         return state
 
 
-def _tp(name: str) -> TopicPartition:
-    topic, _, number = name.rpartition(":")
-    return TopicPartition(topic, int(number))
+def texts(kept: Mapping[Source, Kept]) -> dict[str, list[str]]:
+    """Returns what is kept as an entry has it."""
+    return {str(source): [str(one.finished), one.token, one.group] for source, one in kept.items()}
+
+
+def _kept(text: list[str]) -> Kept:
+    finished, token, group = text
+    return Kept(Finished.parse(finished), token, group)
+
+
+def _source(name: str) -> Source:
+    topic, number, topic_id = name.split(":", 2)
+    return Source(topic, int(number), topic_id)

@@ -19,12 +19,13 @@ from marshal_py.transport.ports import RawMessage
 
 
 class Run(NamedTuple):
-    """Holds messages of one partition in order, with the token of the claim under which they are read."""
+    """Holds messages of one partition in order, with what their piece (tasks.py) says of all of them."""
 
     topic: str
     partition: int
     token: str
     messages: Sequence[RawMessage]
+    source: str = ""
 
 
 class Column(NamedTuple):
@@ -89,6 +90,7 @@ _COLUMNS: Final[Mapping[str, Column]] = {
     "offset": Column("bigint", pa.int64(), of_run=_offsets),
     "timestamp": Column("timestamp", _TIME, _timestamps),
     "token": Column("string", pa.string(), of_run=_constant("token", pa.string())),
+    "source": Column("string", pa.string(), of_run=_constant("source", pa.string())),
 }
 COLUMNS: Final = tuple(_COLUMNS)
 

@@ -227,7 +227,7 @@ class _RangeReader:
         if last >= piece.to:
             messages = messages[: bisect_left(messages, piece.to, key=_offset)]
         self._advance(key, last + 1)
-        return Run(*key, piece.token, messages)
+        return Run(*key, piece.token, messages, piece.source)
 
     def _advance(self, key: tuple[str, int], position: int) -> None:
         piece = self.left[key]

@@ -25,19 +25,21 @@ OPTIONS: Final = ("ranges", "bootstrap.servers", "columns", "min_partitions", "r
 
 
 def ranges_json(pieces: Iterable[Piece]) -> str:
-    """Returns the value of the option `ranges`: [[topic, partition, start, to, token], ...]."""
+    """Returns the value of the option `ranges`: [[topic, partition, start, to, token, source], ...]."""
     return json.dumps([list(piece) for piece in pieces])
 
 
 def _pieces(text: str | None) -> list[Piece]:
-    rule = "a JSON list of [topic, partition, start, to, token], as marshal_py.spark.ranges.ranges_json writes it"
+    rule = (
+        "a JSON list of [topic, partition, start, to, token, source], as marshal_py.spark.ranges.ranges_json writes it"
+    )
     try:
         pieces = [Piece(*item) for item in json.loads(text or "")]
     except (ValueError, TypeError) as error:
         raise InvalidOption("ranges", text, rule) from error
     seen: set[tuple[str, int]] = set()
     for piece in pieces:
-        kinds = (str, int, int, int, str)
+        kinds = (str, int, int, int, str, str)
         if not all(type(field) is kind for field, kind in zip(piece, kinds, strict=True)):
             raise InvalidOption("ranges", list(piece), rule)
         if not 0 <= piece.start <= piece.to or piece.partition < 0:

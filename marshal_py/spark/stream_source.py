@@ -308,7 +308,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if key_of(start) == key_of(end):
             return []
         _check_ours(end, start)
-        pieces = pieces_of(taken.range for taken in self._joined().take(start, end))
+        pieces = pieces_of((taken.range for taken in self._joined().take(start, end)), self.options.group)
         return partitions_of(pieces, self.options, once=self.options.at_most_once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -21,13 +21,17 @@ TASKS_KEPT: Final = 8
 
 
 class Piece(NamedTuple):
-    """Names the offsets [start, to) of one partition, with the token of the claim under which they are read."""
+    """Names the offsets [start, to) of one partition, with the token of the claim under which they are read.
+
+    `source`: the text of the column `source` (`source_text`); a piece that is split keeps that of the whole.
+    """
 
     topic: str
     partition: int
     start: int
     to: int
     token: str
+    source: str = ""
 
     @property
     def rows(self) -> int:
@@ -35,8 +39,18 @@ class Piece(NamedTuple):
         return self.to - self.start
 
 
-def pieces_of(ranges: Iterable[ClaimedRange]) -> list[Piece]:
-    return [Piece(one.topic, one.partition, one.start, one.to, str(one.token)) for one in ranges]
+def pieces_of(ranges: Iterable[ClaimedRange], group: str) -> list[Piece]:
+    return [
+        Piece(*one[:4], token=str(one.token), source=source_text(one.topic_id, one.start, one.to, group))
+        for one in ranges
+    ]
+
+
+def source_text(topic_id: str, start: int, to: int, group: str = "") -> str:
+    """Returns what the column `source` says of rows: the topic's id, which offsets of the partition were read together,
+    and the group that claimed them ("" for a batch read). guards.py reads it.
+    """
+    return f"{topic_id} {start} {to} {group}"
 
 
 def tasks_of(pieces: Iterable[Piece], wanted: int | None = None) -> list[tuple[Piece, ...]]:

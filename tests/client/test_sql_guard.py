@@ -23,9 +23,10 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from marshal_py.embedded import Broker
-from marshal_py.errors import InvalidOption, WriteFenced
+from marshal_py.errors import InvalidOption, OffsetsUnclear, WriteFenced
 from marshal_py.protocol.identity import Token
 from marshal_py.sql import AsyncGuard, Guard
+from marshal_py.testing import make_batch, make_message
 from tests.support import transaction_kills
 
 ACCOUNTS = "CREATE TABLE IF NOT EXISTS account (id VARCHAR(20) PRIMARY KEY, cents INTEGER NOT NULL)"
@@ -34,6 +35,7 @@ ON CONFLICT (id) DO UPDATE SET cents = account.cents + excluded.cents"""
 
 
 class Payment(NamedTuple):
+    group: str
     topic: str
     partition: int
     offset: int
@@ -43,8 +45,10 @@ class Payment(NamedTuple):
     cents: int = 1
 
 
-def payment(offset: int, epoch: int = 1, partition: int = 0, topic_id: str = "", **more: Any) -> Payment:
-    return Payment("payments", partition, offset, Token(b"i" * 16, epoch), topic_id, **more)
+def payment(
+    offset: int, epoch: int = 1, partition: int = 0, topic_id: str = "", group: str = "shop", **more: Any
+) -> Payment:
+    return Payment(group, "payments", partition, offset, Token(b"i" * 16, epoch), topic_id, **more)
 
 
 # --- databases: each opens connections in which a transaction begins by itself, and ends with the context
@@ -135,10 +139,50 @@ def test_of_a_batch_only_what_is_missing_is_new(database: Database) -> None:
 def test_a_later_owner_fences_an_earlier_one(database: Database) -> None:
     """K1, S4: also for a message that nobody has applied; the transaction leaves no trace."""
     apply(database, payment(7, epoch=11))
+    apply(database, payment(0, epoch=11, partition=2))
     with pytest.raises(WriteFenced, match="drop the batch"):
-        apply(database, payment(0, partition=1, epoch=10), payment(8, epoch=10))
-    assert balances(database) == {"alice": 1}
+        apply(database, payment(8, epoch=10), payment(1, epoch=10, partition=2))
+    assert balances(database) == {"alice": 2}
     assert apply(database, payment(8, epoch=11), payment(0, partition=1, epoch=1)) == [8, 0], "it holds per partition"
+
+
+def test_what_a_later_owner_has_is_left_out_of_a_batch(database: Database) -> None:
+    """Finding 27: the partition that is still owned is applied, and the whole batch can be acked."""
+    apply(database, payment(7, epoch=11))
+    assert apply(database, payment(8, epoch=10), payment(0, partition=1, epoch=10)) == [0]
+    assert apply(database, payment(0, partition=1, epoch=10), payment(8, epoch=11)) == [8]
+
+
+def test_a_batch_that_comes_back_after_the_next_one_is_new(database: Database) -> None:
+    """Finding 20: it failed once, was given back, and the next one was applied meanwhile."""
+    assert apply(database, *map(payment, range(10, 20))) == [*range(10, 20)]
+    assert apply(database, *map(payment, range(30, 40))) == [*range(30, 40)]
+    assert apply(database, *map(payment, range(15, 32))) == [*range(20, 30)]
+    assert apply(database, *map(payment, reversed(range(12)))) == [*reversed(range(10))], "in any order"
+    with database.transaction() as connection:
+        assert [*Guard().finished(connection, "shop", "payments").values()] == [((0, 40),)]
+
+
+def test_two_groups_and_two_clusters_have_effects_of_their_own(database: Database) -> None:
+    """Finding 21: the same topic for another group, and a topic of the same name on another cluster."""
+    assert apply(database, payment(0, topic_id="eu"), payment(1, topic_id="eu")) == [0, 1]
+    assert apply(database, payment(0, topic_id="us")) == [0]
+    assert apply(database, payment(0, topic_id="eu", group="audit")) == [0]
+    other = payment(0)._replace(token=Token(b"j" * 16, 1))
+    assert apply(database, payment(0)) == apply(database, other) == [0], "without ids, by the coordination topic"
+    with pytest.raises(InvalidOption, match="of groups audit, shop"):
+        apply(database, payment(2, topic_id="eu"), payment(2, topic_id="eu", group="audit"))
+
+
+def test_holes_that_were_given_up_are_refused(database: Database) -> None:
+    """As the markers of transactions leave them: what comes from there again is neither applied nor passed over."""
+    apply(database, *[payment(offset) for offset in range(0, 1024, 2)])
+    with pytest.raises(OffsetsUnclear, match="may or may not have"):
+        apply(database, payment(2))
+    assert apply(database, payment(1022), payment(1023)) == [1023]
+    with database.transaction() as connection:
+        Guard().rewind(connection, "shop", "payments", to=1)
+    assert apply(database, payment(0), payment(1), payment(2)) == [1, 2]
 
 
 def test_an_owner_that_only_repeats_fences_the_earlier_ones(database: Database) -> None:
@@ -158,7 +202,7 @@ def test_an_equal_token_writes_nothing() -> None:
     assert "INSERT" in next(steps).sql
     assert "SELECT" in steps.send(0).sql
     with pytest.raises(StopIteration):
-        steps.send([(str(payment(3, epoch=2).token), 4)])
+        steps.send([(str(payment(3, epoch=2).token), 0, 4, "")])
 
 
 def test_what_raises_in_the_transaction_is_new_again(database: Database) -> None:
@@ -175,20 +219,24 @@ def test_what_raises_in_the_transaction_is_new_again(database: Database) -> None
 
 def test_a_recreated_topic_begins_again(database: Database) -> None:
     assert apply(database, payment(5, topic_id="one")) == [5]
-    assert apply(database, payment(0, epoch=2, topic_id="one")) == []
+    assert apply(database, payment(5, epoch=2, topic_id="one")) == []
     assert apply(database, payment(0, epoch=3, topic_id="two")) == [0]
-    assert apply(database, payment(0, epoch=4)) == [], "a cluster that tells no ids recognises nothing"
     assert apply(database, payment(1, epoch=5, topic_id="two")) == [1]
+    assert apply(database, payment(5, epoch=6, topic_id="one"), payment(4, epoch=6, topic_id="one")) == [4]
 
 
-def test_forgotten_partitions_are_new_again(database: Database) -> None:
-    apply(database, payment(5), payment(5, partition=1))
+def test_a_rewound_partition_is_new_again(database: Database) -> None:
+    """Finding 22. The history before the first message needs no rewind."""
+    apply(database, payment(5), payment(6), payment(5, partition=1))
     with database.transaction() as connection:
-        Guard().forget(connection, "payments", [1])
+        [source] = Guard().rewind(connection, "shop", "payments", [1])
+        assert source.tp == ("payments", 1)
     assert apply(database, payment(5), payment(5, partition=1)) == [5]
     with database.transaction() as connection:
-        Guard().forget(connection, "payments")
-    assert apply(database, payment(5), payment(5, partition=1)) == [5, 5]
+        assert len(Guard().rewind(connection, "shop", "payments", to=6)) == 2
+        assert not Guard().rewind(connection, "audit", "payments")
+        assert not Guard().rewind(connection, "shop", "payments", topic_id="another")
+    assert apply(database, payment(4), payment(5), payment(6), payment(5, partition=1)) == [4, 6]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -287,7 +335,7 @@ def test_the_same_with_await(kind: str, tmp_path: Path, postgres: str) -> None:
     async def scenario() -> None:
         async with opened(kind, url) as connection:
             await guard.create(connection)
-            await guard.forget(connection, "payments")
+            await guard.rewind(connection, "shop", "payments")
         assert await new(payment(0), payment(1)) == [0, 1]
         assert await new(payment(1, epoch=2), payment(2, epoch=2)) == [2]
         with pytest.raises(WriteFenced):
@@ -296,8 +344,9 @@ def test_the_same_with_await(kind: str, tmp_path: Path, postgres: str) -> None:
         with pytest.raises(WriteFenced):
             await new(payment(3, epoch=2))
         async with opened(kind, url) as connection:
-            await guard.forget(connection, "payments", [0])
-        assert await new(payment(2)) == [2]
+            await guard.rewind(connection, "shop", "payments", [0])
+            assert await guard.finished(connection, "shop", "payments")
+        assert await new(payment(2, epoch=3)) == [2], "a rewind keeps the fence"
 
     asyncio.run(scenario())
 
@@ -334,13 +383,26 @@ def test_an_autocommitting_engine_is_refused(tmp_path: Path) -> None:
         Guard().create(connection)
 
 
-def test_messages_out_of_order_are_refused(tmp_path: Path) -> None:
+def test_a_message_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.db") as connection:
         Guard().create(connection)
-        for offsets in ((1, 0), (1, 1)):
-            with pytest.raises(InvalidOption, match="in the order of their offsets"):
-                Guard().new(connection, [payment(offset) for offset in offsets])
+        with pytest.raises(InvalidOption, match="each message once"):
+            Guard().new(connection, [payment(1), payment(1)])
         assert Guard().new(connection, []) == []
+
+
+def test_what_lies_between_the_messages_of_a_fetch_makes_no_holes(tmp_path: Path) -> None:
+    """Markers of transactions: the fetch that returned the messages has seen that there is nothing between them."""
+    messages = [make_message(offset=offset) for offset in (0, 2, 4, 9)]
+    batch = make_batch(messages)
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        guard = Guard()
+        guard.create(connection)
+        assert guard.new(connection, batch[:2]) == list(messages[:2])
+        assert guard.new(connection, batch[2]) == [messages[2]]
+        assert guard.new(connection, batch[3:]) == [messages[3]]
+        assert [*guard.finished(connection, "test", "test").values()] == [((0, 10),)]
+        assert guard.new(connection, batch) == []
 
 
 @pytest.mark.parametrize("table", ["", "a b", "a;drop", "a.b.c", "1a", None])

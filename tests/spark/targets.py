@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marshal_py.spark import Database, DeltaOutput, IcebergOutput, Ledger
-from marshal_py.spark.guards import sink_of
+from marshal_py.spark.guards import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -148,6 +148,7 @@ def appending(table: Any) -> Callable[[Callable[[], None]], Callable[[DataFrame,
         begin = table.begin
 
         class Watched:
+            name = "watched"
             known = table.known
 
             def begin(self, spans: Any) -> Any:
@@ -161,7 +162,7 @@ def appending(table: Any) -> Callable[[Callable[[], None]], Callable[[DataFrame,
                 entry.commit = late
                 return entry
 
-        return sink_of("watched", Watched(), lambda df, entry: entry.append(df.selectExpr(*COLUMNS)), None)
+        return Sink(Watched(), lambda df, entry: entry.append(df.selectExpr(*COLUMNS)))
 
     return sink
 

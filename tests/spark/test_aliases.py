@@ -37,7 +37,7 @@ def test_a_query_moves_from_sparks_own_source_with_its_options() -> None:
         assert (options.group, options.topics, options.rows_max) == ("billing", ("orders", "payments"), 5000)
         assert (options.rows_min, options.delay_s) == (7, 900.0)
         assert (options.consumer, options.min_partitions) == ({"start": "earliest"}, 16)
-        assert options.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "token")
+        assert options.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "token", "source")
         assert options.read_timeout_s == 90.0
         assert options.kafka == {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_SSL"}
     assert "headers" not in DefaultSource(CaseInsensitiveDict({**OLD, "group": "g"})).schema()  # type: ignore[arg-type]

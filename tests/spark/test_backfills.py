@@ -30,7 +30,7 @@ def read(orders: KafkaTopic, **options: str) -> list[tuple[int, int]]:
     reader = source.reader(from_arrow_schema(arrow_schema(columns)))
     far, parts = pickle.loads(cloudpickle.dumps((reader, reader.partitions())))
     found = pa.Table.from_batches([batch for part in parts for batch in far.read(part)], arrow_schema(columns))
-    assert found.column_names == ["key", "value", "headers", "topic", "partition", "offset", "timestamp"]
+    assert found.column_names == ["key", "value", "headers", "topic", "partition", "offset", "timestamp", "source"]
     return sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
 
 
@@ -135,5 +135,5 @@ def test_the_rule_for_a_bound_does_not_offer_committed(name: str) -> None:
 
 
 def test_the_option_group_distinguishes_a_stream_from_a_batch_read() -> None:
-    assert DefaultSource({**BASIS, "group": "billing"}).schema().endswith("token string")
-    assert DefaultSource(BASIS).schema().endswith("timestamp timestamp")
+    assert DefaultSource({**BASIS, "group": "billing"}).schema().endswith("token string, source string")
+    assert DefaultSource(BASIS).schema().endswith("timestamp timestamp, source string")

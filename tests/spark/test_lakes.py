@@ -6,13 +6,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from pyiceberg.catalog.sql import SqlCatalog
 
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import Token
 from marshal_py.spark import DeltaOutput, IcebergOutput
+from marshal_py.spark.tasks import source_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,14 +23,15 @@ if TYPE_CHECKING:
 AT = datetime(2026, 3, 1, 12, 30, 1, 5000, tzinfo=UTC)
 COLUMNS = (
     "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, topic STRING, partition INT, "
-    "offset BIGINT, timestamp TIMESTAMP, token STRING"
+    "offset BIGINT, timestamp TIMESTAMP, token STRING, source STRING"
 )
 
 
 def batch(spark: SparkSession, offsets: range) -> DataFrame:
     """A batch as the stream passes it."""
     token = str(Token(bytes(16), 5))
-    rows = [(None, b"v", [("name", b"x")] if n % 2 else None, "orders", 0, n, AT, token) for n in offsets]
+    source = source_text("idOfTheTopic", offsets.start, offsets.stop, "shop")
+    rows = [(None, b"v", [("name", b"x")] if n % 2 else None, "orders", 0, n, AT, token, source) for n in offsets]
     return spark.createDataFrame(rows, COLUMNS)
 
 
@@ -71,10 +75,92 @@ def test_a_partitioned_delta_table(spark: SparkSession, tmp_path: Path) -> None:
 def test_iceberg_has_the_columns_of_the_source(spark: SparkSession, tmp_path: Path) -> None:
     catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake")
     catalog.create_namespace("shop")
-    catalog.create_table("shop.orders", batch(spark, range(1)).toArrow().schema)
+    catalog.create_table("shop.orders", batch(spark, range(1)).withColumnRenamed("source", "topic_id").toArrow().schema)
     output = IcebergOutput(catalog, "shop.orders")
     for part in (range(3), range(4)):
         output.sink()(batch(spark, part), 0)
     table = catalog.load_table("shop.orders")
     assert plain(table.scan().to_arrow()) == EXPECTED
     assert "commit.retry.num-retries" not in table.properties, "the others' commits are theirs"
+
+
+def delta(spark: SparkSession, path: Path, sql: str, offset: int, **options: Any) -> None:
+    """Writes one message, with the columns that `sql` makes of it."""
+    output = DeltaOutput(str(path), **options)
+    output.sink(lambda df: df.selectExpr("offset", *sql.split(";")))(batch(spark, range(offset, offset + 1)), 0)
+
+
+def test_rows_that_do_not_fit_a_delta_table_are_refused_before_the_commit(spark: SparkSession, tmp_path: Path) -> None:
+    """Finding 24: another type, CHECK, NOT NULL. The batch can be written once it is right."""
+    path = tmp_path / "orders"
+    delta(spark, path, "1L AS cents;'a' AS who", 0)
+    table = DeltaTable(str(path))
+    table.alter.add_constraint({"positive": "cents > 0"})
+    version = DeltaTable(str(path)).version()
+    for sql, why in (
+        ("'12,50 EUR' AS cents;'a' AS who", "column cents"),
+        ("1 AS cents;'a' AS who", "column cents"),
+        ("-1L AS cents;'a' AS who", "1 of them break CHECK positive"),
+        ("CAST(NULL AS BIGINT) AS cents;'a' AS who", "1 of them break CHECK positive"),
+        ("1L AS cents", "who is not there"),
+        ("1L AS cents;'a' AS who;2 AS more", "more is not in the table. merge_schema=True"),
+    ):
+        with pytest.raises(InvalidOption, match=why):
+            delta(spark, path, sql, 1)
+    assert DeltaTable(str(path)).version() == version
+    delta(spark, path, "2L AS cents;'b' AS who", 1)
+    assert DeltaTable(str(path)).to_pyarrow_table().num_rows == 2
+    strict = tmp_path / "strict"
+    fields = pa.schema([pa.field("offset", pa.int64()), pa.field("who", pa.string(), nullable=False)])
+    DeltaTable.create(str(strict), Schema.from_arrow(fields))
+    with pytest.raises(InvalidOption, match="1 of them break NOT NULL of who"):
+        delta(spark, strict, "CAST(NULL AS STRING) AS who", 0)
+    delta(spark, strict, "CAST('a' AS STRING) AS who", 0)
+
+
+def test_a_delta_table_takes_new_columns_if_it_is_told_to(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "orders"
+    delta(spark, path, "1L AS cents", 0)
+    delta(spark, path, "named_struct('a', 1) AS more", 1, merge_schema=True)
+    with pytest.raises(InvalidOption, match="column cents"):
+        delta(spark, path, "'x' AS cents", 2, merge_schema=True)
+    found = sorted(DeltaTable(str(path)).to_pyarrow_table().to_pylist(), key=lambda row: row["offset"])
+    assert found == [{"offset": 0, "cents": 1, "more": None}, {"offset": 1, "cents": None, "more": {"a": 1}}]
+
+
+def test_delta_files_have_statistics(spark: SparkSession, tmp_path: Path) -> None:
+    """Finding 53: readers skip files by them."""
+    path = tmp_path / "orders"
+    output = DeltaOutput(str(path))
+    long = "concat(repeat('z', 40), offset) AS name"
+    output.sink(lambda df: df.coalesce(1).selectExpr("offset", "timestamp", long, "key", "CAST('nan' AS DOUBLE) AS d"))(
+        batch(spark, range(4)), 0
+    )
+    [one] = pa.table(DeltaTable(str(path)).get_add_actions(flatten=True)).to_pylist()
+    assert (one["num_records"], one["min.offset"], one["max.offset"], one["null_count.offset"]) == (4, 0, 3, 0)
+    assert one["min.name"] == "z" * 32 < one["max.name"]
+    assert one["min.timestamp"].astimezone(UTC) == one["max.timestamp"].astimezone(UTC) == AT
+    assert one.get("max.d") is None
+    assert DeltaTable(str(path)).to_pyarrow_dataset().to_table(filter=pc.field("offset") > 2).num_rows == 1
+
+
+def test_rows_that_do_not_fit_an_iceberg_table_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake")
+    catalog.create_namespace("shop")
+    catalog.create_table("shop.orders", pa.schema([("offset", pa.int64()), ("cents", pa.int64())]))
+
+    def write(sql: str, offset: int, merge_schema: bool = False) -> None:
+        output = IcebergOutput(catalog, "shop.orders", merge_schema=merge_schema)
+        output.sink(lambda df: df.selectExpr("offset", *sql.split(";")))(batch(spark, range(offset, offset + 1)), 0)
+
+    write("1L AS cents", 0)
+    for sql, why in (
+        ("'12,50 EUR' AS cents", "column cents"),
+        ("1L AS cents;'a' AS who", "who is not in the table. merge_schema=True"),
+        ("'a' AS who", "cents is not there"),
+    ):
+        with pytest.raises(InvalidOption, match=why):
+            write(sql, 1)
+    write("'a' AS who", 1, merge_schema=True)
+    found = sorted(catalog.load_table("shop.orders").scan().to_arrow().to_pylist(), key=lambda row: row["offset"])
+    assert found == [{"offset": 0, "cents": 1, "who": None}, {"offset": 1, "cents": None, "who": "a"}]

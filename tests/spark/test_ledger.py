@@ -11,28 +11,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marshal_py.client.finished import Source, Span
 from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
-from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.protocol.identity import Token
 from marshal_py.spark import Ledger
 from marshal_py.spark import ledger as module
-from marshal_py.spark.guards import Span
 from marshal_py.spark.ledger import Entry
+from marshal_py.spark.tasks import source_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 INCARNATION = bytes(range(16))
-ORDERS = TopicPartition("orders", 0)
+ORDERS = Source("orders", 0, "id")
 
 
-def span(epoch: int, start: int, to: int) -> dict[TopicPartition, Span]:
-    return {ORDERS: Span(Token(INCARNATION, epoch), start, to)}
+def span(epoch: int, start: int, to: int) -> dict[Source, Span]:
+    return {ORDERS: Span(((start, to),), str(Token(INCARNATION, epoch)), "shop")}
 
 
 def write(entry: Entry, *, commit: bool = True) -> None:
     """Writes the new offsets of the span, as a Python service does."""
-    ((tp, one),) = entry.spans.items()
-    offsets = [offset for offset in range(one.start, one.to) if entry.is_new(tp, offset)]
+    [(source, one)] = entry.spans.items()
+    offsets = [n for start, to in one.ranges for n in range(start, to) if entry.is_new(source, n)]
     folder = Path(entry.folder("rows"))
     folder.mkdir(parents=True)
     if offsets:
@@ -51,7 +52,7 @@ def test_rows_that_come_again_are_left_out(tmp_path: Path) -> None:
     for epoch, start, to in ((5, 0, 10), (5, 0, 10), (9, 5, 15), (9, 2, 4), (9, 15, 20)):
         write(Ledger(tmp_path).begin(span(epoch, start, to)))
     assert offsets(tmp_path) == list(range(20))
-    assert Ledger(tmp_path).positions() == {ORDERS: 20}
+    assert Ledger(tmp_path).finished() == {ORDERS: ((0, 20),)}
 
 
 def test_an_older_owner_is_fenced_off(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_writer_that_was_overtaken_must_begin_again(tmp_path: Path) -> None:
 
 def test_writers_of_other_partitions_do_not_hinder_each_other(tmp_path: Path) -> None:
     mine = Ledger(tmp_path).begin(span(5, 0, 3))
-    other = {TopicPartition("orders", 1): Span(Token(INCARNATION, 6), 100, 102)}
+    other = {Source("orders", 1, "id"): Span(((100, 102),), str(Token(INCARNATION, 6)), "shop")}
     write(Ledger(tmp_path).begin(other))
     write(mine)
     assert offsets(tmp_path) == [0, 1, 2, 100, 101]
@@ -87,14 +88,14 @@ def test_writers_of_other_partitions_do_not_hinder_each_other(tmp_path: Path) ->
 def test_uncommitted_rows_do_not_count(tmp_path: Path) -> None:
     write(Ledger(tmp_path).begin(span(5, 0, 3)), commit=False)
     assert offsets(tmp_path) == []
-    assert Ledger(tmp_path).positions() == {}
+    assert Ledger(tmp_path).finished() == {}
 
 
 def test_a_batch_without_rows_moves_the_position(tmp_path: Path) -> None:
     entry = Ledger(tmp_path).begin(span(5, 0, 3))
     entry.folder("rows")
     entry.commit()
-    assert Ledger(tmp_path).positions() == {ORDERS: 3}
+    assert Ledger(tmp_path).finished() == {ORDERS: ((0, 3),)}
     assert offsets(tmp_path) == []
 
 
@@ -105,9 +106,12 @@ def test_an_object_store_is_refused() -> None:
 
 def batch(spark: SparkSession, epoch: int, rows: list[tuple[int, int]]) -> DataFrame:
     token = str(Token(INCARNATION, epoch))
-    return spark.createDataFrame(
-        [("orders", p, o, token) for p, o in rows], "topic string, partition int, offset bigint, token string"
-    )
+    found = [
+        ("orders", p, o, token, source_text("id", min(of), max(of) + 1, "shop"))
+        for p, o in rows
+        for of in [[offset for number, offset in rows if number == p]]
+    ]
+    return spark.createDataFrame(found, "topic string, partition int, offset bigint, token string, source string")
 
 
 def test_a_sink_of_foreach_batch_writes_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -142,7 +146,7 @@ def test_a_fenced_batch_is_dropped_and_the_query_continues(
     assert offsets(tmp_path) == [0, 1, 2]
     sink(batch(spark, 5, [(0, 9), (1, 40)]), 1)
     assert offsets(tmp_path) == [0, 1, 2, 40], "rows that no other owner has written are written"
-    assert "offsets 2 to 9 of orders:0 are left out" in caplog.text
+    assert "orders:0 from 2 to 9: belong to a later owner" in caplog.text
 
 
 def test_a_sink_that_was_overtaken_begins_again(spark: SparkSession, tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ def test_an_entry_is_small_and_plain(tmp_path: Path) -> None:
     """Other programs may read it."""
     write(Ledger(tmp_path).begin(span(5, 0, 3)))
     entry: dict[str, Any] = json.loads((tmp_path / "_marshal" / "000000000000.json").read_text())
-    assert entry["positions"] == {"orders:0": [str(Token(INCARNATION, 5)), 3, ""]}
+    assert entry["kept"] == {"orders:0:id": ["0-3", str(Token(INCARNATION, 5)), "shop"]}
     assert list(entry["folders"]) == ["rows"]
 
 
@@ -259,21 +263,5 @@ def test_a_batch_that_is_left_out_completely_is_logged(
     ledger = Ledger(tmp_path)
     write(ledger.begin(span(5, 0, 3)))
     ledger.sink(lambda df, entry: None)(batch(spark, 8, [(0, 1), (0, 2)]), 0)
-    assert "batch 0 holds nothing new" in caplog.text
-    assert "orders:0 from 1 to 2" in caplog.text
-
-
-def test_a_topic_that_was_created_again_starts_at_zero(tmp_path: Path) -> None:
-    """Its offsets start at 0 again: the old topic's positions do not apply."""
-    first = {ORDERS: Span(Token(INCARNATION, 5), 0, 10, "idOfTheOldTopic")}
-    again = {ORDERS: Span(Token(INCARNATION, 9), 0, 3, "idOfTheNewTopic")}
-    write(Ledger(tmp_path).begin(first))
-    entry = Ledger(tmp_path).begin(again)
-    assert entry.is_new(ORDERS, 0)
-    write(entry)
-    assert offsets(tmp_path) == sorted([*range(10), *range(3)])
-    assert Ledger(tmp_path).positions() == {ORDERS: 3}
-    write(Ledger(tmp_path).begin(again))
-    assert len(offsets(tmp_path)) == 13
-    with pytest.raises(WriteFenced):
-        Ledger(tmp_path).begin(first)
+    assert "batch 0: left out of" in caplog.text
+    assert "orders:0 from 1 to 2: are in the table already" in caplog.text

@@ -241,10 +241,10 @@ def test_an_empty_range_makes_no_task() -> None:
 
 def test_ranges_are_passed_as_json() -> None:
     token = Token(bytes(16), 7)
-    (piece,) = pieces_of([ClaimedRange("orders", 3, 10, 20, token, 0)])
+    (piece,) = pieces_of([ClaimedRange("orders", 3, 10, 20, token, 0, "id")], "g")
     (part,) = RangesReader({**SERVERS, "ranges": ranges_json([piece])}).partitions()
     assert isinstance(part, RangePartition)
-    assert part.value == (Piece("orders", 3, 10, 20, str(token)),)
+    assert part.value == (Piece("orders", 3, 10, 20, str(token), "id 10 20 g"),)
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions
 
-from marshal_py.errors import InvalidOption, LedgerMoved, PartitionError, WriteFenced
-from marshal_py.protocol.identity import Token, TopicPartition
-from marshal_py.spark.guards import Span
-from tests.spark.targets import KINDS, Rows, Target
+from marshal_py.client.finished import Ranges, Source, Span
+from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
+from marshal_py.protocol.identity import Token
+from marshal_py.spark import write_batch
+from marshal_py.spark.tasks import source_text
+from marshal_py.testing import make_batch, make_message
+from tests.spark.targets import KINDS, Rows, Target, quietly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 INCARNATION = bytes(range(16))
-ORDERS = TopicPartition("orders", 0)
+GROUP = "shop"
 OLD, NEW = "idOfTheOldTopic1234567", "idOfTheNewTopic1234567"
 
 
@@ -25,16 +29,46 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     return KINDS[request.param](tmp_path)
 
 
-def span(epoch: int, start: int, to: int, topic_id: str = OLD, partition: int = 0) -> dict[TopicPartition, Span]:
-    return {TopicPartition("orders", partition): Span(Token(INCARNATION, epoch), start, to, topic_id)}
+def span(
+    epoch: int, start: int, to: int, topic_id: str = OLD, partition: int = 0, group: str = GROUP
+) -> dict[Source, Span]:
+    token = str(Token(INCARNATION, epoch))
+    return {Source("orders", partition, topic_id): Span(((start, to),), token, group)}
 
 
 def write(target: Target, entry: Any) -> None:
     """Writes as a service does."""
     with entry:
-        ((tp, one),) = entry.spans.items()
-        target.store(entry, [(tp.partition, o) for o in range(one.start, one.to) if entry.is_new(tp, o)])
+        [(source, one)] = entry.spans.items()
+        offsets = [offset for start, to in one.ranges for offset in range(start, to)]
+        target.store(entry, [(source.partition, o) for o in offsets if entry.is_new(source, o)])
         entry.commit()
+
+
+def finished(target: Target, partition: int = 0) -> dict[str, Ranges]:
+    """What the table says that it has of a partition, by topic id."""
+    table = target.table
+    kind = type(table).__name__
+    if kind == "Database":
+        found = table.finished(GROUP, "orders")
+    elif kind == "Ledger":
+        found = table.finished()
+    else:
+        found = table.finished("orders", partition)
+    return {source.topic_id: ranges for source, ranges in found.items() if source.partition == partition}
+
+
+def rewind(target: Target, to: int, topic_id: str | None = None) -> None:
+    """Takes partition 0 back: what the table knows of it, and its rows."""
+    table = target.table
+    kind = type(table).__name__
+    if kind == "Database":
+        undo = f'DELETE FROM rows WHERE partition = 0 AND "offset" >= {to}'
+        table.rewind(GROUP, "orders", [0], to=to, topic_id=topic_id, undo=lambda cursor: cursor.execute(undo))
+    elif kind == "Ledger":
+        table.rewind("orders", 0, to, topic_id)
+    else:
+        table.rewind("orders", 0, to, where=f"partition = 0 AND offset >= {to}", topic_id=topic_id)
 
 
 def test_rows_that_come_again_are_left_out(target: Target) -> None:
@@ -68,8 +102,88 @@ def test_a_topic_that_was_created_again_starts_at_zero(target: Target) -> None:
     assert target.rows() == sorted([*((0, o) for o in range(10)), *((0, o) for o in range(3))])
     write(target, target.table.begin(span(9, 0, 3, NEW)))
     assert len(target.rows()) == 13
+    write(target, target.table.begin(span(9, 5, 12, OLD)))
+    assert len(target.rows()) == 15, "the old topic's last messages are messages, too"
+    assert finished(target) == {OLD: ((0, 12),), NEW: ((0, 3),)}
+
+
+def test_a_batch_that_comes_back_after_the_next_one_is_written(target: Target) -> None:
+    """Finding 20."""
+    for start, to in ((10, 20), (30, 40), (0, 10), (15, 32)):
+        write(target, target.table.begin(span(5, start, to)))
+    assert target.rows() == [(0, offset) for offset in range(40)]
+    assert finished(target) == {OLD: ((0, 40),)}
+
+
+def test_a_service_that_gives_a_batch_back_and_goes_on_loses_nothing(target: Target) -> None:
+    """Finding 20, by the recipe of docs/sinks.md: an error, `nak`, the next batch, then the first one again."""
+    messages = [make_message(topic="orders", topic_id=OLD, offset=offset) for offset in range(6)]
+    batch = make_batch(messages)
+    failing = [True]
+
+    def store(found: list[Any], entry: Any) -> None:
+        if failing.pop() if failing else False:
+            raise ConnectionError
+        target.store(entry, [(one.partition, one.offset) for one in found])
+
+    with pytest.raises(ConnectionError):
+        write_batch(target.table, batch[:3], store)
+    assert write_batch(target.table, batch[3:], store).left_out == ()
+    assert write_batch(target.table, batch[:3], store).left_out == ()
+    again = write_batch(target.table, batch, store)
+    assert again.written == {}
+    assert [str(one) for one in again.left_out] == ["orders:0 from 0 to 5: are in the table already"]
+    assert target.rows() == [(0, offset) for offset in range(6)]
+
+
+def test_what_a_later_owner_has_is_left_out_and_reported(target: Target) -> None:
+    """Finding 27, for tables: the partition that is still owned is written."""
+    later = make_message(topic="orders", topic_id=OLD, offset=0, epoch=9)
+    store = lambda found, entry: target.store(entry, [(one.partition, one.offset) for one in found])  # noqa: E731
+    write_batch(target.table, make_batch([later]), store)
+    mine = [make_message(topic="orders", partition=n, topic_id=OLD, offset=1, epoch=5) for n in (0, 1)]
+    report = write_batch(target.table, make_batch(mine), store)
+    assert [one.why for one in report.left_out] == ["fenced"]
+    assert target.rows() == [(0, 0), (1, 1)]
     with pytest.raises(WriteFenced):
-        target.table.begin(span(5, 0, 10, OLD))
+        write_batch(target.table, make_batch([make_message(topic="orders", topic_id=OLD, offset=2, epoch=5)]), store)
+
+
+def test_two_topics_of_one_name_and_a_second_group_share_a_table(target: Target) -> None:
+    """Finding 21: the clusters eu and us. Another group's token says nothing, and a message is there once."""
+    for topic_id, start, to in ((OLD, 0, 5), (NEW, 0, 7), (OLD, 3, 9), (NEW, 7, 8)):
+        write(target, target.table.begin(span(9, start, to, topic_id)))
+    assert len(target.rows()) == 9 + 8
+    if type(target.table).__name__ != "Database":  # whose guard table is by group: each has effects of its own
+        write(target, target.table.begin(span(3, 0, 10, group="another")))
+        assert len(target.rows()) == 10 + 8
+
+
+def test_the_history_of_a_table_begun_at_the_end_is_written(target: Target) -> None:
+    """Finding 22: the group's position is set back, and nothing else has to be done."""
+    write(target, target.table.begin(span(5, 500, 510)))
+    write(target, target.table.begin(span(9, 0, 300)))
+    write(target, target.table.begin(span(9, 300, 510)))
+    assert target.rows() == [(0, offset) for offset in range(510)]
+
+
+@pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "ledger"], indirect=True)
+def test_a_rewound_table_takes_the_messages_again(target: Target) -> None:
+    """A hole, then a rewind into it: what is kept below stays, what is above comes again."""
+    for start, to in ((0, 5), (8, 20)):
+        write(target, target.table.begin(span(5, start, to)))
+    rewind(target, 10)
+    assert finished(target) == {OLD: ((0, 5), (8, 10))}
+    assert target.rows() == [(0, offset) for offset in (*range(5), 8, 9)]
+    write(target, target.table.begin(span(9, 0, 15)))
+    assert target.rows() == [(0, offset) for offset in range(15)]
+    write(target, target.table.begin(span(9, 0, 3, NEW)))
+    if type(target.table).__name__ != "Database":
+        with pytest.raises(InvalidOption, match=f"one of {NEW}, {OLD}"):
+            rewind(target, 1)
+    rewind(target, 100, NEW)
+    rewind(target, 15, OLD)
+    assert finished(target) == {OLD: ((0, 15),), NEW: ((0, 3),)}
 
 
 @pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "database"], indirect=True)
@@ -93,53 +207,63 @@ def test_writers_of_other_partitions_do_not_hinder_each_other(target: Target) ->
     assert target.rows() == [(0, 0), (0, 1), (0, 2), (1, 100), (1, 101), (2, 0)]
 
 
-class Cluster:
-    """A TopicIds whose topic is created again after `old` calls of `ask`."""
-
-    def __init__(self, old: int) -> None:
-        self.old = old
-
-    def ask(self) -> dict[str, str]:
-        self.old -= 1
-        return {"orders": OLD if self.old >= 0 else NEW}
-
-
-def test_a_query_asks_the_cluster_for_topic_ids(spark: SparkSession, tmp_path: Path) -> None:
-    """It asks before and after the rows are read. If the answers differ, it is unknown whose the rows are: none is
-    written."""
-    target = KINDS["database"](tmp_path)
-
-    def handle(df: DataFrame, entry: Any) -> None:
-        target.store(entry, [(row.partition, row.offset) for row in df.collect()])
-
-    sink = target.table.sink(handle, Cluster(old=3))
-    sink(batch(spark, 5, [(0, 0), (0, 1)]), 0)
-    with pytest.raises(PartitionError, match="created again while the batch was read"):
-        sink(batch(spark, 5, [(0, 2)]), 1)
-    sink(batch(spark, 9, [(0, 0)]), 0)
-    assert target.rows() == [(0, 0), (0, 0), (0, 1)]
-    with pytest.raises(InvalidOption, match="rows of orders"):
-        target.table.sink(handle, Unrelated())(batch(spark, 9, [(0, 1)]), 1)
-
-
-class Unrelated(Cluster):
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def ask(self) -> dict[str, str]:
-        return {"payments": NEW}
-
-
 class Killed(Exception):
     """The driver died here."""
 
 
 def batch(spark: SparkSession, epoch: int, rows: Rows) -> DataFrame:
+    """A batch as the stream passes it."""
     token = str(Token(INCARNATION, epoch))
+    offsets = {p: [o for q, o in rows if q == p] for p, _ in rows}
+    source = {p: source_text(OLD, min(of), max(of) + 1, GROUP) for p, of in offsets.items()}
     return spark.createDataFrame(
-        [("orders", p, o, token, OLD, b"x") for p, o in rows],
-        "topic string, partition int, offset bigint, token string, topic_id string, value binary",
+        [("orders", p, o, token, source[p], b"x") for p, o in rows],
+        "topic string, partition int, offset bigint, token string, source string, value binary",
     )
+
+
+def backfill(spark: SparkSession, start: int, to: int) -> DataFrame:
+    """As a batch read returns it: no claim, so no token and no group."""
+    return (
+        batch(spark, 0, [(0, offset) for offset in range(start, to)])
+        .drop("token")
+        .withColumn("source", functions.lit(source_text(OLD, start, to)))
+    )
+
+
+def test_a_backfill_goes_into_the_table_of_the_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """Finding 53: without a token, and each message once all the same."""
+    target = KINDS["delta"](tmp_path)
+    sink = target.sink(quietly)
+    sink(batch(spark, 5, [(0, offset) for offset in range(10, 15)]), 0)
+    sink(backfill(spark, 0, 12), 0)
+    assert target.rows() == [(0, offset) for offset in range(15)]
+    assert sink.left_out == {"there": 2}  # type: ignore[attr-defined]
+    assert [str(one) for one in sink.last.left_out] == [  # type: ignore[attr-defined]
+        "orders:0 from 10 to 11: are in the table already"
+    ]
+    sink(batch(spark, 3, [(0, 15)]), 1)
+    assert sink.left_out == {"there": 2, "fenced": 1}, "a backfill does not take the fence away"  # type: ignore[attr-defined]
+    effects = KINDS["database"](tmp_path)
+    with pytest.raises(InvalidOption, match="whose effects these are"):
+        effects.sink(quietly)(backfill(spark, 0, 1), 0)
+
+
+def test_rows_that_are_no_messages_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Finding 53: windows, and rows of a claim without its token."""
+    sink = KINDS["delta"](tmp_path).sink(quietly)
+    with pytest.raises(InvalidOption, match="What groupBy and windows make are no messages"):
+        sink(batch(spark, 5, [(0, 0)]).groupBy("partition").count(), 0)
+    with pytest.raises(InvalidOption, match="the column token too"):
+        sink(batch(spark, 5, [(0, 0)]).drop("token"), 0)
+
+
+def test_a_filter_before_the_sink_leaves_no_holes(spark: SparkSession, tmp_path: Path) -> None:
+    """The rows that it dropped were read; the table knows the range."""
+    target = KINDS["delta"](tmp_path)
+    rows = batch(spark, 5, [(0, offset) for offset in range(10)])
+    target.sink(quietly)(rows.where("offset % 4 = 1"), 0)
+    assert finished(target) == {OLD: ((0, 10),)}
 
 
 def test_a_sink_that_dies_at_any_point_writes_once(spark: SparkSession, target: Target) -> None:
