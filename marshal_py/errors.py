@@ -52,6 +52,7 @@
     |   +-- ClaimLost             claims were released or lost before a batch was committed or an ack was confirmed
     |   +-- AckNotConfirmed       the log did not accept an ack in time (retriable)
     |   +-- BatchUnclaimed        nobody claims the partitions of a batch that was planned before a restart (retriable)
+    |   +-- NotAloneInGroup       a query with state shares its group with another member
     |   +-- SnapshotNotConfirmed  a snapshot was written and no consumer confirmed it (retriable)
     |   +-- IndexBusy             another process writes the same key index (retriable)
     |   +-- AdminGaveUp           an operation did not complete in time (retriable)
@@ -63,6 +64,7 @@
         +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
         +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
         +-- DeserializationFailed a deserializer raised an error for a message in a batch
+        +-- PartitionsParked      a job that ends by itself has read the rest, and partitions are parked
         +-- PartitionParked       nobody may consume a partition until an admin has looked at it
         |   +-- DataTopicRecreated    its topic was deleted and created again
         |   +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
@@ -90,7 +92,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 CLAIMED_SHOWN: Final = 10  # partitions in the text of ClaimLost
@@ -880,6 +882,25 @@ class BatchUnclaimed(PeerError):
         )
 
 
+class NotAloneInGroup(PeerError):
+    """A streaming query with state (option `stateful`) has met another live member of its group.
+
+    Its windows, joins or counts need all messages, and the other member gets part of them.
+    """
+
+    group: str
+    clients: tuple[str, ...]
+
+    def __init__(self, group: str, clients: tuple[str, ...]) -> None:
+        """`clients`: the client ids of the other members."""
+        self.group, self.clients = group, clients
+        super().__init__(
+            f"group {group!r} has another member ({', '.join(clients)}), which gets part of the messages, and this "
+            f"query has state that needs all of them (stateful=true): give each such query a group of its own, or stop "
+            f"the other member and start this query again"
+        )
+
+
 class IndexBusy(PeerError):
     """Another process was writing the same key index for too long."""
 
@@ -1054,6 +1075,25 @@ class PartitionParked(ClusterError):
             sentence
             or f"{where} is parked ({reason}), so nobody consumes it: `marshal explain {group} {where}` shows why, "
             f"`marshal set-position {group} {where} --to POSITION` continues"
+        )
+
+
+class PartitionsParked(ClusterError):
+    """A job that ends by itself has read what could be read, and partitions of its topics are parked.
+
+    Nobody may consume them until an admin has looked at them (PROTOCOL.md F6.4).
+    """
+
+    group: str
+    parked: Mapping[str, str]
+
+    def __init__(self, group: str, parked: Mapping[str, str]) -> None:
+        """`parked`: by partition (topic:number), why it is parked and what to do."""
+        self.group, self.parked = group, dict(parked)
+        what = "\n".join(f"  {name}: {reason}" for name, reason in self.parked.items())
+        super().__init__(
+            f"group {group!r}: the rest was read, and {len(self.parked)} partitions are parked, so nobody reads them:\n"
+            f"{what}"
         )
 
 

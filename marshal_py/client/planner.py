@@ -28,7 +28,15 @@ from marshal_py.client.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.microbatches import End, MicroBatches
 from marshal_py.client.planned_claims import PlannedClaims
 from marshal_py.client.ranges import ClaimedRange, Taken, share
-from marshal_py.errors import BatchNotCommitted, BatchUnclaimed, ClaimLost, ClusterUnreachable, InvalidOption
+from marshal_py.errors import (
+    BatchNotCommitted,
+    BatchUnclaimed,
+    ClaimLost,
+    ClusterUnreachable,
+    InvalidOption,
+    NotAloneInGroup,
+    PartitionsParked,
+)
 from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.identity import NONE, Token, TopicPartition
@@ -174,6 +182,38 @@ class Planner(Membership):
             group = self._member.group
             parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.claims]
             return any(part.last_owner != NONE and part.position > 0 for part in parts)
+
+    def others(self) -> dict[str, bool]:
+        """Returns the other live members of the group, by client id: True if it is proven that one was there before.
+
+        One that joined before this member, and has shown no sign of life since, may be dead: it will be evicted.
+        """
+        with self._context.outbox, self._context.lock:
+            group, own = self._member.group, self._member.session
+            found = [] if group is None else [one for one in group.sessions.values() if one.id != own]
+            return {one.join.client_id: one.id < own <= one.extended for one in found}
+
+    def check_alone(self) -> None:
+        """Returns once this is the only member of its group. Raises NotAloneInGroup.
+
+        One that was there before is not waited for; others have four heartbeat intervals to leave or to be evicted.
+        """
+        deadline = time.monotonic() + self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
+        while others := self.others():
+            self.alive()
+            left_s = deadline - time.monotonic()
+            if any(others.values()) or left_s <= 0:
+                raise NotAloneInGroup(self.group, tuple(sorted(others)))
+            with self._context.outbox, self._context.lock:
+                self._context.changed.wait(min(WAIT_SLICE_S, left_s))
+
+    def check_parked(self) -> None:
+        """Raises PartitionsParked if partitions of this consumer's topics are parked (F6.4)."""
+        with self._context.lock:
+            parked = self._driver.parked()
+        if parked:
+            told = {str(tp): parking.describe(self.group, tp, reason) for tp, reason in sorted(parked.items())}
+            raise PartitionsParked(self.group, told)
 
     def _partitions(self) -> list[TopicPartition]:
         """Returns all partitions of this consumer's topics, claimed or not."""

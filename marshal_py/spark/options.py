@@ -43,7 +43,9 @@ _OWN: Final = (
     "coordination_topic",
     "coordination_partitions",
     "connect_timeout_s",
+    "stateful",
 )
+STATEFUL: Final = ("false", "true", "restart")
 OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_WHOLE_NUMBERS, *_FLAGS)
 
 # What follows "it must be given".
@@ -90,6 +92,8 @@ class StreamOptions(ReadOptions):
     connect_timeout_s: float
     coordination_topic: str
     coordination_partitions: int
+    stateful: bool  # the query has windows, joins or counts that live in its checkpoint
+    restart: bool  # its state may begin empty where the group is
     consumer: Mapping[str, Any]  # arguments of ConsumerOptions
 
     @classmethod
@@ -134,6 +138,9 @@ class StreamOptions(ReadOptions):
         if "max_batch_delay_s" in options and "min_rows_per_batch" not in options:
             rule = "it limits how long a batch waits for min_rows_per_batch: give that too, or leave it out"
             raise InvalidOption("max_batch_delay_s", options["max_batch_delay_s"], rule)
+        stateful = options.get("stateful", "false").lower()
+        if stateful not in STATEFUL:
+            raise InvalidOption("stateful", options["stateful"], f"one of {', '.join(STATEFUL)}")
         return cls(
             group=check_id("group", options["group"]),
             topics=topics,
@@ -145,6 +152,8 @@ class StreamOptions(ReadOptions):
             connect_timeout_s=number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
             coordination_topic=options.get("coordination_topic", COORDINATION_TOPIC),
             coordination_partitions=count(options, "coordination_partitions", COORDINATION_PARTITIONS),
+            stateful=stateful != "false",
+            restart=stateful == "restart",
             consumer=consumer,
             **vars(ReadOptions.parse(options)),
         )

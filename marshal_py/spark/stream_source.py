@@ -86,6 +86,8 @@ class QueryMember:
         self._commits = self._open_commit_socket()
         self.planned: dict[str, list[ClaimedRange]] = {}  # at-most-once: the newest plan, by its end offset
         self.settled = self.warned = False
+        self.stateful, self._restart = options.stateful, options.restart
+        self._planned_to: dict[TopicPartition, int] = {}  # where the newest batch ends
         self._rows_min, self._delay_s = options.rows_min, options.delay_s
         self._last_batch_s = -math.inf
 
@@ -121,12 +123,22 @@ class QueryMember:
             self.planner.settle()
             self.settled = True
 
-    def warn_of_fresh_checkpoint(self) -> None:
+    def notice_fresh_checkpoint(self) -> None:
         """Warns if the group has positions and the query's checkpoint is new. It warns at most once per member.
 
         The query's batches are then numbered from 0 again, and a sink that knows batches by number skips numbers that
-        it already has (docs/spark.md).
+        it already has (docs/spark.md). A query with state is refused, because its state begins empty and misses what
+        the positions have passed. Raises InvalidOption.
         """
+        if self.stateful and not self._restart and self.planner.resumed():
+            raise InvalidOption(
+                "stateful",
+                "true",
+                f"the checkpoint is new, and group {self.planner.group!r} has positions already: what was in open "
+                f"windows is behind them. Restore the checkpoint folder; or take a new group, which reads from start; "
+                f"or move the positions to the earliest with `marshal set-position {self.planner.group} TOPIC --to "
+                f"earliest`; or begin with empty state at the positions: stateful=restart",
+            )
         if not self.warned and self.planner.resumed():
             logger.warning(
                 "group %s has positions, and this query begins with a fresh checkpoint: it continues at the "
@@ -148,11 +160,13 @@ class QueryMember:
         """Returns the next end offset, or `start` itself if there is nothing to do.
 
         `rows_max`: how many offsets the batch spans at most. `targets`: the offsets at which the query ends
-        (availableNow); None for a query without an end.
+        (availableNow); None for a query without an end. Raises PartitionsParked at the end of the query.
         """
         end = self._plan_once(start, rows_max, targets)
         if end == start and targets is not None and self.planner.settle():
             end = self._plan_once(start, rows_max, targets)  # claims were granted meanwhile
+        if end == start and targets is not None:
+            self.planner.check_parked()  # last, when everything else is read
         if end == start and targets is not None and self.planner.cached_info().paused:
             logger.warning("group %s is paused: the query ends, though not everything is read", self.planner.group)
         return end
@@ -160,11 +174,14 @@ class QueryMember:
     def _plan_once(
         self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
     ) -> dict[str, Any]:
+        self._planned_to = {}
         ranges = self.planner.plan(rows_max, targets)
         if targets is None and self._waits_for_more(sum(one.to - one.start for one in ranges)):
             return start
         end = self.planner.plan_end(self.batches, start, ranges)
         self.planned = {key_of(end): ranges}
+        if end != start:
+            self._planned_to = {one.tp: one.to for one in ranges}
         return end
 
     def _waits_for_more(self, rows: int) -> bool:
@@ -203,20 +220,24 @@ class QueryMember:
         return taken
 
     def report(self) -> dict[str, Any]:
-        """Returns figures that Spark shows in the query's progress.
+        """Returns figures that Spark shows in the query's progress, which it posts when the batch is done.
 
-        `commits` is the address of the socket to which commits are reported.
+        So positions and lag are those after the batch that was just planned. `commits` is the address of the socket to
+        which commits are reported.
         """
         info = self.planner.cached_info()
+        positions = {tp: max(claim.position, self._planned_to.get(tp, 0)) for tp, claim in sorted(info.claims.items())}
+        lags = {
+            tp: claim.lag if claim.lag < 0 else max(0, claim.lag + claim.position - positions[tp])
+            for tp, claim in info.claims.items()
+        }
         return {
             "group": info.group,
             "claims": len(info.claims),
-            "lag": info.lag,
+            "lag": info.lag if info.lag < 0 else sum(max(0, lag) for lag in lags.values()),
             "paused": info.paused,
             "commits": None if self._commits is None else self._commits.address,
-            "partitions": {
-                str(tp): {"position": claim.position, "lag": claim.lag} for tp, claim in sorted(info.claims.items())
-            },
+            "partitions": {str(tp): {"position": at, "lag": lags[tp]} for tp, at in positions.items()},
         }
 
     def close(self) -> None:
@@ -287,8 +308,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             member = self._joined()
             member.settle()  # first: acking Spark's last batch takes claims
+            if member.stateful:
+                member.planner.check_alone()
             if key_of(start) == key_of(FIRST):
-                member.warn_of_fresh_checkpoint()
+                member.notice_fresh_checkpoint()
             member.ack(start)
             if self._available_now and self._targets is None:
                 self._targets = member.planner.ends()

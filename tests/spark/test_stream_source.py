@@ -13,7 +13,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, Rea
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 import marshal_py
-from marshal_py.errors import ClusterUnreachable, InvalidName, InvalidOption, MarshalError
+from marshal_py.errors import (
+    ClusterUnreachable,
+    InvalidName,
+    InvalidOption,
+    MarshalError,
+    NotAloneInGroup,
+    PartitionsParked,
+)
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ClaimingMessages
 from marshal_py.spark import stream_source
 from marshal_py.spark.options import StreamOptions
@@ -388,6 +396,79 @@ def test_available_now_ends_at_what_was_there(make_topic: MakeTopic) -> None:
     query.until_idle()
     assert sorted(query.out) == sorted(there)
     assert orders.positions() == {0: 10, 1: 10}
+    query.reader.stop()
+
+
+def test_available_now_fails_at_its_end_if_partitions_are_parked(make_topic: MakeTopic) -> None:
+    """F6.4: what can be read is read before, and the next run fails, too, although it has nothing to read."""
+    orders = make_topic(2)
+    orders.fill(10)
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
+        until(lambda: len(consumer.claims()) == 2, "it has both")
+        consumer._driver.park(TopicPartition(orders.topic, 0), "PartitionTruncated", "a test")
+        until(lambda: list(consumer._driver.parked()) == [(orders.topic, 0)], "one is parked")
+    for _ in range(2):
+        query = Query(orders, max_rows_per_batch=8)
+        query.reader.prepareForTriggerAvailableNow()
+        with pytest.raises(PartitionsParked) as raised:
+            query.until_idle()
+        assert sorted(query.out) in ([(1, offset) for offset in range(10)], [])
+        assert list(raised.value.parked) == [f"{orders.topic}:0"]
+        assert f"marshal set-position {orders.group} {orders.topic}:0 --to" in str(raised.value)
+        query.reader.stop()
+    assert orders.positions() == {0: 0, 1: 10}
+
+
+def test_a_query_with_state_refuses_a_new_checkpoint(make_topic: MakeTopic) -> None:
+    """Its open windows would miss what the group has passed; with `restart` it begins with empty state."""
+    orders = make_topic(1)
+    orders.fill(10)
+    query = Query(orders, stateful="true")
+    query.until_idle()
+    query.reader.stop()
+    orders.fill(5)
+    second = Query(orders, stateful="true")
+    with pytest.raises(InvalidOption, match="checkpoint is new") as raised:
+        second.turn()
+    assert (raised.value.option, f"set-position {orders.group}" in str(raised.value)) == ("stateful", True)
+    second.reader.stop()
+    third = Query(orders, stateful="restart")
+    third.settled()
+    assert sorted(third.out) == [(0, offset) for offset in range(10, 15)]
+    third.reader.stop()
+
+
+def test_a_query_with_state_refuses_to_share_its_group(make_topic: MakeTopic) -> None:
+    """The second one ends; the first one waits for that, and continues."""
+    orders = make_topic(2)
+    orders.fill(10)
+    first, second = Query(orders, stateful="true"), Query(orders, stateful="true")
+    first.until_idle()
+    with pytest.raises(NotAloneInGroup, match="a group of its own"):
+        second.turn()
+    second.reader.stop()
+    orders.fill(10)
+    first.settled()
+    assert sorted(first.out) == sorted(orders.written)
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
+        until(lambda: consumer.claims(), "a service has joined")
+        orders.fill(1)
+        with pytest.raises(NotAloneInGroup):
+            first.turn()
+    first.reader.stop()
+
+
+def test_the_lag_of_a_batch_is_what_it_leaves(make_topic: MakeTopic) -> None:
+    """Spark shows the report when the batch is done, and no newer one while nothing arrives."""
+    orders = make_topic(2)
+    orders.fill(10)
+    query = Query(orders, max_rows_per_batch=12)
+    seen = []
+    while query.turn():
+        report = query.reader.reportLatestOffset()
+        assert report is not None
+        seen.append((report["lag"], sum(one["position"] for one in report["partitions"].values())))
+    assert seen == [(8, 12), (0, 20)]
     query.reader.stop()
 
 
