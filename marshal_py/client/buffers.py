@@ -299,6 +299,11 @@ class Buffer:
         to = tracker.granted_to()
         return sum(part.below(to) - part.at for part in self.fetched)
 
+    def below(self, to: int, tracker: AtMostOnce) -> int:
+        """Returns how many undelivered messages lie below `to`. Offsets that are not fetched yet count, too."""
+        fetched = sum([part.below(to) - part.at for part in self.fetched])
+        return fetched + max(0, to - max(self.next_offset, tracker.delivered_to))
+
     def ungranted(self, tracker: AtMostOnce, left: int, end: int) -> tuple[int, int] | None:
         """Returns the offsets [start, to) of the next `left` messages without a grant; None if there are none.
 

@@ -80,6 +80,7 @@ class DeliveryQueue:
         self._last: int | None = None  # while the consumer drains: the value of `delivered` at which it stops
         self._gate_shut = False  # as the user's thread last found it; while it is, claimed partitions are not fetched
         self.at_most_once: bool = options.delivery == "at_most_once"
+        self._spent = False  # in at-most-once mode: no more may be granted before messages are delivered
 
     @property
     def delivered(self) -> int:
@@ -281,7 +282,7 @@ class DeliveryQueue:
             count, at_bound = buffer.size, buffer.held_back
             if isinstance(tracker, AtMostOnce):
                 granted = buffer.granted(tracker)
-                at_bound = grants.all_fetched(buffer, tracker) or (at_bound and granted == count)
+                at_bound = grants.all_fetched(buffer, tracker, self._spent) or (at_bound and granted == count)
                 count = granted
             elif self.window.most is not None or redeliveries_of(claim) is not None:
                 room = self.window.room(claim)
@@ -457,7 +458,9 @@ class DeliveryQueue:
     def offer(self) -> bool:
         """Sets each claim's `offer`: offsets to ask a grant for (D2). Tells whether the member can ask for one now."""
         most, ends = self.options.grant_messages, self.left() <= 0
-        return grants.offer(self.buffers.values(), self.source, self.rate, most, ends=ends)
+        buffers = [self.buffers[tp] for tp in self._order]
+        something, self._spent = grants.offer(buffers, self.source, self.rate, most, ends=ends)
+        return something
 
     def user_returned(self) -> None:
         """Resumes fetching of partitions whose buffers have become low. Called when the user asks for more messages.

@@ -8,6 +8,7 @@ their grant cost the garbage collector a visit at each collection. Called with t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
 
 from marshal_py.client.buffers import Buffer
 from marshal_py.client.handling_rate import HandlingRate
@@ -16,6 +17,8 @@ from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.grant_requests import GRANTS_AHEAD
 from marshal_py.transport.ports import DataSource
+
+GRANTED_MS: Final = 2_000  # of the handler's work at most are granted and not delivered, in all partitions together
 
 
 def before_fetching(rate: HandlingRate) -> bool:
@@ -32,9 +35,13 @@ def backlog(delivering: Iterable[tuple[Buffer, Claim]], source: DataSource, gran
     return any(source.end_offset(claim.tp) - buffer.next_offset >= grant_messages for buffer, claim in delivering)
 
 
-def all_fetched(buffer: Buffer, tracker: AtMostOnce) -> bool:
-    """Tells whether no more messages can be granted now, and all that are granted were fetched."""
-    return len(tracker.grants) >= GRANTS_AHEAD and tracker.granted_to() <= buffer.next_offset
+def all_fetched(buffer: Buffer, tracker: AtMostOnce, spent: bool) -> bool:
+    """Tells whether no more messages can be granted now, and all that are granted were fetched.
+
+    `spent`: the consumer has as many grants as it may have (`Offered`).
+    """
+    no_more = len(tracker.grants) >= GRANTS_AHEAD or (spent and tracker.asked is None)
+    return no_more and tracker.granted_to() <= buffer.next_offset
 
 
 def awaited(delivering: Iterable[tuple[Buffer, Claim]]) -> bool:
@@ -45,19 +52,28 @@ def awaited(delivering: Iterable[tuple[Buffer, Claim]]) -> bool:
     )
 
 
+class Offered(NamedTuple):
+    """Says what `offer` did. `something`: the member can ask for a grant now. `spent`: no more may be granted now."""
+
+    something: bool
+    spent: bool
+
+
 def offer(
     buffers: Collection[Buffer], source: DataSource, rate: HandlingRate, grant_messages: int, *, ends: bool
-) -> bool:
-    """Sets each claim's `offer`: offsets to ask a grant for. Returns whether the member can ask for one now.
+) -> Offered:
+    """Sets each claim's `offer`: offsets to ask a grant for.
 
     A grant holds about a second of the handler's work (`rate`), shared by the partitions, and at most `grant_messages`.
-    `ends`: the consumer delivers nothing more, so that nothing is offered.
+    All that is granted and not delivered is GRANTED_MS of work at most, or one message: a crash loses it. `buffers`:
+    those from which messages are delivered first come first. `ends`: the consumer delivers nothing more, so that
+    nothing is offered.
     """
     if ends:
         for buffer in buffers:
             if buffer.claim is not None:
                 buffer.claim.offer = None
-        return False
+        return Offered(False, False)
     ahead = before_fetching(rate)
     lacking: list[tuple[Buffer, Claim, AtMostOnce, int]] = []  # with the offset up to which to ask
     waiting = 0  # partitions that have messages, fetched or not
@@ -81,15 +97,29 @@ def offer(
             supplied = supplied or more  # its offer stays as it is: a look at the buffer costs time
         else:
             lacking.append((buffer, claim, tracker, end))
-    each = max(1, min(grant_messages, rate.per_second() // max(1, waiting)))
+    each = max(1, min(grant_messages, rate.within(1_000) // max(1, waiting)))
     # One record asks for all partitions. So a fast user's next grants wait until every partition needs one, but no
     # longer than the first of them has half a grant left.
     now = not (ahead and supplied) or any(_half_used(buffer, tracker, each) for buffer, _, tracker, _ in lacking)
     something = False
+    left = rate.within(GRANTED_MS) - _undelivered(buffers) if now and lacking else 0
     for buffer, claim, tracker, end in lacking:
-        claim.offer = buffer.ungranted(tracker, each, end) if now else None
-        something = something or claim.offer is not None
-    return something
+        count = min(each, left)
+        claim.offer = buffer.ungranted(tracker, count, end) if count > 0 else None
+        if claim.offer is not None:
+            something, left = True, left - count
+    return Offered(something, bool(now and lacking) and left <= 0)
+
+
+def _undelivered(buffers: Iterable[Buffer]) -> int:
+    """Returns how many messages are granted or asked for, and not delivered."""
+    total = 0
+    for buffer in buffers:
+        tracker = buffer.claim.tracker if buffer.claim is not None else None
+        if isinstance(tracker, AtMostOnce) and (tracker.grants or tracker.asked is not None):
+            to = tracker.granted_to() if tracker.asked is None else tracker.asked[2]
+            total += buffer.below(to, tracker)
+    return total
 
 
 def _half_used(buffer: Buffer, tracker: AtMostOnce, each: int) -> bool:

@@ -17,10 +17,11 @@ BUSY_MS_MAX: Final = 2_000  # time that counts; what was measured before fades
 class HandlingRate:
     """Measures how many messages per second one user handles."""
 
-    __slots__ = ("_busy_ms", "_handled", "_since")
+    __slots__ = ("_busy_ms", "_handled", "_since", "_total")
 
     def __init__(self) -> None:
         self._handled = 0.0
+        self._total = 0
         self._busy_ms = 0.0
         self._since: tuple[int, int] | None = None  # (messages before, ms) of those that the user has now
 
@@ -36,6 +37,7 @@ class HandlingRate:
         before, since_ms = self._since
         self._since = None
         self._handled += messages - before
+        self._total += messages - before
         self._busy_ms += mono_ms - since_ms
         if self._busy_ms > BUSY_MS_MAX:
             part = BUSY_MS_MAX / self._busy_ms
@@ -50,3 +52,12 @@ class HandlingRate:
         if not self._handled:
             return FIRST_MESSAGES
         return max(1, round(1000 * self._handled / max(BUSY_MS_MIN, self._busy_ms)))
+
+    def within(self, ms: int) -> int:
+        """Returns how many messages the user handles within `ms` at this rate: at least 1, and 1 until measured.
+
+        It is never more than twice what he has handled so far: few fast messages do not prove that the next are fast.
+        """
+        if not self._handled:
+            return 1
+        return max(1, min(int(ms * self._handled / max(BUSY_MS_MIN, self._busy_ms)), 2 * self._total))

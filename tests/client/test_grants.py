@@ -62,10 +62,15 @@ def rate(per_second: int) -> HandlingRate:
     return found
 
 
+def always_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HandlingRate, "per_second", lambda self: FAST)
+    monkeypatch.setattr(HandlingRate, "within", lambda self, ms: FAST * ms // 1_000)
+
+
 def offer(*partitions: Partition, end: int = END, per_second: int = FAST, fetching: bool = True) -> bool:
     buffers = [one.buffer for one in partitions]
     source = cast(DataSource, Ends(end, fetching))
-    return grants.offer(buffers, source, rate(per_second), MOST, ends=False)
+    return grants.offer(buffers, source, rate(per_second), MOST, ends=False).something
 
 
 def offers(partitions: Iterable[Partition]) -> list[tuple[int, int] | None]:
@@ -151,7 +156,7 @@ def test_one_record_asks_for_all_partitions() -> None:
 
 def test_everything_comes_once(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with grants of messages that are not fetched yet."""
-    monkeypatch.setattr(HandlingRate, "per_second", lambda self: FAST)
+    always_fast(monkeypatch)
     topic, group = cluster.topic(2), cluster.group()
     for partition in (0, 1):
         cluster.fill(topic, partition, 3_000)
@@ -172,7 +177,7 @@ def test_everything_comes_once(cluster: TestCluster, monkeypatch: pytest.MonkeyP
 
 def test_what_was_granted_and_not_fetched_is_given_back(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """F6.3, T16: a clean stop loses nothing of it."""
-    monkeypatch.setattr(HandlingRate, "per_second", lambda self: FAST)
+    always_fast(monkeypatch)
     topic, group = cluster.topic(), cluster.group()
     cluster.fill(topic, 0, 2_000)
     with cluster.connect() as marshal:
@@ -186,7 +191,7 @@ def test_what_was_granted_and_not_fetched_is_given_back(cluster: TestCluster, mo
 
 def test_a_batch_waits_for_what_is_granted_and_comes(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two grants are a bound only if all of their messages are there; otherwise the batch can still be filled."""
-    monkeypatch.setattr(HandlingRate, "per_second", lambda self: FAST)
+    always_fast(monkeypatch)
     topic = cluster.topic()
     cluster.fill(topic, 0, 2_000)
     sizes = {"grant_messages": 600, "prefetch_messages": 100}
@@ -195,3 +200,34 @@ def test_a_batch_waits_for_what_is_granted_and_comes(cluster: TestCluster, monke
         joined(marshal, cluster.group(), [topic], delivery="at_most_once", **sizes) as consumer,
     ):
         assert len(consumer.fetch(600, expires_s=3_000)) == 600
+
+
+@pytest.mark.parametrize("per_second", [1, 10, 400, 20_000])
+def test_all_grants_together_are_two_seconds_of_work(per_second: int) -> None:
+    """D2: a backlog that comes partition by partition, when each of them is the only one that has messages at first."""
+    team, handler = [Partition(number) for number in range(12)], rate(per_second)
+    source, most = cast(DataSource, Ends(END, True)), 0
+    for one in team:
+        one.fetch(*range(5_000))
+        for _ in range(3):
+            grants.offer([each.buffer for each in team], source, handler, 1_000_000, ends=False)
+            for each in team:
+                if each.claim.offer is not None and len(each.tracker.grants) < 2:
+                    each.grant()
+        most = max(most, sum(each.buffer.granted(each.tracker) for each in team))
+    assert per_second <= most <= 2 * per_second
+
+
+def test_a_new_consumer_is_granted_one_message_and_then_twice_what_it_has_handled() -> None:
+    """D2: one fast message does not prove that the next ones are fast."""
+    handler = HandlingRate()
+    assert handler.within(2_000) == 1
+    handler.delivered(0, 0)
+    handler.returned(1, 1)
+    assert handler.within(2_000) == 2
+    handler.delivered(1, 1)
+    handler.returned(3, 2)
+    assert handler.within(2_000) == 6
+    handler.delivered(3, 2)
+    handler.returned(4, 10_002)
+    assert handler.within(2_000) == 1, "it has become slow"
