@@ -103,8 +103,8 @@ class ConsumerOptions:
     does no longer.
 
     `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
-    handler's speed: about a second's work, shared by the partitions, at least one message each. A crash loses up to two
-    grants per partition.
+    handler's speed: about a second's work, shared by the partitions. What is granted and not delivered, which a crash
+    loses, is two seconds of work at most in all partitions together, or one message.
 
     `start`: where the group begins to read a partition for which it has no position: a word, a time, or offsets
     (start_positions.py). A time means the first message that is not older, or the end if there is none.
