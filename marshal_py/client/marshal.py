@@ -134,7 +134,8 @@ class Marshal:
         """Connects to a cluster, and creates or checks the coordination topic (PROTOCOL.md L1).
 
         `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...).
-        `client_id`: unique per live process; by default the host name, the pid and random digits.
+        `client_id`: unique per live process; by default the settings' `client.id`, or the host name, then
+        the pid and random digits.
         `coordination_partitions`: how many partitions the coordination topic gets, if this call creates it.
         `snapshot_every_records`: consumers write a snapshot of their log about that often.
         `history_kept_s`: where Kafka lets them, consumers delete records that are older than this and older than the
@@ -168,7 +169,9 @@ class Marshal:
         if not timeout_s > 0:
             raise InvalidOption("timeout_s", timeout_s, "more than 0")
         retention = check_retention(snapshot_every_records, history_kept_s, evidence_dir)
-        given = f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}" if client_id is None else client_id
+        named_in = servers_or_config.get("client.id", "") if isinstance(servers_or_config, Mapping) else ""
+        unique = f"{named_in or default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}"
+        given = unique if client_id is None else client_id
         check_id("client_id", given)
         check_topics([coordination_topic])
         if type(statistics_interval_ms) is not int or not 0 <= statistics_interval_ms <= STATISTICS_MS_MAX:
