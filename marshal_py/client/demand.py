@@ -144,6 +144,9 @@ class ConsumeDemand(Demand):
         """
         messages, size_bytes = self._buffered()
         if self._in_bytes:
+            limit = self._refill.limit
+            if size_bytes > limit:  # a look has brought more than was asked for: about so many of it are pending
+                messages = max(1, messages * limit // size_bytes)
             return messages, self._refill.pending(size_bytes)
         return self._refill.pending(messages), 0
 

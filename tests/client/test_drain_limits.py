@@ -119,3 +119,15 @@ def test_a_cancelled_task_that_held_its_iterator_in_a_variable_is_in_nobodys_way
 
     with filled() as cluster:
         asyncio.run(main(cluster.bootstrap_servers))
+
+
+def test_what_is_pending_is_told_in_one_measure() -> None:
+    """A look may buffer more than was asked for: that counts neither in bytes nor in messages."""
+    with filled() as cluster:
+        consumer = joined(cluster.connect(), "billing", ["orders"])
+        context = consumer.consume(max_bytes=1000)
+        demand = context._demand
+        demand._buffered = lambda: (400, 42_800)  # type: ignore[method-assign]  # as after a look
+        info = consumer.cached_info()
+        assert (info.pending_messages, info.pending_bytes) == (9, 1000)
+        context.stop()
