@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from marshal_py.spark.tasks import Piece
 
 BATCH_ROWS: Final = 10_000  # of one Arrow batch; from 1,000 to 50,000 it makes no difference
+BATCH_BYTES: Final = 16 << 20  # of values; with larger messages a batch has fewer rows, or a task would need gigabytes
+FIRST_ROWS: Final = 100  # taken at first, when the size of the messages is not known
 POLL_S: Final = 1.0  # how long one poll waits; then the deadline is checked
 READER_ID: Final = "marshal-spark"  # client id, and the group id that librdkafka requires; it commits nothing
 
@@ -165,6 +167,7 @@ class _RangeReader:
         self.at = {key: piece.start for key, piece in self.left.items()}
         self.alone = len(self.left) == 1
         self.last_error = "no answer in time"
+        self.mean_bytes = 0.0  # of the values that came last; 0 until some came
 
     def batches(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
         while True:
@@ -175,14 +178,22 @@ class _RangeReader:
             yield batch
 
     def _batch(self, task: RangePartition) -> pa.RecordBatch | None:
-        """Returns the next batch, or None once everything is read. If the broker is slow, the batch has fewer rows."""
+        """Returns the next batch, or None once everything is read.
+
+        It has fewer rows if the broker is slow, or the messages are large.
+        """
         runs: list[Run] = []
-        rows, deadline = 0, time.monotonic() + task.timeout_s
-        while self.left and rows < BATCH_ROWS:
+        rows = size_bytes = 0
+        deadline = time.monotonic() + task.timeout_s
+        while self.left and rows < BATCH_ROWS and size_bytes < BATCH_BYTES:
             before = sum(self.at.values())
-            found = self._take(_poll(self.consumer, BATCH_ROWS - rows))
+            messages = _poll(self.consumer, self._fitting(BATCH_ROWS - rows, BATCH_BYTES - size_bytes))
+            came_bytes = sum(map(len, messages))
+            self.mean_bytes = max(1.0, came_bytes / len(messages)) if messages else self.mean_bytes
+            found = self._take(messages)
             runs += found
             rows += sum(len(run.messages) for run in found)
+            size_bytes += came_bytes
             if sum(self.at.values()) > before:
                 deadline = time.monotonic() + task.timeout_s
             elif runs:
@@ -190,6 +201,10 @@ class _RangeReader:
             elif time.monotonic() >= deadline:
                 raise self._stuck(task.timeout_s)
         return as_arrow(runs, task.columns) if runs else None
+
+    def _fitting(self, rows: int, size_bytes: int) -> int:
+        """Returns how many messages to take at once, so that they probably fit into a batch."""
+        return min(rows, max(1, int(size_bytes / self.mean_bytes)) if self.mean_bytes else FIRST_ROWS)
 
     def _stuck(self, timeout_s: float) -> ClusterUnreachable:
         (topic, partition), piece = next(iter(self.left.items()))

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute
 import pytest
+from confluent_kafka import Consumer, Message
 from pyspark import TaskContext, cloudpickle
 
 from marshal_py.client.ranges import ClaimedRange
@@ -289,3 +290,36 @@ def test_settings_are_passed_as_options() -> None:
     assert kafka_options(options) == back
     with pytest.raises(InvalidOption, match="not callbacks"):
         as_options({"oauth_cb": print})
+
+
+class Queue:
+    """Stands for a client of librdkafka: it has as many messages as it is asked for, and notes how many these are."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.messages = [Message(topic="orders", partition=0, offset=at, value=b"x" * n) for at, n in enumerate(sizes)]
+        self.asked: list[int] = []
+
+    def poll(self, timeout_s: float) -> Message | None:
+        return self.messages.pop(0) if self.messages else None
+
+    def consume(self, count: int, timeout_s: float) -> list[Message]:
+        self.asked.append(count + 1)
+        taken, self.messages = self.messages[:count], self.messages[count:]
+        return taken
+
+
+def test_a_batch_of_large_messages_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at BATCH_BYTES, and how many messages are taken at once follows from the size of the last ones."""
+    monkeypatch.setattr(range_reader, "BATCH_BYTES", 100_000)
+    sizes = [10_000] * 300 + [5] * 20_000
+    piece = Piece("orders", 0, 0, len(sizes), "token")
+    queue = Queue(sizes)
+    reader = range_reader._RangeReader(cast(Consumer, queue), [piece], "servers")
+    task = range_reader.RangePartition([piece], {}, 30.0, once=False, columns=("offset", "value"))
+    batches = list(reader.batches(task))
+    assert [row for batch in batches for row in batch.column("offset").to_pylist()] == list(range(len(sizes)))
+    held = [sum(map(len, batch.column("value").to_pylist())) for batch in batches]
+    assert queue.asked[0] == range_reader.FIRST_ROWS
+    assert held[0] == range_reader.FIRST_ROWS * 10_000
+    assert 90_000 <= max(held[1:]) <= 100_000
+    assert max(len(batch) for batch in batches) == range_reader.BATCH_ROWS, "small messages still fill a batch"
