@@ -25,8 +25,9 @@ from marshal_py.errors import (
     PauseNotDrained,
     SettingsChanged,
 )
+from marshal_py.protocol.group_rules import lifelong
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.records import MODES, PARTITION_MAX, GroupConfig, Topology
+from marshal_py.protocol.records import PARTITION_MAX, GroupConfig, Topology
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
 
@@ -171,9 +172,38 @@ class ConfigPlan(ChangePlan):
     def refusal(self, group: Group) -> MarshalError | None:
         if group.config_offset != self.looked_at:
             return SettingsChanged(group.name, "the settings", group.config.by if group.config is not None else "")
+        if lifelong(group.config, group.mode, self.record(group, NONE)):  # a first Join came before it (F9.11)
+            return GroupExists(group.name)
         if changes_mode(group, self.wanted) != self.changes_mode:
             return SettingsChanged(group.name, "the delivery", "its first consumer")
         return None
+
+
+class DeletionPlan(ChangePlan):
+    """Deletes the group with its live sessions, in a pause in which nobody owns anything (F9.5, M15).
+
+    Every consumer ends with GroupDeleted. If somebody else has deleted the group meanwhile, that is a success, too.
+    """
+
+    what = "the deletion"
+
+    def __init__(self, context: GroupContext, reason: str = "", patience_ms: int | None = None) -> None:
+        if context.group is None:
+            raise GroupMissing(context.name, "has never been used")
+        super().__init__(context, True, None, reason=reason, patience_ms=patience_ms)
+
+    def record(self, group: Group, token: int) -> GroupConfig:
+        return GroupConfig(group.config_offset, token, deleted=True, by=self.by)
+
+    def refusal(self, group: Group) -> MarshalError | None:
+        return None  # whatever the settings are now
+
+    def give_up(self, error: MarshalError) -> None:
+        group = self.context.group
+        if group is not None and group.deleted:
+            self.end()
+        else:
+            super().give_up(error)
 
 
 class ShrinkPlan(ChangePlan):
@@ -242,16 +272,6 @@ def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[in
             f"1 to {known.count - 1}: {topic!r} has {known.count} in this group, and it grows by itself",
         )
     return known.count, known.offset
-
-
-def others_mode(group: Group | None) -> str | None:
-    """Returns the delivery that the group does not have, or None if the group has no live session.
-
-    A change to that delivery ends every consumer (F9.6, M15).
-    """
-    if group is None or group.deleted or not group.sessions:
-        return None
-    return next(name for name, mode in MODES.items() if mode != group.mode)
 
 
 def held_beyond(group: Group, topic: str, partitions: int) -> dict[TopicPartition, int]:

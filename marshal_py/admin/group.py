@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import overview, pins
 from marshal_py.admin.author import Author
-from marshal_py.admin.change import ConfigPlan, ShrinkPlan, others_mode
+from marshal_py.admin.change import ConfigPlan, DeletionPlan, ShrinkPlan
 from marshal_py.admin.group_info import GroupInfo, MemberInfo, PinInfo
 from marshal_py.admin.impact import Impact, check_pause, of_shrink
 from marshal_py.admin.membership import Edit, with_mappings, with_members, without_mappings, without_members
@@ -455,15 +455,14 @@ class Group:
     def delete(self, *, force: bool = False, reason: str = "", watcher: Watcher | None = None) -> bool:
         """Deletes the group and its positions. Returns False if it was deleted already. Raises MembersAlive.
 
-        `force` first ends live consumers by a change of the group's delivery (M15); they end with ModeMismatch or
-        GroupDeleted. If that change fails, AdminBusy, PauseNotDrained or SettingsChanged is raised, and the positions
-        are kept.
+        `force` pauses the group and deletes it with its live consumers, which end with GroupDeleted as soon as they
+        have released what they own. If that fails, AdminBusy or PauseNotDrained is raised, and nothing is deleted.
         """
         with self.runner() as runner:
-            others = None if not force else others_mode(runner.context.group)
-        if others is not None:
-            self._settle({"delivery": others}, False, reason, watcher=watcher)
-        with self.runner() as runner:
+            if force:
+                forced = DeletionPlan(runner.context, reason)
+                runner.run(forced, watcher)
+                return forced.changed_at != NONE
             plan = RemovePlan(runner.context, reason)
             runner.run(plan, watcher)
             return plan.deleted_at != NONE

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 from msgspec import Struct, to_builtins
 
-from marshal_py.protocol.group_settings import PARTITIONED, PRIORITY
+from marshal_py.protocol.group_rules import PARTITIONED, PRIORITY
 
 
 class PauseInfo(Struct, frozen=True):

@@ -116,7 +116,7 @@ def of_deletion(context: GroupContext, force: bool = False) -> Impact:
     if group.sessions:
         names = ", ".join(name_of(group, session) for session in sorted(group.sessions))
         does.append(
-            f"{names} would be paused and ended first, by a change of the group's delivery."
+            f"{names} would release what they own in a pause, and end with it."
             if force
             else f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing would be done."
         )

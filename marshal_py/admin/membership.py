@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from marshal_py.client.group_config import Wanted
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.group_settings import OWN_POLICY, PARTITIONED
+from marshal_py.protocol.group_rules import PARTITIONED
+from marshal_py.protocol.group_settings import OWN_POLICY
 from marshal_py.protocol.records import GroupConfig
 
 Edit = Callable[[GroupConfig], Wanted]

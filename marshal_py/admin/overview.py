@@ -15,7 +15,7 @@ from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol import parking
 from marshal_py.protocol.assignment import candidate_order
 from marshal_py.protocol.assignment.partitioned import listed, names
-from marshal_py.protocol.group_settings import PARTITIONED
+from marshal_py.protocol.group_rules import PARTITIONED
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
 from marshal_py.protocol.records import MODE_NAMES, GroupConfig

@@ -348,7 +348,7 @@ def rm(
     options: changes.ChangeOptions,
     group: changes.GroupName,
     force: Annotated[
-        bool, typer.Option("--force", help="End live consumers first, by a pause and a change of the delivery.")
+        bool, typer.Option("--force", help="Delete it with its live consumers, in a pause; they end with GroupDeleted.")
     ] = False,
 ) -> None:
     """Delete a group and its positions. Refused while a consumer lives; silent consumers are evicted first."""

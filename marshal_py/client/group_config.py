@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol import group_settings
 from marshal_py.protocol.assignment.pinned import TIMEOUT_MS
-from marshal_py.protocol.group_settings import OWN_POLICY, PARTITIONED, PRIORITY
+from marshal_py.protocol.group_rules import PARTITIONED, PRIORITY
+from marshal_py.protocol.group_settings import OWN_POLICY
 from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import MODE_NAMES, MODES, ON_TOPIC_RECREATED
 from marshal_py.protocol.records import GroupConfig as ConfigRecord
 from marshal_py.protocol.world import Group
@@ -136,10 +136,9 @@ def settle(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: st
 
 def check_wanted(group: Group | None, wanted: Wanted) -> None:
     """Raises InvalidOption if the group cannot have these settings, or cannot have them any more."""
-    base = base_of(group)
-    settled = settle(base, wanted, NONE, NONE, "")
-    if group is not None and not group.deleted:
-        group_settings.check_change(base, settled)
+    settled = settle(base_of(group), wanted, NONE, NONE, "")
+    if group is not None:
+        group_settings.check_change(group.name, group.config, group.mode, settled)
 
 
 def changes_mode(group: Group | None, wanted: Wanted) -> bool:
@@ -199,7 +198,7 @@ def partitioned_of(config: ConfigRecord) -> dict[str, Any]:
     return {
         "max_members": config.max_members,
         "members": list(config.members) or None,
-        "mappings": {each.member: list(each.partitions) for each in config.mappings} or None,
+        "mappings": group_settings.mappings_by_name(config) or None,
     }
 
 
@@ -256,22 +255,3 @@ class GroupConfig:
 
 
 EMPTY: Final = GroupConfig()
-
-
-def check_joining(name: str, group: Group | None, config: GroupConfig | None, options: MemberOptions) -> None:
-    """Raises InvalidOption if a consumer with these options may not join the group.
-
-    `group`: None if nobody ever used it. `config`: the settings that the consumer would create it with.
-    """
-    settings = base_of(group)
-    if config is not None:
-        record = config.record()
-        if group is None or (group.config is None and not group.sessions and not group.partitions):
-            settings = record
-        else:
-            policy = settings.policy if config.policy is None else record.policy
-            max_members = settings.max_members if config.max_members is None else record.max_members
-            named = settings.priority_groups if config.priority_groups is None else record.priority_groups
-            same = replace(settings, policy=policy, max_members=max_members, priority_groups=named)
-            group_settings.check_change(settings, same)
-    group_settings.check_consumer(name, settings, options)

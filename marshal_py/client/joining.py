@@ -13,7 +13,6 @@ from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
 from marshal_py.client.ending import Ending
 from marshal_py.client.fetched_claims import FetchedClaims
-from marshal_py.client.group_config import check_joining
 from marshal_py.client.last_wills import LastWills
 from marshal_py.client.loop import Loop
 from marshal_py.client.membership import Membership
@@ -132,7 +131,6 @@ class Joining:
         world = loop.open_world(number, None if number == 0 else self._root, deadline)
         witness = self._wills.witness if self._wills is not None else ""
         chosen = options.member_options(self._client_id, topics, self._library, witness)
-        check_joining(group, world.groups.get(group), options.group_config, chosen)
         source = self._transport.source(
             group, self._client_id, options.settings, options.prefetch_bytes // FILLED_SHARE
         )

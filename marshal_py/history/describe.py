@@ -50,6 +50,8 @@ REASONS: Final = {
     "topology": "there is no such partition",
     "start": "it names no start position",
     "mode": "the group has the other delivery mode",
+    "config": "the consumer does not fit the group's settings",
+    "lifelong": "these settings are for the group's whole life",
     "from": "the position had moved",
     "range": "the range is empty, too long, or not the claim's",
     "waited": "its sender has not waited long enough",

@@ -35,8 +35,8 @@ class SessionRow(NamedTuple):
     """Describes a session of a group. `to_offset` is None while the session is alive.
 
     `delivery`: "at_least_once" or "at_most_once". `ended`: how the session ended, which is "leave" (it left), "evict"
-    (it was silent), "replaced" (its client joined again), or "mode" (the group's delivery changed). `by`: who evicted
-    it. `last_sign_time_ms`: time of the last record that extended the session.
+    (it was silent), "replaced" (its client joined again), "mode" (the group's delivery changed), or "deleted" (the
+    group was). `by`: who evicted it. `last_sign_time_ms`: time of the last record that extended the session.
     """
 
     log: int

@@ -352,7 +352,7 @@ class Timeline(TimelineRows):
     def _group_config(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: GroupConfig) -> None:
         now, lived_ms = Moment(offset, time_ms), opened.presence.lived_ms
         for session in [one for one, span in opened.sessions.items() if span.alive and one not in group.sessions]:
-            self._end(group, opened, session, now, "mode")
+            self._end(group, opened, session, now, "deleted" if record.deleted else "mode")
         if record.deleted and not opened.deleted:
             self._end_pause(group, opened, now, "deleted")
             for topic, spans in opened.spans.items():

@@ -7,6 +7,7 @@ nothing and returns the reason for the rejection.
 from __future__ import annotations
 
 from marshal_py.protocol import transitions
+from marshal_py.protocol.group_rules import lifelong
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import GroupConfig, ReleaseGroup, SetPosition, StepDown, Topology
 from marshal_py.protocol.transitions import forget_position, partition_of, reshape
@@ -93,15 +94,19 @@ def group_config(group: Group, offset: int, record: GroupConfig, body: bytes) ->
     if record.observed != group.config_offset:
         return "observed"
     changes_mode = not record.deleted and record.mode != 0 and group.mode not in (0, record.mode)
-    if record.deleted and group.sessions:
+    in_pause = group.paused and record.token == group.pause_change
+    if record.deleted and group.sessions and not in_pause:
         return "sessions"
-    if changes_mode:
-        if not group.paused or record.token != group.pause_change:
-            return "token"
-        if _holds_partition(group):
-            return "held"
+    if not record.deleted and lifelong(group.config, group.mode, record):
+        return "lifelong"
+    if changes_mode and not in_pause:
+        return "token"
+    if (record.deleted or changes_mode) and _holds_partition(group):
+        return "held"
+    if record.deleted or changes_mode:
         for session in tuple(group.sessions.values()):
             transitions.end_session(group, session)
+    if changes_mode:
         for partition in group.partitions.values():
             if partition.tp.partition >= 0:
                 transitions.begin_generation(group, partition)

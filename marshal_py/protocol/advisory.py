@@ -103,7 +103,7 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "died": "a consumer's process died, and its witness ended its session; text: how, if the witness knows",
     "evicted": "a session ended because it was silent; text: for how long, and who evicted it",
     "replaced": "a session ended because its client joined again; text: the new session",
-    "ended": "a session ended because the group's delivery mode changed",
+    "ended": "a session ended because the group's delivery mode changed, or the group was deleted",
     "claimed": "a session owns the partition from now on; offset: where it begins",
     "revoking": "this consumer will release the partition; handlers may finish, nothing more is delivered; text: why",
     "released": "the owner gave the partition back; offset: the position, text: why",

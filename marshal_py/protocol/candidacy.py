@@ -112,7 +112,7 @@ class Candidacy:
         self.revision += 1
         self.stopping &= group.sessions.keys()
         self.policy = self.member.options.policy
-        config = self.member.options.group_config if group.config is None else group.config
+        config = group.config
         if config is not None and (config.policy in POLICIES or config.policy in RESTRICTED):
             self.policy = config.policy
         detector.watch_covers(topics=self.policy == "topic", pin=self.policy == "pinned")

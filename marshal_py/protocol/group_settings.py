@@ -1,7 +1,8 @@
 """Checks the settings of a group: which ones its policy takes, what they may be, and what may change later.
 
-The fold accepts any GroupConfig; whoever writes one checks it here first, so that every way to create or change a group
-refuses the same. The reasons are those of the designs of partitioned consumer groups and of priority groups.
+What two records can contradict each other about, the fold decides by group_rules.py; here is what it would say, with
+the reasons for people. What one GroupConfig says is checked here alone, before it is written. The rules are those of
+the designs of partitioned consumer groups and of priority groups.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.assignment import OWN_POLICIES, POLICIES, RESTRICTED
-from marshal_py.protocol.identity import check_id
+from marshal_py.protocol.assignment import POLICIES, RESTRICTED
+from marshal_py.protocol.group_rules import EXPLICIT, LIFELONG, PARTITIONED, PRIORITY, lifelong, misfit
+from marshal_py.protocol.identity import NONE, check_id
 from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import AT_MOST_ONCE, MODE_NAMES, PARTITION_MAX, GroupConfig
+from marshal_py.protocol.records import AT_MOST_ONCE, INSTANCE_BYTES, MODE_NAMES, PARTITION_MAX, GroupConfig
 from marshal_py.protocol.records import Mapping as MemberMapping
 
 OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
-PARTITIONED: Final = frozenset({"members", "blocks"})  # an admin says which members share the partitions
 ONLY_PARTITIONED: Final = f"only the policies {' and '.join(sorted(PARTITIONED))}"
-PRIORITY: Final = frozenset({"prioritized", "pinned", "overflow"})  # policies of priority groups
 TIMEOUT_MS_MIN: Final = 1_000  # of a priority timeout: shorter than the shortest heartbeat interval says nothing
 TIMEOUT_MS_MAX: Final = 86_400_000
-EXPLICIT: Final = frozenset({"pinned", "overflow"})  # policies that need explicit acks
 EXPLICIT_RULE: Final = "the policy {} needs explicit acks, which an at-most-once group does not have"
 FAILOVER_MS_MIN: Final = 5_000  # the bounds of the design
 FAILOVER_MS_MAX: Final = 3_600_000
@@ -106,7 +107,11 @@ def _check_partitioned(config: GroupConfig) -> None:
             f"1 to {PARTITION_MAX + 1}: a partitioned group says to how many members its messages go at most",
         )
     if config.members and config.mappings:
-        raise InvalidOption("mappings", _names(config), "a group has a list of members or mappings, never both")
+        raise InvalidOption(
+            "mappings",
+            mappings_by_name(config),
+            f"a group has a list of members or mappings, never both: its members are {', '.join(config.members)}",
+        )
     for each in config.members:
         check_id("member", each)
     if config.mappings:
@@ -115,99 +120,105 @@ def _check_partitioned(config: GroupConfig) -> None:
 
 def _check_mappings(config: GroupConfig) -> None:
     """Checks that the mappings name each member once and each partition below max_members exactly once."""
-    owner: dict[int, str] = {}
-    seen: set[str] = set()
+    said, owner, seen = mappings_by_name(config), dict[int, str](), set[str]()
     for each in config.mappings:
         check_id("member", each.member)
         if each.member in seen:
-            raise InvalidOption("mappings", each.member, "each member has one mapping")
+            raise InvalidOption("mappings", said, f"{each.member!r} is named twice: each member has one mapping")
         seen.add(each.member)
         for partition in each.partitions:
             if partition >= config.max_members:
-                raise InvalidOption(
-                    "mappings", partition, f"partitions are 0 to {config.max_members - 1}, as max_members says"
-                )
+                most = config.max_members - 1
+                raise InvalidOption("mappings", said, f"{partition} is above {most}, max_members - 1")
             if partition in owner:
-                both = f"{owner[partition]!r} and {each.member!r} both have it: only one may"
-                twice = f"{each.member!r} has it twice"
-                raise InvalidOption("mappings", partition, both if owner[partition] != each.member else twice)
+                both = f"{owner[partition]!r} and {each.member!r} both have partition {partition}: only one may"
+                twice = f"{each.member!r} has partition {partition} twice"
+                raise InvalidOption("mappings", said, both if owner[partition] != each.member else twice)
             owner[partition] = each.member
     missing = next((number for number in range(config.max_members) if number not in owner), None)
     if missing is not None:
-        raise InvalidOption("mappings", missing, "nobody has this partition: mappings name every one below max_members")
+        rule = f"nobody has partition {missing}: mappings name every one below max_members, which is "
+        raise InvalidOption("mappings", said, f"{rule}{config.max_members}")
 
 
-def check_change(before: GroupConfig, after: GroupConfig) -> None:
-    """Raises InvalidOption if settings that were fixed when the group was created would change.
+def check_change(group: str, config: GroupConfig | None, mode: int, after: GroupConfig) -> None:
+    """Raises InvalidOption if settings would change that are for the group's whole life (F9.11).
 
-    `balanced`, `greedy` and "each consumer its own" replace each other at any time. Every other policy stays, and of a
-    partitioned group everything but its members and mappings; priority groups are neither added nor removed, and of
-    a pinned group the timeout alone can change, of an overflow group the failover time.
+    `config`: what the group has, None if it has none; `mode`: 0 if nobody has joined it.
     """
-    free = ("", *OWN_POLICIES)
-    if before.policy != after.policy and not (before.policy in free and after.policy in free):
-        raise InvalidOption(
-            "policy",
-            after.policy or OWN_POLICY,
-            f"the policy of a group that is {before.policy or OWN_POLICY} cannot become this one: delete the group and "
-            "create it again",
-        )
-    if before.policy in PARTITIONED and before.max_members != after.max_members:
-        raise InvalidOption(
-            "max_members",
-            after.max_members,
-            f"it is {before.max_members}, and only the members and the mappings of a partitioned group can change",
-        )
+    field = lifelong(config, mode, after)
+    if field:
+        advice = "use another group, or delete this one with its positions first"
+        raise InvalidOption(field, _said(field, after), f"{_for_life(group, config, field)}: {advice}")
 
-    if before.policy in PRIORITY and before.priority_groups != after.priority_groups:
+
+def check_declared(group: str, config: GroupConfig | None, mode: int, declared: GroupConfig) -> None:
+    """Raises InvalidOption if the settings that a consumer brings contradict those that the group has for its life.
+
+    A setting that it does not name contradicts nothing. The parameters are those of `check_change`.
+    """
+    known = config if config is not None else GroupConfig(NONE)
+    named = {name: value for name in LIFELONG if (value := getattr(declared, name))}
+    field = lifelong(config, mode, replace(known, **named))
+    if field:
+        advice = "name the same in group_config or leave it out, or use another group"
         raise InvalidOption(
-            "priority_groups",
-            list(after.priority_groups),
-            f"it is {', '.join(before.priority_groups)}, and priority groups are not added to a group or removed",
+            f"group_config.{field}", _said(field, declared), f"{_for_life(group, config, field)}: {advice}"
         )
 
 
-def check_consumer(group: str, config: GroupConfig, options: MemberOptions) -> None:
+def _said(field: str, config: GroupConfig) -> object:
+    value = getattr(config, field)
+    return (value or OWN_POLICY) if field == "policy" else list(value) if isinstance(value, tuple) else value
+
+
+def _for_life(group: str, config: GroupConfig | None, field: str) -> str:
+    """Returns what a group has for its whole life, in words. `config`: None if it has no settings."""
+    if config is None or (field == "policy" and not config.policy):
+        return f"group {group!r} exists with no policy in its settings, so it can have balanced or greedy alone"
+    has = getattr(config, field)
+    return f"group {group!r} has the {field} {', '.join(has) if isinstance(has, tuple) else has} for its whole life"
+
+
+def check_consumer(group: str, config: GroupConfig | None, options: MemberOptions) -> None:
     """Raises InvalidOption if a consumer of this group does not say what its policy needs, or says what it lacks.
 
-    In a partitioned group it names a member; in one with priority groups it names one of these.
+    `config`: the settings that the group has, or gets from this consumer; None if it has none (F1.7).
     """
-    _check_priority(group, config, options)
-    _check_acks(config.policy, options.mode)
-    if options.member and config.policy not in PARTITIONED:
-        raise InvalidOption(
-            "member", options.member, f"group {group!r} has {_chosen(config)}: {ONLY_PARTITIONED} obey it"
-        )
-    if config.policy == "pinned" and options.claims_max:
-        raise InvalidOption("max_claims", options.claims_max, "under the policy pinned one consumer has everything")
-    if config.policy in PARTITIONED and not options.member:
-        names = config.members or tuple(each.member for each in config.mappings)
-        raise InvalidOption(
-            "member",
-            None,
-            f"group {group!r} has the policy {config.policy}, so each consumer works for a member: name one of "
-            f"{', '.join(names) or 'those that `marshal members add` adds'}",
-        )
+    field = misfit(config, options.join(bytes(INSTANCE_BYTES), NONE))
+    if not field:
+        return
+    settings = GroupConfig(NONE) if config is None else config
+    value = MODE_NAMES[options.mode] if field == "mode" else getattr(options, field) or None
+    option = {"mode": "delivery", "claims_max": "max_claims"}.get(field, field)
+    raise InvalidOption(option, value, _unfit(group, settings, field, value is None))
 
 
-def _check_priority(group: str, config: GroupConfig, options: MemberOptions) -> None:
-    chosen = _chosen(config)
-    for name, policy in (("priority", "prioritized"), ("min_pending", "overflow"), ("min_ack_pending", "overflow")):
-        if getattr(options, name) and config.policy != policy:
-            raise InvalidOption(name, getattr(options, name), f"group {group!r} has {chosen}: only {policy} obeys it")
-    if config.policy in PRIORITY and options.priority_group not in config.priority_groups:
-        raise InvalidOption(
-            "priority_group",
-            options.priority_group or None,
-            f"group {group!r} has the policy {config.policy}, so each consumer names the priority group "
-            f"{' or '.join(config.priority_groups)}",
-        )
-    if options.priority_group and config.policy not in PRIORITY:
-        raise InvalidOption("priority_group", options.priority_group, f"group {group!r} has no priority groups")
-
-
-def _chosen(config: GroupConfig) -> str:
-    return f"the policy {config.policy}" if config.policy else "no policy in its settings"
+def _unfit(group: str, config: GroupConfig, field: str, missing: bool) -> str:
+    """Returns the rule that a consumer breaks. `missing`: whether it lacks the option, which its policy asks for."""
+    policy = config.policy
+    chosen = f"the policy {policy}" if policy else "no policy in its settings"
+    match field:
+        case "priority":
+            return f"group {group!r} has {chosen}: only prioritized obeys it"
+        case "min_pending" | "min_ack_pending":
+            return f"group {group!r} has {chosen}: only overflow obeys it"
+        case "priority_group" if policy in PRIORITY:
+            names = " or ".join(config.priority_groups)
+            return f"group {group!r} has {chosen}, so each consumer names the priority group {names}"
+        case "priority_group":
+            return f"group {group!r} has {chosen}, so it has no priority groups: leave it out"
+        case "mode":
+            return f"group {group!r}: {EXPLICIT_RULE.format(policy)}"
+        case "member" if missing:
+            names = ", ".join(config.members or [each.member for each in config.mappings])
+            return (
+                f"group {group!r} has {chosen}, so each consumer works for a member: name one of "
+                f"{names or 'those that `marshal members add` adds'}"
+            )
+        case "member":
+            return f"group {group!r} has {chosen}: {ONLY_PARTITIONED} obey it"
+    return f"group {group!r} has {chosen}, under which one consumer has everything: leave it out"
 
 
 def known_policies() -> tuple[str, ...]:
@@ -230,5 +241,6 @@ def _partitions(given: object) -> Iterator[int]:
         yield number
 
 
-def _names(config: GroupConfig) -> list[str]:
-    return [each.member for each in config.mappings]
+def mappings_by_name(config: GroupConfig) -> dict[str, list[int]]:
+    """Returns the mappings as people write them: member name -> partition numbers."""
+    return {each.member: list(each.partitions) for each in config.mappings}

@@ -23,6 +23,7 @@ from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import claim_state
 from marshal_py.protocol.covers import Covers
 from marshal_py.protocol.divergence import DivergenceCheck
+from marshal_py.protocol.entry import Entry
 from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.liveness import Due
@@ -81,6 +82,7 @@ class Member(MemberState):
         self.stalled_ms = 0  # how long the driver's thread did not run lately, as far as it knows
         self.topics: Topics = Topics(self)
         self.refusals: Refusals = Refusals(self)
+        self.entry: Entry = Entry(self)
         self._compose()
         self._fence_is_news = False  # a session begins fenced, which is none
         self._fence_reported = False  # whether the user knows of a fence that has not ended
@@ -336,7 +338,7 @@ class Member(MemberState):
                     self.divergence.settle(group, now)
             self._leave_orphaned_sessions(now)
             if self.session == NONE:
-                self._join(group, now)
+                self.entry.act(group, now)
             else:
                 assert group is not None  # a live session has its group
                 self._tick_session(group, now)
@@ -363,27 +365,6 @@ class Member(MemberState):
             if now.mono_ms - sent_ms >= self.third_ms:
                 self.orphaned_sessions[session] = now.mono_ms
                 self.out.send.append(Leave(session, "superseded"))
-
-    def _join(self, group: Group | None, now: Instant) -> None:
-        """Sends a Join with a fresh instance id, once per interval until one is accepted (T14).
-
-        If the user wants to stop, it sends no Join. It then ends the member when no session of this client is live and
-        no Join that was sent may still begin one.
-        """
-        recent = self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms
-        if self.leaving:
-            if not self.orphaned_sessions and not (recent and self.join_unread):
-                self.end(None)
-            return
-        if recent:
-            return
-        options = self.options
-        predecessor = NONE
-        if options.fast_reclaim and self.join_sent is None and not self.liveness.instances and group is not None:
-            mine = [s.id for s in group.sessions.values() if s.join.client_id == options.client_id]
-            predecessor = max(mine, default=NONE)  # the user vouches that the process of that session is dead (T15)
-        self.join_sent, self.join_unread = now, self.liveness.new_instance(now)
-        self.out.send.append(options.join(self.join_unread, predecessor))
 
     def _tick_session(self, group: Group, now: Instant) -> None:
         """Does what is due in a live session. Sends Releases before heartbeats, because other members wait for them."""

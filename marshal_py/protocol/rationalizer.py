@@ -29,6 +29,7 @@ from marshal_py.protocol.codec import (
     decode_body,
     open_envelope,
 )
+from marshal_py.protocol.group_rules import misfit
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
@@ -184,6 +185,9 @@ def _join(group: Group, offset: int, record: Join, body: bytes) -> str:
     if predecessor is not None:
         if predecessor.join.client_id != record.client_id:
             return "predecessor"
+    if misfit(group.config, record):
+        return "config"
+    if predecessor is not None:
         transitions.end_session(group, predecessor)
     if not group.mode:
         group.mode = record.mode

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.creation import Creation
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.falling_behind import FallingBehind
 from marshal_py.protocol.grant_requests import GrantRequests
@@ -38,7 +37,6 @@ class Rebalancer:
         self.topics = topics
         self.divergence = divergence
         self.grant_requests: GrantRequests = GrantRequests(member)
-        self.creation: Creation = Creation(member)
         self.falling_behind: FallingBehind = FallingBehind(member, candidacy, self.back_off)
         self._more = False  # whether the last `act` left claims for the next one, which follows at once
         self._head_starts = HeadStarts(member.third_ms)
@@ -127,7 +125,6 @@ class Rebalancer:
         self.candidacy.refresh(group)
         self.candidacy.look(group, now, out)
         self.topics.write(group, self.candidacy, now, out)
-        self.creation.write(group, self.candidacy, now, out)
         evicted = self._evict(group, now, out)
         if self.divergence.active:
             return

@@ -195,6 +195,8 @@ class RecordHandler:
             member.end(ModeMismatch(member.name, MODE_NAMES[group.mode], MODE_NAMES[member.options.mode]))
         elif reason == "deleted":
             member.end(GroupDeleted(member.name))
+        elif reason == "config":
+            member.join_sent = None  # the settings are other ones than those it was judged by: judge again (F1.7)
         elif reason == "malformed":
             member.end(InvalidRecord("Join", "the fold rejected it as malformed"))
 

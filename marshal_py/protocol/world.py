@@ -9,6 +9,7 @@ Invariants (checked by `Group.check`):
   W6  an owned partition's version is its epoch; every version, epoch and `extended` is below the next offset
   W7  a deleted group has no session, no topic, no partition, no mode, and is not paused
   W8  a parked partition is not owned
+  W9  every live session fits the group's settings (F1.7)
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import mmh3
 from msgspec import Struct
 
 from marshal_py.protocol.codec import RECORD_VERSION
+from marshal_py.protocol.group_rules import misfit
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import AT_MOST_ONCE, Checkpoint, Genesis, GroupConfig, Join
 
-FOLD_VERSION: Final = 2  # digests of other fold versions are not compared (G4)
+FOLD_VERSION: Final = 3  # digests of other fold versions are not compared (G4)
 CHECKPOINT_OFFSETS: Final = 16  # so many offsets apart are the checkpoints, where readers compute digests (G1)
 CHANGES_KEPT: Final = 1_024  # changes of a group's shape; a reader that has missed more compares everything
 CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that lags more than 65,536 records is not compared; 32 KB per group
@@ -297,7 +299,7 @@ class Group:
         self.digest_sum = (self.digest_sum - entry.part) & U64
 
     def check(self, next_offset: int) -> None:
-        """Asserts the invariants W1 to W8, for tests and the simulator."""
+        """Asserts the invariants W1 to W9, for tests and the simulator."""
         owned = {p.epoch: p for p in self.partitions.values() if p.owner != NONE}
         assert owned == self.claims, "W1: claims are exactly the owned partitions"
         instances = [s.join.instance_id for s in self.sessions.values()]
@@ -317,6 +319,7 @@ class Group:
             assert held == session.epochs, "W1: a session knows its claims"
             assert session.held == sum(owned[e].tp.partition >= 0 for e in held), "W3: held"
             assert session.extended < next_offset, "W6: extended"
+            assert not misfit(self.config, session.join), "W9: a live session fits the settings"
         if self.deleted:
             assert not self.sessions, "W7: no session in a deleted group"
             assert not self.topics, "W7: no topic in a deleted group"

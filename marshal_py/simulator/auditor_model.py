@@ -14,6 +14,10 @@ from marshal_py.simulator.oracle import Group
 
 AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
 NONE = -1
+PARTITIONED: Final = frozenset({"members", "blocks"})
+PRIORITY: Final = frozenset({"prioritized", "pinned", "overflow"})
+EXPLICIT: Final = frozenset({"pinned", "overflow"})
+OPEN: Final = frozenset({"", "balanced", "greedy"})  # policies that replace each other
 FREE: Final = (NONE, NONE)
 # Records of a session that is live; a Note needs none.
 OF_A_SESSION: Final = frozenset(
@@ -48,6 +52,8 @@ class GroupModel:
         self.claimed_at: dict[Place, int] = {}  # position with which the claim on a held place began
         self.parked: set[Place] = set()
         self.ids: dict[str, str] = {}  # the ids of topics, if they are known
+        self.policy = ""  # of the settings
+        self.begun: bool = False  # whether somebody has joined the group or set its settings
 
     @property
     def paused(self) -> bool:
@@ -62,6 +68,8 @@ class GroupModel:
         self.claimed_at = {place: self.claimed_at.get(place, self.positions[place]) for place in self.held}
         self.parked = {place for place, part in state.partitions.items() if part.parked}
         self.ids = {name: topic.id for name, topic in state.topics.items() if topic.id}
+        config = None if state.config is None or state.config.fields["deleted"] else state.config.fields
+        self.policy, self.begun = "" if config is None else config["policy"], config is not None or self.mode != 0
 
     def read(self, offset: int, kind: str, fields: dict[str, Any], accepted: bool, state: Group) -> Iterator[Finding]:
         """Yields what is wrong about one record. `state` is the oracle's group, which has already folded the record."""
@@ -119,8 +127,36 @@ class GroupModel:
                 for move in fields["moves"]:
                     if (move["topic"], move["partition"]) in self.held:
                         yield "S12", f"{(move['topic'], move['partition'])} moved under a live owner"
+            case "Join":
+                yield from self._forbidden_join(fields)
+            case "GroupConfig":
+                yield from self._forbidden_settings(fields)
             case _:
                 pass
+
+    def _forbidden_join(self, fields: dict[str, Any]) -> Iterator[Finding]:
+        """Yields what a Join asks of a group that cannot give it, or what it lacks (F1.7)."""
+        if bool(fields["member"]) != (self.policy in PARTITIONED):
+            yield (
+                "S17",
+                f"a consumer with the member {fields['member']!r} joins a group with the policy {self.policy!r}",
+            )
+        if bool(fields["priority_group"]) != (self.policy in PRIORITY):
+            group = fields["priority_group"]
+            yield "S17", f"a consumer with the priority group {group!r} joins a group with the policy {self.policy!r}"
+        if self.policy in EXPLICIT and fields["mode"] == AT_MOST_ONCE:
+            yield "S17", f"a consumer joins at most once, under the policy {self.policy!r}"
+
+    def _forbidden_settings(self, fields: dict[str, Any]) -> Iterator[Finding]:
+        """Yields what a GroupConfig may not do: delete a group in use, or change what is for its life (F9.5, F9.11)."""
+        if fields["deleted"]:
+            if self.extended and not (self.paused and fields["token"] == self.pause_change):
+                yield "S17", f"the group is deleted outside of a pause while the sessions {sorted(self.extended)} live"
+            owned = [place for place in self.held if place[1] >= 0]
+            if owned:
+                yield "S17", f"the group is deleted while {owned[0]} is owned"
+        elif self.begun and self.policy != fields["policy"] and not {self.policy, fields["policy"]} <= OPEN:
+            yield "S17", f"the policy of a group changes from {self.policy!r} to {fields['policy']!r}"
 
     def _forbidden_return(self, place: Place, fields: dict[str, Any]) -> Iterator[Finding]:
         """Yields what is wrong about giving messages back.
@@ -164,7 +200,7 @@ class GroupModel:
             case "Join":
                 self._end(fields["predecessor"])
                 self.extended[offset] = offset
-                self.mode = self.mode or fields["mode"]
+                self.mode, self.begun = self.mode or fields["mode"], True
             case "Heartbeat":
                 self._heartbeat(offset, fields)
             case "Leave" | "Evict":
@@ -246,7 +282,11 @@ class GroupModel:
 
     def _configure(self, offset: int, fields: dict[str, Any]) -> None:
         """Applies a GroupConfig: it deletes the group, or changes the mode, which ends all sessions (F9.5, F9.6)."""
+        self.policy = "" if fields["deleted"] else fields["policy"]
+        self.begun = not fields["deleted"]
         if fields["deleted"]:
+            self.extended.clear()
+            self.held.clear()
             self.mode, self.pause_change, self.pause_ms = 0, offset, 0
             self.positions.clear()
             self.parked.clear()

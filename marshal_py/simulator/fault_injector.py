@@ -18,7 +18,7 @@ from marshal_py.admin.operation import GroupContext, Operation
 from marshal_py.admin.pause import PausePlan
 from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan
-from marshal_py.protocol.group_settings import PARTITIONED
+from marshal_py.protocol.group_rules import PARTITIONED
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, MODE_NAMES, Genesis, StepDown
 from marshal_py.protocol.refusals import LEFT_INTERVALS

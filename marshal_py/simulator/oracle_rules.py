@@ -6,7 +6,7 @@ range by range (F5.1) and says "" if one was granted. Like the rest of the oracl
 alone, and imports nothing of marshal_py but the oracle's own state and decoder.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from marshal_py.simulator.oracle_state import Group, Partition, Session, Topic
@@ -24,11 +24,38 @@ def join(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
     predecessor = group.sessions.get(fields["predecessor"])
     if predecessor is not None and predecessor.join["client_id"] != fields["client_id"]:
         return "predecessor"
+    if not fits(fields, policy_of(group), group.config.fields["priority_groups"] if group.config is not None else ()):
+        return "config"
     if predecessor is not None:
         group.end_session(predecessor.id)
     group.sessions[offset] = Session(offset, fields, body, offset)
     group.mode = fields["mode"]
     return ""
+
+
+def policy_of(group: Group) -> str:
+    return "" if group.config is None else str(group.config.fields["policy"])
+
+
+def fits(join: dict[str, Any], policy: str, priority_groups: Iterable[str]) -> bool:
+    """F1.7: whether the Join says what the policy asks for, and nothing that it does not obey."""
+    if policy in ("members", "blocks"):
+        if join["member"] == "":
+            return False
+    elif join["member"] != "":
+        return False
+    if policy in ("prioritized", "pinned", "overflow"):
+        if join["priority_group"] not in priority_groups:
+            return False
+    elif join["priority_group"] != "":
+        return False
+    if join["priority"] > 0 and policy != "prioritized":
+        return False
+    if (join["min_pending"] > 0 or join["min_ack_pending"] > 0) and policy != "overflow":
+        return False
+    if policy in ("pinned", "overflow") and join["mode"] != AT_LEAST_ONCE:
+        return False
+    return not (policy == "pinned" and join["claims_max"] > 0)
 
 
 def heartbeat(group: Group, fields: dict[str, Any], offset: int, _body: bytes) -> str:
@@ -259,13 +286,19 @@ def group_config(group: Group, fields: dict[str, Any], offset: int, body: bytes)
     if fields["observed"] != group.config_offset:
         return "observed"
     if fields["deleted"]:
-        if group.sessions:
+        if group.sessions and not group.pause_held_by(fields["token"]):
             return "sessions"
+        if owned(group):
+            return "held"
+        for session in list(group.sessions):
+            group.end_session(session)
         delete_group(group, offset)
+    elif changes_what_stays(group, fields):
+        return "lifelong"
     elif fields["mode"] != 0 and group.mode not in (0, fields["mode"]):
         if not group.pause_held_by(fields["token"]):
             return "token"
-        if any(partition.owner != -1 for place, partition in group.partitions.items() if place[1] >= 0):
+        if owned(group):
             return "held"
         for session in list(group.sessions):
             group.end_session(session)
@@ -279,6 +312,27 @@ def group_config(group: Group, fields: dict[str, Any], offset: int, body: bytes)
     for live in group.sessions.values():
         live.mark = -1
     return ""
+
+
+def owned(group: Group) -> bool:
+    return any(partition.owner != -1 for place, partition in group.partitions.items() if place[1] >= 0)
+
+
+def changes_what_stays(group: Group, wanted: dict[str, Any]) -> bool:
+    """F9.11: whether settings that are for the group's whole life would become others."""
+    has = group.config is not None and not group.config.fields["deleted"]
+    if not has and group.mode == 0:
+        return False  # nothing has begun
+    before = policy_of(group) if has else ""
+    if before != wanted["policy"]:
+        return not (before in ("", "balanced", "greedy") and wanted["policy"] in ("", "balanced", "greedy"))
+    if group.config is None or not has:
+        return False
+    if before in ("members", "blocks"):
+        return bool(group.config.fields["max_members"] != wanted["max_members"])
+    if before in ("prioritized", "pinned", "overflow"):
+        return tuple(group.config.fields["priority_groups"]) != tuple(wanted["priority_groups"])
+    return False
 
 
 def delete_group(group: Group, offset: int) -> None:

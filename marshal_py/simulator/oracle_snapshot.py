@@ -19,7 +19,7 @@ from marshal_py.simulator.oracle_state import (
 from marshal_py.simulator.oracle_wire import HASH_NAME, PROTOCOL_VERSION, Record, decode_messagepack, decode_record
 
 FORMAT = 2
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 
 Name = tuple[bytes, int, int, int, int]  # instance, N, number of chunks, state digest, chain digest
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.protocol.assignment import DEFAULT_POLICY, RESTRICTED
-from marshal_py.protocol.group_settings import PARTITIONED, PRIORITY
+from marshal_py.protocol.group_rules import PARTITIONED, PRIORITY
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import GroupConfig

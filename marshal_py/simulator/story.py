@@ -32,6 +32,8 @@ PROMISES: Final = {
     "S15": "a session is evicted only after somebody waited twice its interval without a sign of life",
     "S16": "under one claim a message comes again only after its handler gave it back, and no message is delivered "
     "more often than its limit",
+    "S17": "every consumer of a group fits its settings, what is for a group's life stays, and a group is deleted "
+    "under no owner",
     "V1": "a dead owner's partitions are claimed within twice its interval plus one second",
     "V2": "a released partition is claimed within a third of an interval plus one second",
     "V3": "every partition has an owner, and every message is read",

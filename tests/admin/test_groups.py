@@ -96,7 +96,7 @@ def test_a_group_with_members(owner: Any, broker: MemoryBroker) -> None:
     owner.create_or_update_group("billing", config)
     assert log_end(broker) == written
     group.add_members("c")
-    with pytest.raises(InvalidOption, match="delete the group"):
+    with pytest.raises(InvalidOption, match="for its whole life"):
         owner.update_group("billing", GREEDY)
     owner.update_group("billing", GroupConfig(members=[], mappings={"a": [0, 1]}))
     found = group.info()

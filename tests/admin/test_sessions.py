@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.admin import change
-from marshal_py.admin.change import ConfigPlan
+from marshal_py.admin.change import DeletionPlan
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.errors import AdminGaveUp, GroupMissing, MembersAlive, ModeMismatch
+from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupMissing, MembersAlive
+from marshal_py.protocol.group_rules import PRIORITY
 from marshal_py.protocol.records import Evict, GroupConfig, StepDown
 from tests.admin.virtual_admin import finish, start_tool
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster
@@ -91,29 +91,39 @@ def test_a_group_is_deleted_when_nobody_lives() -> None:
     assert len(list(cluster.records(GroupConfig))) == 1
 
 
-def test_a_forced_deletion_ends_who_lives_and_whom_it_meets() -> None:
-    """M15: a change of mode ends every session and keeps its consumers out; then the group is deleted."""
+@pytest.mark.parametrize("policy", ["", "topic", "prioritized", "pinned", "overflow"])
+def test_a_forced_deletion_ends_who_lives_and_whom_it_meets(policy: str) -> None:
+    """M15, F9.5: under every policy, by one record in a pause; whoever lives or comes then ends with GroupDeleted."""
     cluster = VirtualCluster(partitions=2)
-    a, b = cluster.team("a", "b")
-    assert change.others_mode(cluster.group) == "at_most_once"
-    first = finish(
-        cluster, start_tool(cluster, lambda context: ConfigPlan(context, {"delivery": "at_most_once"}), "force")
-    )
+    jobs = ("jobs",) if policy in PRIORITY else ()
+    cluster.must(GroupConfig(-1, policy=policy, priority_groups=jobs))
+    a, b = cluster.team("a", "b", priority_group="".join(jobs))
+    cluster.run(3 * I)
+    begun = len(cluster.values)
+    first = start_tool(cluster, DeletionPlan, "force")
+    late = cluster.add("late", priority_group="".join(jobs))
+    finish(cluster, first)
     assert first.operation.error is None
-    assert cluster.group.sessions == {}
-    assert not cluster.group.paused
-    assert change.others_mode(cluster.group) is None, "nobody is left to be ended"
+    assert first.operation.changed_at == cluster.group.config_offset  # type: ignore[attr-defined]
+    assert (cluster.group.deleted, cluster.group.sessions, cluster.group.paused) == (True, {}, False)
+    assert [r for _, r in cluster.records(GroupConfig, begun)] == [cluster.group.config], "one record is the deletion"
+    later = cluster.add("later", member="m1", group_config=GroupConfig(-1, policy="members", max_members=2))
     cluster.run(3 * I)
-    late = cluster.add("late")
-    cluster.run(3 * I)
-    assert cluster.group.sessions == {}, "no consumer of the old mode joins"
-    rm = finish(cluster, start_tool(cluster, RemovePlan, "rm"))
-    assert rm.operation.error is None
+    for client in (a, b, late, later):
+        assert isinstance(client.member.error, GroupDeleted), client.member.error
+    twice = finish(cluster, start_tool(cluster, DeletionPlan, "twice"))
+    assert (twice.operation.error, twice.operation.changed_at) == (None, -1)  # type: ignore[attr-defined]
+
+
+def test_a_forced_deletion_of_a_silent_group() -> None:
+    """M4, M15: an owner that is dead is evicted in the pause, before the deletion."""
+    cluster = VirtualCluster(partitions=2)
+    (a,) = cluster.team("a")
+    cluster.kill(a)
+    tool = finish(cluster, start_tool(cluster, DeletionPlan, "force"))
+    assert tool.operation.error is None
     assert cluster.group.deleted
-    cluster.run(3 * I)
-    assert isinstance(a.member.error, ModeMismatch)
-    assert isinstance(b.member.error, ModeMismatch)
-    assert isinstance(late.member.error, ModeMismatch)
+    assert len(list(cluster.records(Evict))) >= 1
 
 
 def test_a_session_that_leaves_is_no_eviction() -> None:

@@ -147,7 +147,8 @@ def pinned(shell: Shell, writer: CoordinationLog, marshal: Marshal) -> str:
     """A group whose pin a dead session holds."""
     group = f"pinned-{uuid.uuid4().hex[:8]}"
     shell.json("groups", "create", group, "--policy", "pinned", "--priority-group", "jobs", "--yes")
-    write(shell, writer, marshal, group, Join("ghost", secrets.token_bytes(16), 1, 1_000, ("orders",)))
+    join = Join("ghost", secrets.token_bytes(16), 1, 1_000, ("orders",), priority_group="jobs")
+    write(shell, writer, marshal, group, join)
     session = judged(shell, group)[-1].verdict.offset
     write(shell, writer, marshal, group, ClaimingPartition(session, "", -1, -1))
     return group

@@ -182,6 +182,7 @@ def test_a_seek_and_a_parked_partition() -> None:
 def test_a_standby_becomes_active_and_is_so_until_its_last_partition_goes() -> None:
     """Partitions between the first and the last one, covers and seeks make nobody active or inactive."""
     book = DifferentialLog()
+    book.must(GroupConfig(NONE, policy="members", max_members=4, members=("m1",)))
     first = book.must(book.new_join("one", member="m1"))
     standby = book.must(book.new_join("two", member="m1"))
     book.must(Topology(TOPIC, 4, NONE))

@@ -7,6 +7,7 @@ that a rejected record left the group's digest as it was.
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from marshal_py.protocol import codec
 from marshal_py.protocol.assignment import candidate_order
@@ -270,10 +271,12 @@ def test_step_down() -> None:
 def test_order_of_candidates() -> None:
     """F9.9: (marked or not, mark, priority, rank, session); a marked one is last, never absent; marks own nothing."""
     log = DifferentialLog()
-    plain = log.join("a", priority=1)
-    ranked = log.join("b", priority=0, rank=2)
-    late = log.join("c", priority=0, rank=2)
-    best = log.join("d", priority=0, rank=1)
+    named = GroupConfig(-1, policy="prioritized", priority_groups=("jobs",))
+    config = log.must(named)
+    plain = log.join("a", priority=1, priority_group="jobs")
+    ranked = log.join("b", priority=0, rank=2, priority_group="jobs")
+    late = log.join("c", priority=0, rank=2, priority_group="jobs")
+    best = log.join("d", priority=0, rank=1, priority_group="jobs")
     assert candidate_order(log.group, ()) == [best, ranked, late, plain]
     log.must(StepDown(best, -1))
     assert candidate_order(log.group, ()) == [ranked, late, plain, best]
@@ -287,10 +290,10 @@ def test_order_of_candidates() -> None:
     # Guidance grants and takes nothing: the last one claims before all, a topic it never named.
     log.topology(4, "u")
     epoch = log.claim(ranked, 0, topic="u")
-    log.must(GroupConfig(-1, members=("nobody",), max_members=1, policy="greedy"))
+    log.must(replace(named, observed=config, members=("nobody",), max_members=1))
     log.must(StepDown(ranked, -1))
     assert (log.partition(0, "u").owner, log.partition(0, "u").epoch) == (ranked, epoch)
-    log.must(log.new_join("z"))
+    log.must(log.new_join("z", priority_group="jobs"))
 
 
 # --- rule 10, nothing else

@@ -261,7 +261,7 @@ def test_only_balanced_has_lag_weights() -> None:
             group_settings.check(replace(CONFIG, policy=policy), ["lag_weighted"])
     group_settings.check(replace(CONFIG, policy="greedy"), ["policy"])  # stays, and counts when it is balanced again
     group_settings.check(replace(CONFIG, policy="greedy", lag_weighted=False), ["lag_weighted"])
-    group_settings.check_change(CONFIG, replace(CONFIG, lag_weighted=False))
+    group_settings.check_change("billing", CONFIG, 0, replace(CONFIG, lag_weighted=False))
     with pytest.raises(InvalidOption, match="lag_weighted=1 is not allowed: True or False"):
         check_settings({"lag_weighted": 1})
     for policy, named in (("balanced", {"lag_weighted": True}), ("greedy", {})):

@@ -84,7 +84,7 @@ def test_state_digest() -> None:
     book.must(Topology("t", 4, topology, topic_id="one"))
     topology = book.last
     parked = book.must(ReleasingPartition(session, book.claim(session, 1, 5), 6, 9, parked="why"))
-    config = wire.pack([11, -1, -1, 0, False, "p"])
+    config = wire.pack([11, -1, -1, 0, False, "greedy"])
     assert book.put(wire.envelope(GROUP, 11, config)).accepted
     config_at = book.last
     mark = book.must(StepDown(session, -1))
@@ -130,14 +130,14 @@ def test_state_digest() -> None:
 
 def test_the_digest_in_a_heartbeat() -> None:
     """G4: state and chain of the newest checkpoint, with the fold version; the fold itself does not judge it."""
-    assert FOLD_VERSION == 2
+    assert FOLD_VERSION == 3
     book = DifferentialLog()
     book.world.watched.add(GROUP)
     session = book.join()
     while not book.world.checkpoints:
         book.put(note())
     newest = book.world.checkpoints[GROUP]
-    assert newest == Checkpoint(16, book.digest(), book.world.chain, 2)
+    assert newest == Checkpoint(16, book.digest(), book.world.chain, 3)
     book.must(Heartbeat(session, 0, digest=newest))
     book.must(Heartbeat(session, 0, digest=Checkpoint(16, newest.state ^ 1, 0, 255)))
 

@@ -169,9 +169,12 @@ def test_the_group_may_name_the_policy() -> None:
     (a,) = cluster.team("a")
     (b,) = cluster.team("b")
     assert (len(a.owned), len(b.owned)) == (4, 0)
-    cluster.must(GroupConfig(cluster.group.config_offset, policy="of the future"))
+    cluster = VirtualCluster(partitions=4)
+    cluster.must(GroupConfig(-1, policy="of the future"))
+    (a,) = cluster.team("a", policy="greedy")
+    (b,) = cluster.team("b")
     cluster.run(2 * I)
-    assert (len(a.owned), len(b.owned)) == (2, 2)
+    assert (len(a.owned), len(b.owned)) == (4, 0)
 
 
 def test_own_topics_and_claims_max() -> None:

@@ -13,6 +13,7 @@ from marshal_py.protocol.records import (
     HEARTBEAT_ENTRIES_MAX,
     ClaimingPartition,
     Evict,
+    GroupConfig,
     Heartbeat,
     Join,
     Leave,
@@ -115,11 +116,12 @@ def test_rank_orders_the_evictions() -> None:
 def test_a_newcomer_keeps_nobody_waiting_however_high_its_rank() -> None:
     """T4: a member that joined after the last sign comes last; seed 1011594."""
     cluster = VirtualCluster()
-    a, b = cluster.team("a", "b", priority=1)
+    cluster.must(GroupConfig(-1, policy="prioritized", priority_groups=("jobs",)))
+    a, b = cluster.team("a", "b", priority=1, priority_group="jobs")
     cluster.kill(b)
     read_ms = last_sign(b) + TRIP
     cluster.run(I)
-    newcomer = cluster.add("c", priority=0)
+    newcomer = cluster.add("c", priority=0, priority_group="jobs")
     cluster.run_until(lambda: list(cluster.records(Evict)))
     ((at, _),) = a.sends(Evict)
     assert candidate_order(a.member.group, set())[0] == newcomer.session

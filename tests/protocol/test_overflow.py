@@ -289,10 +289,10 @@ def test_the_failover_time_alone_can_change() -> None:
 
     ADR-42: "Today only the PriorityTimeout setting supports being updated."
     """
-    group_settings.check_change(CONFIG, replace(CONFIG, failover_ms=5_000))
+    group_settings.check_change("billing", CONFIG, 0, replace(CONFIG, failover_ms=5_000))
     for after in (replace(CONFIG, priority_groups=("b",)), replace(CONFIG, policy="prioritized")):
         with pytest.raises(InvalidOption):
-            group_settings.check_change(CONFIG, after)
+            group_settings.check_change("billing", CONFIG, 0, after)
 
 
 @pytest.mark.parametrize(

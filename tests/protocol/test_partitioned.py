@@ -314,10 +314,10 @@ def test_a_clean_stop_moves_partitions_to_the_standby_once() -> None:
         ({"policy": "members"}, "max_members"),
         ({"policy": "blocks", "members": ("m1",)}, "max_members"),
         ({"policy": "members", "max_members": 2, "members": ("a",), "mappings": {"a": [0, 1]}}, "never both"),
-        ({"policy": "members", "max_members": 3, "mappings": {"a": [0, 1]}}, "nobody has this partition"),
-        ({"policy": "members", "max_members": 2, "mappings": {"a": [0, 1], "b": [1]}}, "both have it"),
-        ({"policy": "members", "max_members": 2, "mappings": {"a": [0, 1, 1]}}, "has it twice"),
-        ({"policy": "blocks", "max_members": 2, "mappings": {"a": [0, 1, 2]}}, "0 to 1"),
+        ({"policy": "members", "max_members": 3, "mappings": {"a": [0, 1]}}, "nobody has partition 2"),
+        ({"policy": "members", "max_members": 2, "mappings": {"a": [0, 1], "b": [1]}}, "both have partition 1"),
+        ({"policy": "members", "max_members": 2, "mappings": {"a": [0, 1, 1]}}, "has partition 1 twice"),
+        ({"policy": "blocks", "max_members": 2, "mappings": {"a": [0, 1, 2]}}, "2 is above 1"),
         ({"policy": "members", "max_members": 1, "mappings": {"a": [-1]}}, "whole numbers"),
         ({"policy": "balanced", "max_members": 2}, "only the policies"),
         ({"policy": "", "members": ("a",)}, "only the policies"),
@@ -356,10 +356,10 @@ def test_two_mappings_of_one_member_are_refused() -> None:
 def test_which_policies_may_replace_each_other(before: str, after: str, allowed: bool) -> None:
     old, new = (GroupConfig(NONE, policy=policy, max_members=2) for policy in (before, after))
     if allowed:
-        group_settings.check_change(old, new)
+        group_settings.check_change("billing", old, 0, new)
         return
-    with pytest.raises(InvalidOption, match="delete the group and create it again"):
-        group_settings.check_change(old, new)
+    with pytest.raises(InvalidOption, match=r"for its whole life|exists with no policy"):
+        group_settings.check_change("billing", old, 0, new)
 
 
 def test_of_a_partitioned_group_only_members_and_mappings_change() -> None:
@@ -367,9 +367,11 @@ def test_of_a_partitioned_group_only_members_and_mappings_change() -> None:
     configuration that can be changed."
     """
     old = GroupConfig(NONE, policy="members", max_members=4, members=("a",))
-    group_settings.check_change(old, GroupConfig(NONE, policy="members", max_members=4, members=("b",)))
-    with pytest.raises(InvalidOption, match="only the members and the mappings"):
-        group_settings.check_change(old, GroupConfig(NONE, policy="members", max_members=5, members=("a",)))
+    group_settings.check_change("billing", old, 0, GroupConfig(NONE, policy="members", max_members=4, members=("b",)))
+    with pytest.raises(InvalidOption, match="has the max_members 4 for its whole life"):
+        group_settings.check_change(
+            "billing", old, 0, GroupConfig(NONE, policy="members", max_members=5, members=("a",))
+        )
 
 
 def test_a_consumer_names_its_member_and_only_in_a_partitioned_group() -> None:

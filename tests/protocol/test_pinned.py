@@ -243,12 +243,12 @@ def test_the_timeout_alone_can_change() -> None:
     """ADR-42: "we cannot support updating a consumer from one with groups to one without and vice versa" "We also
     cannot switch between different policies." "Today only the PriorityTimeout setting supports being updated."
     """
-    group_settings.check_change(CONFIG, replace(CONFIG, priority_timeout_ms=60_000))
-    with pytest.raises(InvalidOption, match="not added to a group or removed"):
-        group_settings.check_change(CONFIG, replace(CONFIG, priority_groups=("other",)))
+    group_settings.check_change("billing", CONFIG, 0, replace(CONFIG, priority_timeout_ms=60_000))
+    with pytest.raises(InvalidOption, match="has the priority_groups jobs for its whole life"):
+        group_settings.check_change("billing", CONFIG, 0, replace(CONFIG, priority_groups=("other",)))
     for other in (GroupConfig(NONE), GroupConfig(NONE, policy="prioritized", priority_groups=("jobs",))):
-        with pytest.raises(InvalidOption, match="delete the group and create it again"):
-            group_settings.check_change(CONFIG, other)
+        with pytest.raises(InvalidOption, match=r"for its whole life|exists with no policy"):
+            group_settings.check_change("billing", CONFIG, 0, other)
 
 
 def test_a_consumer_names_the_priority_group_and_acks() -> None:

@@ -160,10 +160,10 @@ def test_the_policy_is_for_the_groups_whole_life(before: str) -> None:
     cannot switch between different policies."
     """
     for old, new in ((GroupConfig(NONE, policy=before), CONFIG), (CONFIG, GroupConfig(NONE, policy=before))):
-        with pytest.raises(InvalidOption, match="delete the group and create it again"):
-            group_settings.check_change(old, new)
-    with pytest.raises(InvalidOption, match="not added to a group or removed"):
-        group_settings.check_change(CONFIG, GroupConfig(NONE, policy=POLICY, priority_groups=("other",)))
+        with pytest.raises(InvalidOption, match=r"for its whole life|exists with no policy"):
+            group_settings.check_change("billing", old, 0, new)
+    with pytest.raises(InvalidOption, match="has the priority_groups jobs for its whole life"):
+        group_settings.check_change("billing", CONFIG, 0, GroupConfig(NONE, policy=POLICY, priority_groups=("other",)))
 
 
 def test_a_consumer_names_the_priority_group_and_only_where_there_is_one() -> None:

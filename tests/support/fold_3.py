@@ -1,13 +1,14 @@
-"""Makes tests/fixtures/protocol_2.dump: a log of protocol 2 in which everything occurs, and what it folds to.
+"""Makes tests/fixtures/fold_3.dump: a log in which everything occurs, and what fold version 3 makes of it.
 
-    python -m tests.support.protocol_2        writes the dump, and protocol_2.json beside it
+    python -m tests.support.fold_3        writes the dump, and fold_3.json beside it
 
-It was run once, when protocol 2 was new. No test runs it, and it must not be run again: the two files represent logs
-that users have, so a library that needs other files cannot read those logs. A later fold version gets its own files.
+It was run once, when fold version 3 was new. No test runs it, and it must not be run again: the two files represent
+logs that users have, so a library that needs other files cannot read those logs. A later fold version gets its own
+files; protocol_2.dump is of fold version 2.
 
 Log 1 has two groups: `billing` in at-least-once mode and `audit` in at-most-once mode. Log 0 has `archive`, which is
-deleted and revived, and values from a seed that a hostile writer might have sent. Each record is folded when it is
-written, and its expected verdict is asserted.
+deleted and revived, a group for each policy that asks something of a consumer, and values from a seed that a hostile
+writer might have sent. Each record is folded when it is written, and its expected verdict is asserted.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
+from marshal_py.protocol.routing import route
 from marshal_py.protocol.world import Group, World
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.ports import LogRecord
@@ -55,7 +57,7 @@ from tests.support.differential_log import INCARNATION, genesis
 from tests.support.hostile import hostile
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-DUMP, DIGESTS = FIXTURES / "protocol_2.dump", FIXTURES / "protocol_2.json"
+DUMP, DIGESTS = FIXTURES / "fold_3.dump", FIXTURES / "fold_3.json"
 BEGIN_MS = 1_763_700_000_000
 STEP_MS = 100
 LOGS = 2
@@ -145,14 +147,9 @@ def at_least_once(scribe: Scribe) -> None:
         AT_LEAST_ONCE,
         "orders",
         "bills",
-        member="m1",
         capacity=2,
         claims_max=9,
         rank=1,
-        priority=2,
-        priority_group="p1",
-        min_pending=5,
-        min_ack_pending=6,
         reads_version=1,
         library="marshal_py 0.1.0",
         witness="keeper",
@@ -334,11 +331,36 @@ def deleted_and_revived(scribe: Scribe) -> None:
     gone = say(name, GroupConfig(NONE, deleted=True, by="ada@desk"))
     scribe.copy(name, shape, "deleted")
     revived = say(name, GroupConfig(gone))
+    token = scribe.pause(name)
+    fay = scribe.join(name, "fay", AT_LEAST_ONCE, "old")
+    say(name, GroupConfig(revived, NONE, deleted=True), "sessions")
+    say(name, GroupConfig(revived, token, deleted=True, by="ada@desk"))  # with a session that lives
+    gone = scribe.group(name).config_offset
+    say(name, Leave(fay), "deleted")
+    revived = say(name, GroupConfig(gone))
     scribe.copy(name, shape, "observed")
     say(name, Topology("old", 2, gone))
     fay = scribe.join(name, "fay", AT_MOST_ONCE, "old")
     scribe.beat(name, fay, ClaimState(scribe.claim(name, fay, "old", 1, 0), 0, 3))
     assert scribe.group(name).config_offset == revived
+
+
+def with_policies(scribe: Scribe) -> None:
+    """Groups whose settings ask something of their consumers, and what contradicts them (F1.7, F9.11)."""
+    asked: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "members": ({"max_members": 4, "members": ("m1",)}, {"member": "m1"}),
+        "prioritized": ({"priority_groups": ("jobs",)}, {"priority_group": "jobs", "priority": 3}),
+        "overflow": (
+            {"priority_groups": ("jobs",)},
+            {"priority_group": "jobs", "min_pending": 5, "min_ack_pending": 6},
+        ),
+    }
+    for policy, (settings, fields) in asked.items():
+        name = next(f"{policy}-{n}" for n in range(99) if route(f"{policy}-{n}", LOGS) == scribe.world.log)
+        config = scribe.say(name, GroupConfig(NONE, policy=policy, **settings))
+        scribe.say(name, Join("gus", bytes(16), AT_LEAST_ONCE, 1_000, ("parts",)), "config")
+        scribe.join(name, "gus", AT_LEAST_ONCE, "parts", **fields)
+        scribe.say(name, GroupConfig(config, policy="greedy"), "lifelong")
 
 
 def unfriendly(scribe: Scribe) -> None:
@@ -362,6 +384,7 @@ def made() -> list[LogRecord]:
     root = genesis(LOGS)
     first, second = Scribe(0, root), Scribe(1, root)
     deleted_and_revived(first)
+    with_policies(first)
     first.say("billing", Note(NONE, "probe"), "misrouted")
     unfriendly(first)
     assert second.put(None) == second.put(b"Mr no envelope") == "garbage"
