@@ -14,7 +14,7 @@ from marshal_py.errors import first_of
 from marshal_py.protocol import parking
 from marshal_py.protocol.assignment import candidate_order, overflow
 from marshal_py.protocol.assignment.partitioned import listed, names
-from marshal_py.protocol.group_settings import PARTITIONED
+from marshal_py.protocol.group_rules import PARTITIONED
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.overflow import POLICY
