@@ -399,6 +399,6 @@ def lag(
         "unknown": len(rows) - len(known),
         "parked": sum(row["parked"] is not None for row in rows),
         "per_second": round(sum(row["per_second"] for row in rows), 1),
-        "time_s": None if None in times else max(times, default=0.0),
+        "time_s": None if None in times or (rows and not known) else max(times, default=0.0),
         "partitions": rows,
     }

@@ -12,7 +12,6 @@ import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, Since, command, require_group, say_where_it_begins, since_of
-from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Judged
 from marshal_py.history.advisories import to_text
 from marshal_py.protocol.advisory import ALARMING, KINDS, Advisory
@@ -44,7 +43,7 @@ def advisories(
     kinds = _kinds(kind or [])
     with options.observer() as observer:
         if observer.root is None:
-            output.say(NOBODY)
+            options.say_nobody()
 
         def told(world: World, records: Iterator[Judged]) -> Iterator[Advisory]:
             yield from _wanted(observer.told(group, world, records), kinds)

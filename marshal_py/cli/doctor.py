@@ -19,8 +19,7 @@ from marshal_py.admin.looking import Looking
 from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.admin.suggestions import suggestion
 from marshal_py.cli import output
-from marshal_py.cli.options import ReadOptions, command
-from marshal_py.cli.state import NOBODY
+from marshal_py.cli.options import NOBODY, ReadOptions, command
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
 from marshal_py.protocol.waiting import Facts

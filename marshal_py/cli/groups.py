@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import impact, overview
@@ -14,8 +13,9 @@ from marshal_py.admin.group_info import plain
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.cli.state import NOBODY
 from marshal_py.client.group_config import LIMITS, NAMES, check_settings
+from marshal_py.client.marshal import connect
+from marshal_py.errors import CoordinationTopicMissing, GroupMissing
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")
 INFO_EXAMPLE: Final = output.example("marshal groups info billing")
@@ -172,7 +172,7 @@ def ls(
     """
     with options.observer() as observer:
         if observer.root is None:
-            output.say(NOBODY)
+            options.say_nobody()
         observer.fold()
         now_ms = observer.as_of_ms
         found = [
@@ -185,7 +185,7 @@ def ls(
         return
     table = Table(box=None)
     for column in ("group", "delivery", "consumers", "owned", "partitions", "topics", "state"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for group in found:
         table.add_row(
             group["group"],
@@ -196,7 +196,7 @@ def ls(
             ", ".join(group["topics"]),
             _condition(group),
         )
-    Console().print(table)
+    output.print_table(table)
 
 
 def _condition(group: dict[str, Any]) -> str:
@@ -277,18 +277,23 @@ def info(
 def create(options: CreateOptions, group: changes.GroupName) -> None:
     """Create a group before its first consumer, or revive one that was deleted.
 
-    A group that nobody created begins with its first consumer. The coordination topic must exist already; any consumer
-    creates it.
+    A group that nobody created begins with its first consumer. If the coordination topic does not exist yet, it is
+    created, as by the first consumer of a cluster.
     """
     target = options.group(group)
     wanted = options.wanted()
-    if not options.confirmed(
-        group,
-        lambda: target.impact(lambda context: impact.of_settings(context, wanted, True)),
-        f"Create group {group!r}?",
-    ):
+
+    def look() -> impact.Impact:
+        try:
+            return target.impact(lambda context: impact.of_settings(context, wanted, True))
+        except (CoordinationTopicMissing, GroupMissing):  # nobody has used the coordination topic
+            settings = {name: {"from": None, "to": value} for name, value in wanted.items()}
+            return impact.Impact([f"group {group!r} would be the first of {options.coordination_topic}"], {}, settings)
+
+    if not options.confirmed(group, look, f"Create group {group!r}?"):
         return
-    offset = target.create(reason=options.reason, **wanted)
+    with connect(options.settings(), coordination_topic=options.coordination_topic):  # creates it if there is none
+        offset = target.create(reason=options.reason, **wanted)
     options.print_result({"group": group, "created": True, "offset": offset}, f"group {group!r} is created")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
@@ -48,7 +47,7 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
         return
     table = Table(box=None)
     for column in ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "parked"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for row in found["partitions"]:
         numbers = ["-" if row[name] is None else str(row[name]) for name in ("position", "end", "lag")]
         table.add_row(
@@ -60,7 +59,7 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
             _duration(row["time_s"]),
             row["parked"] or "-",
         )
-    Console().print(table)
+    output.print_table(table)
     print(f"group {group}: {_total(found)}")
     for notice in found["notices"]:
         print(f"! {notice}")

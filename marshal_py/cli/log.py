@@ -23,7 +23,6 @@ from marshal_py.cli.options import (
     say_where_it_begins,
     since_of,
 )
-from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.history.describe import as_dict, describe
 from marshal_py.protocol.world import World
@@ -58,7 +57,7 @@ def tail(
     form = "raw" if raw else "json" if options.as_json else "human"
     with options.observer() as observer:
         if observer.root is None:
-            output.say(NOBODY)
+            options.say_nobody()
 
         def told(_world: World, records: Iterator[Judged]) -> Iterator[Judged]:
             return (judged for judged in records if _concerns(judged, group))
@@ -103,7 +102,7 @@ def dump(
             require_group(observer, group)
     with Observer(transport, options.coordination_topic) as observer:
         if observer.root is None:
-            output.say(NOBODY)
+            options.say_nobody()
         if human:
             for judged in observer.read(group, back=True):
                 if _concerns(judged, group):

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import impact, overview
@@ -15,7 +14,7 @@ from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
 
 LS_EXAMPLE: Final = output.example("marshal members ls billing")
-STEP_DOWN_EXAMPLE: Final = output.example("marshal members step-down billing worker-1 --reason 'slow disk'")
+STEP_DOWN_EXAMPLE: Final = output.example("marshal members step-down billing worker-1 --reason 'slow disk' --yes")
 ADD_EXAMPLE: Final = output.example("marshal members add billing m3 m4 --yes")
 DROP_EXAMPLE: Final = output.example("marshal members drop billing m2 --yes")
 MAP_SET_EXAMPLE: Final = output.example("marshal members map set billing m1=0,1,2 m2=3 --yes")
@@ -59,16 +58,20 @@ def ls(
             one.library,
             "yes" if one.stepped_down else "-",
         )
-    Console().print(table)
+    output.print_table(table)
 
 
 @app.command("step-down", epilog=STEP_DOWN_EXAMPLE)
 @command
-def step_down(options: changes.DryRunOptions, group: changes.GroupName, session: changes.SessionName) -> None:
+def step_down(options: changes.ChangeOptions, group: changes.GroupName, session: changes.SessionName) -> None:
     """Demote a session: it stays, but receives only partitions that nobody else can take."""
     target = options.group(group)
     number = changes.find_session(target, session)
-    if options.showed_dry_run(group, lambda: target.impact(lambda context: impact.of_step_down(context, number))):
+    if not options.confirmed(
+        group,
+        lambda: target.impact(lambda context: impact.of_step_down(context, number)),
+        f"Demote session {number} of group {group!r}?",
+    ):
         return
     mark = target.step_down(number, options.reason)
     options.print_result(

@@ -14,10 +14,13 @@ from typing import Any, Final
 
 import typer
 from msgspec import to_builtins
+from rich.console import Console
+from rich.table import Table
 
 from marshal_py.errors import MarshalError
 
 FAILED: Final = 1
+PIPE_WIDTH: Final = 100_000  # of a table that nobody sees in a terminal: its lines are as long as their values
 INTERRUPTED: Final = 130  # 128 + SIGINT, as for a C program that ctrl-C has ended
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as for a C program whose reader has gone
 DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -109,6 +112,16 @@ def logging_to_stderr() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+def print_table(table: Table) -> None:
+    """Prints a table in which nothing is cut off: a terminal wraps long values, and a pipe or file has long lines."""
+    for column in table.columns:
+        column.overflow = "fold"
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    console.print(table)
 
 
 def say(line: str) -> None:

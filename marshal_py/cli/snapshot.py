@@ -9,7 +9,6 @@ import typer
 from marshal_py.admin.logs import CONFIRM_S, LogConnection, Logs, Written
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command, number_or_none
-from marshal_py.cli.state import NOBODY
 
 EXAMPLE: Final = output.example("marshal snapshot --log 0 --dry-run")
 
@@ -43,7 +42,7 @@ def snapshot(
     with Logs(options.transport(), options.coordination_topic) as logs:
         numbers = logs.numbers(log)
         if not numbers:
-            output.say(NOBODY)
+            options.say_nobody()
         if truncate and not dry_run:
             changes.ask(
                 f"Delete the records of {len(numbers)} log(s) of {options.coordination_topic!r} that lie before their "

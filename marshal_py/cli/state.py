@@ -20,7 +20,6 @@ from marshal_py.protocol.waiting import standstills
 from marshal_py.protocol.world import Group
 
 EXAMPLE: Final = output.example("marshal state billing --json")
-NOBODY: Final = "no consumer has ever run here"
 
 
 @command
@@ -45,11 +44,11 @@ def state(
         ]
         require_group(observer, group)
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
+    if incarnation is None:
+        options.say_nobody()
     if options.as_json:
         output.print_json({"coordination_topic": observer.topic, "incarnation": incarnation, "groups": groups})
         return
-    if incarnation is None:
-        output.say(NOBODY)
     console = Console()
     for one in groups:
         _print(console, one)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from msgspec import structs
-from rich.console import Console
 from rich.table import Table
 
+from marshal_py.admin.groups import Groups
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.options import CommonOptions, check_time, command
 from marshal_py.client.options import check_topics
+from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
 from marshal_py.topics.purging import info_of
 from marshal_py.topics.topic import Topic
@@ -67,7 +68,7 @@ def info(options: CommonOptions, topic: Name) -> None:
     table = Table("partition", "first", "end", "offsets", box=None)
     for number, (first, end) in found.partitions.items():
         table.add_row(*map(str, (number, first, end, end - first)))
-    Console().print(table)
+    output.print_table(table)
     print(f"topic {topic}: {len(found.partitions)} partitions, {found.offsets} offsets, id {found.topic_id or '-'}")
     for name, value in sorted(found.settings.items()):
         print(f"  {name}={value}")
@@ -103,8 +104,12 @@ def update(
     """Make a topic larger, or change its settings. `--config NAME=` brings the cluster's default back."""
     with _admin(options, topic) as admin:
         settings = {name: value or None for name, value in _settings(config).items()}
+        before = info_of(admin, topic)
         changes.update(admin, topic, partitions, settings, dry_run)
-    _done(options, topic, dry_run, "changed")
+    will = {name: f"{before.settings.get(name, '-')} -> {value or 'the default'}" for name, value in settings.items()}
+    if partitions is not None:
+        will["partitions"] = f"{len(before.partitions)} -> {partitions}"
+    _done(options, topic, dry_run, "changed", will, _groups(options, topic) if dry_run else ())
 
 
 @app.command("rm", epilog=RM_EXAMPLE)
@@ -113,11 +118,14 @@ def rm(options: CommonOptions, topic: Name, dry_run: DryRun = False, yes: Yes = 
     """Delete a topic and everything in it, for good."""
     with _admin(options, topic) as admin:
         found = info_of(admin, topic)
+        groups = () if yes and not dry_run else _groups(options, topic)
+        will = {"partitions": str(len(found.partitions)), "offsets": str(found.offsets)}
         if not dry_run:
-            extent = f"{len(found.partitions)} partitions and {found.offsets} offsets"
-            ask(f"Delete topic {topic!r} with {extent}?", yes)
+            for line in _consumed_by(groups):
+                output.say(line)
+            ask(f"Delete topic {topic!r} with {will['partitions']} partitions and {will['offsets']} offsets?", yes)
             changes.delete(admin, topic)
-    _done(options, topic, dry_run, "deleted")
+    _done(options, topic, dry_run, "deleted", will, groups)
 
 
 @contextmanager
@@ -142,9 +150,36 @@ def _settings(given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def _done(options: CommonOptions, topic: str, dry_run: bool, what: str) -> None:
-    text = f"topic {topic!r} would be {what}: nothing was done" if dry_run else f"topic {topic!r} is {what}"
-    options.print_result({"topic": topic, "dry_run": dry_run, "outcome": "dry_run" if dry_run else what}, text)
+def _groups(options: CommonOptions, topic: str) -> tuple[str, ...]:
+    """Returns the names of the groups that have consumed the topic."""
+    try:
+        return Groups(options.transport(), options.coordination_topic, topic).names()
+    except CoordinationTopicMissing:
+        return ()  # no consumer has ever run here
+
+
+def _consumed_by(groups: Sequence[str]) -> list[str]:
+    return [f"groups that consume it: {', '.join(groups)}"] if groups else []
+
+
+def _done(
+    options: CommonOptions,
+    topic: str,
+    dry_run: bool,
+    what: str,
+    will: Mapping[str, str] | None = None,
+    groups: Sequence[str] = (),
+) -> None:
+    """Prints what was done, or in a dry run what would be: `will` by name, and the `groups` that it would touch."""
+    result: dict[str, Any] = {"topic": topic, "dry_run": dry_run, "outcome": "dry_run" if dry_run else what}
+    if not dry_run:
+        options.print_result(result, f"topic {topic!r} is {what}")
+        return
+    lines = [f"topic {topic!r} would be {what}: nothing was done"]
+    lines += [f"  {name}: {value}" for name, value in (will or {}).items()]
+    options.print_result(
+        {**result, "would": dict(will or {}), "groups": [*groups]}, "\n".join([*lines, *_consumed_by(groups)])
+    )
 
 
 @app.command("purge", epilog=PURGE_EXAMPLE)

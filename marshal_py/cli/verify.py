@@ -9,7 +9,6 @@ import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command, require_group
-from marshal_py.cli.state import NOBODY
 from marshal_py.errors import DumpDamaged
 from marshal_py.simulator.verify import Comparison
 from marshal_py.simulator.verify import verify as fold_twice
@@ -33,7 +32,7 @@ def verify(
                 require_group(observer, group)
         with options.observer() as observer:
             if observer.root is None:
-                output.say(NOBODY)
+                options.say_nobody()
             logs = observer.logs_of(group) if observer.root is not None else [0]
             report = fold_twice(observer.records(logs), observer.root, observer.root_value)
     except DumpDamaged as error:

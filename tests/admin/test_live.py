@@ -291,7 +291,7 @@ def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tm
         context.await_total(2 * PARTITIONS * EACH + (EACH - 3) + (EACH - 4))
 
         assert {m["client_id"] for m in shell.json("members", "ls", group)} == {f"{group}-a", f"{group}-b"}
-        assert shell.json("members", "step-down", group, f"{group}-a")["mark"] > 0
+        assert shell.json("members", "step-down", group, f"{group}-a", "--yes")["mark"] > 0
         assert shell.json("members", "ls", group)[-1]["client_id"] == f"{group}-a"
         assert "yes" in shell.run("members", "ls", group).stdout
         assert group in [one["group"] for one in shell.json("groups", "ls")]

@@ -142,5 +142,7 @@ def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:
     book.must(Leave(next(iter(book.group.sessions)), "bye"))
     nobody = overview.lag(book.group, {ONE: 150}, Steady(), 0)
     assert (nobody["lag"], nobody["time_s"]) == (20, None), "without an owner the position does not move"
+    unknown = overview.lag(book.group, {}, Steady(), 0)
+    assert (unknown["lag"], unknown["time_s"]) == (None, None), "what is not known takes no 0 s"
     done = overview.lag(book.group, {ONE: 130}, ConsumptionRate(), 0)
     assert (done["lag"], done["time_s"]) == (0, 0.0)

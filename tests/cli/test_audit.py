@@ -58,7 +58,7 @@ CHANGES: dict[str, tuple[list[str], bool]] = {
     "groups update": (["groups", "update", "GROUP", "--delivery", "at_most_once"], True),
     "groups shrink": (["groups", "shrink", "GROUP", "orders", "--partitions", str(PARTITIONS)], True),
     "groups rm": (["groups", "rm", "GROUP"], True),
-    "members step-down": (["members", "step-down", "GROUP", "ghost"], False),
+    "members step-down": (["members", "step-down", "GROUP", "ghost"], True),
     "members add": (["members", "add", "GROUP", "m3"], True),
     "members drop": (["members", "drop", "GROUP", "m2"], True),
     "members map set": (["members", "map", "set", "GROUP", "m1=0,1", "m2=2"], True),

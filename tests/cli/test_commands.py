@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import socket
 import urllib.request
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
+from marshal_py.cli import output
+from marshal_py.cli.options import CommonOptions
 from marshal_py.client.marshal import VERSION, connect
+from marshal_py.testing import MemoryCluster
+from marshal_py.transport.embedded import Broker
+from marshal_py.transport.memory import MemoryTransport
 from tests.cli.shell import DEADLINE_S, Shell
 
 COMMANDS = [
@@ -281,6 +289,60 @@ def test_an_unused_topic_is_no_error(shell: Shell) -> None:
         assert result.exit_code == 0
         assert result.stderr.strip() == "no consumer has ever run here"
     assert shell.json("state", "--coordination-topic", "__unused")["groups"] == []
+
+
+@pytest.mark.parametrize("command", [["state"], ["state", "--json"], ["groups", "ls"], ["log", "tail"], ["advisories"]])
+def test_a_wrong_coordination_topic_is_an_error(shell: Shell, billing: str, command: list[str]) -> None:
+    for topic, why in (("nowhere", "is missing"), ("orders", "it has other messages")):
+        result = shell.run(*command, "--coordination-topic", topic)
+        assert (result.exit_code, result.stdout) == (1, ""), result.output
+        assert len(result.stderr.splitlines()) == 1
+        assert topic in result.stderr
+        assert why in result.stderr
+
+
+def test_a_table_in_a_pipe_is_complete(shell: Shell, billing: str) -> None:
+    """No column is cut, so orders:1, orders:10 and orders:11 stay what they are."""
+    table = Table("partitions", "more")
+    table.add_row(", ".join(f"orders:{number}" for number in range(60)), "x" * 200)
+    with redirect_stdout(io.StringIO()) as shown:
+        output.print_table(table)
+    assert "orders:59" in shown.getvalue()
+    assert len(shown.getvalue().splitlines()) == 5
+
+
+def test_a_dry_run_names_the_change_and_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryCluster() as cluster:
+        monkeypatch.setattr(CommonOptions, "transport", lambda _: MemoryTransport(cluster.broker))
+        memory = Shell("unused:1")
+        cluster.create_topic("orders", 3)
+        assert memory.json("topics", "rm", "orders", "--dry-run")["groups"] == [], "nobody has ever consumed here"
+        consumer = cluster.connect().consumer("billing", ["orders"], start="earliest")
+        cluster.run_until(lambda: len(consumer.claims()) == 3)
+        grown = memory.json(
+            "topics", "update", "orders", "--partitions", "5", "--config", "retention.ms=9", "--dry-run"
+        )
+        assert grown["would"] == {"partitions": "3 -> 5", "retention.ms": "-1 -> 9"}
+        assert grown["groups"] == ["billing"]
+        shown = memory.run("topics", "rm", "orders", "--dry-run").stdout
+        assert "  partitions: 3\n  offsets: 0\ngroups that consume it: billing" in shown
+        asked = memory.run("topics", "rm", "orders", stdin=b"n\n")
+        assert (asked.exit_code, "billing" in asked.stderr) == (1, True)
+        assert memory.json("topics", "info", "orders")["partitions"] != {}
+
+
+def test_a_group_is_created_by_the_first_command_on_a_cluster() -> None:
+    with Broker(topics={"__marshal": 4}) as broker:
+        fresh = Shell(broker.bootstrap_servers)
+        words = ("groups", "create", "shipping", "--policy", "members", "--max-members", "4", "--member", "m1")
+        planned = fresh.run(*words, "--dry-run")
+        assert planned.exit_code == 0, planned.output
+        assert "would be the first of __marshal" in planned.stdout
+        assert fresh.json("groups", "ls") == []
+        created = fresh.run(*words, "--yes")
+        assert created.exit_code == 0, created.output
+        assert fresh.json("groups", "ls")[0]["group"] == "shipping"
+        assert fresh.run(*words, "--yes").exit_code == 1
 
 
 # --- log

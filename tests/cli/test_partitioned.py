@@ -114,7 +114,7 @@ def step_down(shell: Shell, group: str, client_id: str, after: dict[str, int]) -
 
     def stepped_down() -> bool:
         if not any(one["stepped_down"] for one in info(shell, group)["members"] if one["client_id"] == client_id):
-            shell.run("members", "step-down", group, client_id)
+            shell.run("members", "step-down", group, client_id, "--yes")
         return claims(shell, group) == after
 
     wait_until(stepped_down, f"{client_id} hands everything over")
@@ -219,7 +219,7 @@ def test_members_standbys_step_down_drop_and_mappings(shell: Shell, consumers: C
     wait_until(lambda: len(info(shell, "shipping")["member_states"][0]["standbys"]) == 1, "m1 has a standby")
     (first,) = owned(shell, "shipping").keys() & {"a", "a2"}
     standby = "a" if first == "a2" else "a2"
-    shell.json("members", "step-down", "shipping", first)
+    shell.json("members", "step-down", "shipping", first, "--yes")
     wait_until(lambda: claims(shell, "shipping") == {standby: 3, "b": 3}, "the standby is active")
     consumers[standby].kill()
     wait_until(lambda: claims(shell, "shipping") == {first: 3, "b": 3}, "the other one is active again")

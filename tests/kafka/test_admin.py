@@ -177,7 +177,7 @@ def test_members_step_down_and_groups_go(case: WorkingGroup) -> None:
     members = marshal.json("members", "ls", group)
     assert {member["client_id"] for member in members} == {"worker-0", "worker-1", "worker-2"}
     assert group in {one["group"] for one in marshal.json("groups", "ls")}
-    stepped = marshal.json("members", "step-down", group, "worker-1", "--reason", "test")
+    stepped = marshal.json("members", "step-down", group, "worker-1", "--yes", "--reason", "test")
     assert marshal.json("members", "ls", group)[-1]["session"] == stepped["session"]
     for refused in (marshal.run("evict", group, "worker-0", "--yes"), marshal.run("groups", "rm", group, "--yes")):
         assert refused.returncode == 1
