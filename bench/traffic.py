@@ -2,7 +2,7 @@
 
 Contestants: none; the members of Kafka's groups send heartbeats as requests, which leave no records. marshal_py at its
 defaults (interval 2 s), two consumer processes, 12 and 256 partitions, idle, and with several messages per third for
-every partition.
+every partition. The same in at-most-once mode with 12 partitions, where grants are records, too.
 
 Measured: the records of the group's coordination log in a steady time, read by a plain consumer. `heartbeats per third`
 is (n - 1) heartbeats divided by the time between a session's first and last, in thirds, so that the ends of the window
@@ -29,13 +29,17 @@ from marshal_py.protocol.routing import route
 
 SIZES = (12, 256)
 TINY_SIZES = (12,)
+AT_MOST_ONCE = (12, "at_most_once")
 CONSUMERS = 2
 INTERVAL_S, TINY_INTERVAL_S = 2.0, 1.0
 PERIOD_S, TINY_PERIOD_S = 0.2, 0.1  # between two messages of a partition: less than a third of the interval
 WINDOW_S, TINY_WINDOW_S = 20.0, 2.5
 SETTLE_THIRDS = 3  # after the load has changed; by then the changes of before are reported
 READ_TIMEOUT_S = 30.0
-GOAL = "Goals: 1 heartbeat per consumer and third, whatever the number of partitions; <= 20 B per changed claim."
+GOAL = (
+    "Goals: 1 heartbeat per consumer and third, whatever the number of partitions; <= 20 B per changed claim; "
+    "<= 30 grants per consumer and second."
+)
 
 
 @dataclass
@@ -43,7 +47,9 @@ class Window:
     """The records written in a steady time."""
 
     partitions: int
+    delivery: str
     load: str
+    seconds: float = 0.0
     thirds: float = 0.0  # of all consumers together
     records: int = 0
     bytes: int = 0
@@ -57,17 +63,19 @@ class Window:
 def run(environment: BenchEnvironment, tiny: bool) -> Result:
     rows: list[list[Any]] = []
     found: list[Window] = []
-    for partitions in TINY_SIZES if tiny else SIZES:
-        environment.say(f"traffic with {partitions} partitions")
-        idle, loaded = _measure(environment, partitions, tiny)
+    for partitions, delivery in [(size, "at_least_once") for size in (TINY_SIZES if tiny else SIZES)] + [AT_MOST_ONCE]:
+        environment.say(f"traffic with {partitions} partitions, {delivery}")
+        idle, loaded = _measure(environment, partitions, delivery, tiny)
         found += [idle, loaded]
         for window in (idle, loaded):
             rows.append(
                 [
                     partitions,
+                    delivery,
                     window.load,
                     spread(window.rates),
                     window.records / window.thirds,
+                    window.others.get("ClaimingMessages", 0) / window.seconds / CONSUMERS,
                     window.bytes / window.thirds,
                     window.heartbeat_bytes / window.heartbeats,
                     window.changed / window.heartbeats,
@@ -77,16 +85,18 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
             )
     columns = [
         "partitions",
+        "delivery",
         "load",
         "heartbeats per consumer and third",
         "records",
+        "grants per consumer and second",
         "bytes",
         "bytes of a heartbeat",
         "claims in it",
         "bytes per changed claim",
         "records in all",
     ]
-    return Result("traffic", columns, rows, [GOAL], {f"{w.partitions} {w.load}": asdict(w) for w in found})
+    return Result("traffic", columns, rows, [GOAL], {f"{w.partitions} {w.delivery} {w.load}": asdict(w) for w in found})
 
 
 def _bytes_per_claim(idle: Window, loaded: Window) -> float | None:
@@ -96,9 +106,9 @@ def _bytes_per_claim(idle: Window, loaded: Window) -> float | None:
     return round(extra / loaded.changed, 2)
 
 
-def _measure(environment: BenchEnvironment, partitions: int, tiny: bool) -> tuple[Window, Window]:
+def _measure(environment: BenchEnvironment, partitions: int, delivery: str, tiny: bool) -> tuple[Window, Window]:
     interval_s = TINY_INTERVAL_S if tiny else INTERVAL_S
-    options = {"heartbeat_interval_s": interval_s} if tiny else {}
+    options: dict[str, Any] = {"delivery": delivery} | ({"heartbeat_interval_s": interval_s} if tiny else {})
     settle_s, window_s = SETTLE_THIRDS * interval_s / 3, TINY_WINDOW_S if tiny else WINDOW_S
     period_s, steady_s = TINY_PERIOD_S if tiny else PERIOD_S, 1.0 if tiny else None
     with LoadGroup(
@@ -110,8 +120,8 @@ def _measure(environment: BenchEnvironment, partitions: int, tiny: bool) -> tupl
             group.start()
         group.steady()
         group.stop_load()
-        idle = Window(partitions, "idle")
-        loaded = Window(partitions, f"every partition each {period_s:g} s")
+        idle = Window(partitions, delivery, "idle")
+        loaded = Window(partitions, delivery, f"every partition each {period_s:g} s")
         for window in (idle, loaded):
             if window is loaded:
                 group.start_load()
@@ -167,7 +177,7 @@ class _Log:
 
 
 def _count(window: Window, found: list[tuple[int, int, Record | None]], window_s: float, third_s: float) -> None:
-    window.thirds = CONSUMERS * window_s / third_s
+    window.seconds, window.thirds = window_s, CONSUMERS * window_s / third_s
     window.records, window.bytes = len(found), sum(size for _, size, _ in found)
     window.others = dict(Counter("foreign" if r is None else type(r).__name__ for _, _, r in found))
     beats: dict[int, list[int]] = defaultdict(list)
