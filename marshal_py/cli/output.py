@@ -26,7 +26,7 @@ BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as for a C program whose reader has g
 DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _QUOTED_OR_NAME: Final = re.compile(
     r"""(?<!\w)b?(?P<quote>['"])(?:\\.|(?!(?P=quote)).)*(?P=quote)"""
-    r"""|(?<![\w'-])(?P<name>[a-z]\w*)(?:=True\b|=(?=[\s,:;)]|$)|(?P<equals>=))?"""
+    r"""|(?<![\w'./-])(?P<name>[a-z]\w*)(?:=True\b|=(?=[\s,:;)]|$)|(?P<equals>=))?"""
 )
 SIZES_S: Final = (("days", 86_400), ("h", 3_600), ("min", 60))
 
