@@ -65,6 +65,23 @@ def test_at_most_once_the_next_process_notes_the_loss_of_a_killed_one(make_topic
     assert noted_losses(orders) == {0: [(4, 8)], 1: [(4, 8)]}, "once"
 
 
+def test_at_most_once_without_a_checkpoint_the_next_member_says_what_may_be_lost(make_topic: MakeTopic) -> None:
+    """F3.3: nobody knows the plan any more, but the log knows what was granted to the session that has ended."""
+    orders = make_topic(2)
+    orders.fill(10)
+    query = Query(orders, delivery="at_most_once", max_rows_per_batch=8)
+    query.turn()
+    until(query.write_ahead, "the next batch is planned")
+    lost = query.read()
+    query.crash()
+    query.offsets, query.commits = [], 0
+    query.settled()
+    assert sorted([*query.out, *lost]) == sorted(orders.written)
+    events = [one for one in query.member.planner._driver.events if one.kind == "amo_lost"]
+    assert {*lost} <= {(one.partition, offset) for one in events for offset in range(one.offset, one.to)}
+    query.reader.stop()
+
+
 def test_at_most_once_no_loss_is_noted_if_another_member_may_have_read_it(make_topic: MakeTopic) -> None:
     """Only the next owner of a partition can tell what the last one was granted."""
     orders = make_topic(1)
