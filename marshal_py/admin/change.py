@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict, Unpack
 
+from msgspec.structs import replace
+
 from marshal_py.admin.membership import Edit
 from marshal_py.admin.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
 from marshal_py.admin.pause import Drain
@@ -159,6 +161,7 @@ class ConfigPlan(ChangePlan):
         group = context.group
         self.creates = create
         check_group(context, create)
+        self._edit: Edit | None = wanted if callable(wanted) else None
         self.base: GroupConfig = base_of(group)
         self.wanted: dict[str, Any] = check_settings(wanted(self.base) if callable(wanted) else wanted)
         check_wanted(group, self.wanted)
@@ -169,7 +172,21 @@ class ConfigPlan(ChangePlan):
     def record(self, group: Group, token: int) -> GroupConfig:
         return settle(self.base, self.wanted, self.looked_at, token, self.by)
 
+    def act(self, group: Group, now: Instant) -> None:
+        """An edit that finds the settings as it wants them is done, and writes nothing."""
+        if self._edit is not None and self.changed_at == NONE and self.refusal(group) is None:
+            if self.record(group, NONE) == replace(self.base, observed=self.looked_at, token=NONE, by=self.by):
+                self.changed_at = group.config_offset
+        super().act(group, now)
+
     def refusal(self, group: Group) -> MarshalError | None:
+        if group.config_offset != self.looked_at and self._edit is not None and not group.deleted:
+            try:  # somebody was faster: the same edit of what there is now (M13)
+                wanted = check_settings(self._edit(base_of(group)))
+                check_wanted(group, wanted)
+            except InvalidOption as error:
+                return error
+            self.base, self.wanted, self.looked_at = base_of(group), wanted, group.config_offset
         if group.config_offset != self.looked_at:
             return SettingsChanged(group.name, "the settings", group.config.by if group.config is not None else "")
         if lifelong(group.config, group.mode, self.record(group, NONE)):  # a first Join came before it (F9.11)

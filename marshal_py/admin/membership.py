@@ -14,28 +14,22 @@ Edit = Callable[[GroupConfig], Wanted]
 
 
 def with_members(added: Iterable[str]) -> Edit:
-    """Adds members to the list. Raises InvalidOption for a group with mappings, or if the list has them all."""
+    """Adds members to the list, unless they are there. Raises InvalidOption for a group with mappings."""
     names = list(added)
 
     def edit(config: GroupConfig) -> Wanted:
         _check_list(config, names)
-        new = [name for name in names if name not in config.members]
-        if not new:
-            raise InvalidOption("members", names, "the group has them already")
-        return {"members": [*config.members, *new]}
+        return {"members": [*config.members, *names]}
 
     return edit
 
 
 def without_members(dropped: Iterable[str]) -> Edit:
-    """Drops members from the list. Raises InvalidOption for a group with mappings, or if one is not in the list."""
+    """Drops members from the list, if they are there. Raises InvalidOption for a group with mappings."""
     names = list(dropped)
 
     def edit(config: GroupConfig) -> Wanted:
         _check_list(config, names)
-        for name in names:
-            if name not in config.members:
-                raise InvalidOption("members", name, f"the members are {', '.join(config.members) or 'none'}")
         return {"members": [name for name in config.members if name not in names]}
 
     return edit

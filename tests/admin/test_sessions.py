@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.admin.change import DeletionPlan
+from marshal_py.admin.change import ConfigPlan, DeletionPlan
+from marshal_py.admin.membership import with_members, without_members
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupMissing, MembersAlive
 from marshal_py.protocol.group_rules import PRIORITY
@@ -113,6 +114,27 @@ def test_a_forced_deletion_ends_who_lives_and_whom_it_meets(policy: str) -> None
         assert isinstance(client.member.error, GroupDeleted), client.member.error
     twice = finish(cluster, start_tool(cluster, DeletionPlan, "twice"))
     assert (twice.operation.error, twice.operation.changed_at) == (None, -1)  # type: ignore[attr-defined]
+
+
+def test_two_admins_add_different_members() -> None:
+    """M13: the slower one adds to what it finds; who finds all there writes nothing."""
+    cluster = VirtualCluster(partitions=2)
+    cluster.must(GroupConfig(-1, policy="members", max_members=4, members=("m1",)))
+    tools = [
+        start_tool(cluster, lambda context, name=name: ConfigPlan(context, with_members([name])), name)
+        for name in ("m2", "m3")
+    ]
+    for tool in tools:
+        finish(cluster, tool)
+        assert tool.operation.error is None
+    assert cluster.group.config is not None
+    assert cluster.group.config.members == ("m1", "m2", "m3")
+    written = len(list(cluster.records(GroupConfig)))
+    for edit in (with_members(["m1", "m2"]), without_members(["nobody"])):
+        tool = finish(cluster, start_tool(cluster, lambda context, edit=edit: ConfigPlan(context, edit), "again"))
+        assert tool.operation.error is None
+        assert tool.operation.changed_at == cluster.group.config_offset  # type: ignore[attr-defined]
+    assert len(list(cluster.records(GroupConfig))) == written
 
 
 def test_a_forced_deletion_of_a_silent_group() -> None:
