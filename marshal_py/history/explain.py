@@ -25,6 +25,7 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     SeekingPartition,
     SetPosition,
+    StepDown,
     Topology,
 )
 from marshal_py.protocol.verdict import Verdict
@@ -242,6 +243,8 @@ class _Story:
                 return any((move.topic, move.partition) == self.tp for move in record.moves)
             case ReleaseGroup() | GroupConfig():
                 return verdict.accepted
+            case StepDown() as record:  # why its owner hands it over, and who wanted that
+                return verdict.accepted and record.session == self.standing.owner
             case Topology() as record:
                 return verdict.accepted and record.topic == self.tp.topic
             case Note() as record:
@@ -286,7 +289,7 @@ class Difference(NamedTuple):
     partitions: dict[TopicPartition, tuple[Standing, Standing]]
     settings: dict[str, tuple[Any, Any]]
     records: dict[str, int]  # "Heartbeat accepted" -> how many
-    notable: list[Line]  # pauses, moves, settings and topic changes
+    notable: list[Line]  # pauses, moves, step-downs, settings and topic changes
 
 
 class _Snapshot(NamedTuple):
@@ -318,7 +321,7 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
         kind = type(verdict.record).__name__ if verdict.record is not None else "unreadable"
         key = f"{kind} {verdict.outcome.name.lower()}"
         counts[key] = counts.get(key, 0) + 1
-        if isinstance(verdict.record, ReleaseGroup | SetPosition | GroupConfig | Topology):
+        if isinstance(verdict.record, ReleaseGroup | SetPosition | GroupConfig | Topology | StepDown):
             notable.append(Line(record.offset, record.timestamp_ms, describe(verdict), as_dict(verdict)))
     last = _snapshot(world, name)
     first = first or last

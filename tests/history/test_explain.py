@@ -20,6 +20,7 @@ from marshal_py.protocol.records import (
     MessageRange,
     Move,
     SetPosition,
+    StepDown,
 )
 from marshal_py.protocol.world import World
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
@@ -170,3 +171,16 @@ def test_a_difference_of_settings(book: DifferentialLog) -> None:
     assert (nothing.partitions, nothing.records, nothing.joined) == ({}, {}, [])
     begun = change(book, Cut(0), Cut(3))
     assert begun.settings["topics"] == ({}, {TOPIC: 4})
+
+
+def test_a_step_down_of_the_owner_belongs_to_the_story() -> None:
+    """It says who wanted the owner to hand the partition over, and why; of other owners it is another story."""
+    book = DifferentialLog()
+    session, _ = book.owner()
+    other = book.join("other")
+    book.must(StepDown(session, NONE, "slow disk on rack 7", "ann@host"))
+    book.must(StepDown(other, NONE, "not this one", "bob@host"))
+    told = [line.text for line in story(book).lines]
+    assert any("slow disk on rack 7" in text and "ann@host" in text for text in told), told
+    assert not any("not this one" in text for text in told)
+    assert [line.verdict["type"] for line in change(book, Cut(0), Cut()).notable][-2:] == ["StepDown", "StepDown"]
