@@ -28,7 +28,7 @@ POISON_DELIVERIES: Final = 5  # of one message: after so many it is reported, an
 # Why a letter is written instead of a delivery. It says no more than the log knows: owners that died may have delivered
 # less often than is counted, and a handler's ack may have died with its process.
 UNANSWERED: Final = "the log counts {} deliveries, which may be too many, and has no ack"
-REASON_CHARS_MAX: Final = 500  # of `term`; a Note holds little more
+REASON_CHARS_MAX: Final = 500  # of `term`, in a dead letter; a Note holds half as much
 
 
 class LetterWriter(Protocol):

@@ -173,9 +173,9 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
     def term(self, reason: str = "") -> bool:
         """Ends the message for good: it is never delivered again, and an advisory `terminated` says so in the log.
 
-        `reason`: for people who read the advisory; its first 500 characters. Returns False if the claim is over, so
-        that the message will be delivered again, or if the message is done already. Raises NeedsAtLeastOnce,
-        InvalidOption, UsedAfterFork.
+        `reason`: for people who read the advisory, which has its first 255 bytes of utf-8. Returns False if the claim
+        is over, so that the message will be delivered again, or if the message is done already. Raises
+        NeedsAtLeastOnce, InvalidOption, UsedAfterFork.
         """
         return self._delivered.term(self._index, (self._raw,), reason)
 

@@ -340,6 +340,16 @@ def test_a_topic_that_takes_not_even_that_is_reported_and_tried_again(
         until(lambda: positions(consumer) == {0: 1}, "it is tried again")
 
 
+def test_the_reason_in_a_letter_has_500_characters_at_most(memory: MemoryTestCluster) -> None:
+    """ACKS: its first 500 characters are in a dead letter."""
+    topic, letters, group = memory.topic(), memory.topic(), memory.group()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, with_letters(marshal, group, topic, letters) as consumer:
+        collect(consumer, 1, ack=False)[0].term("\u00e9" * 501)
+        until(lambda: positions(consumer) == {0: 1}, "the letter is written")
+    assert Letters(memory, letters).read(1)[0]["message"].decode() == "\u00e9" * 500
+
+
 def test_null_headers_stay_null_in_a_letter(memory: MemoryTestCluster) -> None:
     topic, letters, group = memory.topic(), memory.topic(), memory.group()
     memory.put(topic, 0, b"one", b"key", [("trace", None), ("empty", b"")])

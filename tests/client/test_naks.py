@@ -467,3 +467,14 @@ def test_a_second_answer(memory: MemoryTestCluster, first: str, second: str, ret
         assert answers[first]()
         assert answers[second]() is returned
         assert positions(consumer) == {0: 1 if done else 0}
+
+
+@pytest.mark.parametrize(("reason", "kept"), [("x" * 501, "x" * 255), ("\u00e9" * 300, "\u00e9" * 127)])
+def test_the_reason_of_term_is_kept_up_to_its_bound(memory: MemoryTestCluster, reason: str, kept: str) -> None:
+    """ACKS: its first 255 bytes of utf-8 are in the advisory."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        assert collect(consumer, 1, ack=False)[0].term(reason)
+        until(lambda: terminations(memory, group), "it is in the log")
+    assert [text for *_, text in terminations(memory, group)] == [kept]
