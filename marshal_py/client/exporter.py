@@ -22,7 +22,7 @@ COUNTERS: Final = {
     "records_sent": "Coordination records handed to the producer, heartbeats included.",
     "claims": "Claims that this consumer won.",
     "claims_ended": "Claims that ended, by release or loss.",
-    "take_overs": "Claims of partitions whose owner had been evicted.",
+    "take_overs": "Claims of partitions whose owner had died.",
     "messages_delivered": "Messages delivered.",
     "messages_acked": "Messages done, in at-least-once mode.",
     "naks": "Messages that handlers gave back, to be delivered again.",

@@ -18,6 +18,7 @@ from marshal_py.protocol.covers import Covers
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.last_will import died
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.poison_guard import careful, suspicion
 from marshal_py.protocol.rebalance import Rebalancer
@@ -75,7 +76,7 @@ class RecordHandler:
         self._shape = -1  # the group's `shape` after the last record
         self._pin = NONE  # epoch of the own pin after the last record
         self._events = GroupEvents(member.group)
-        self._evicted: dict[int, None] = {}  # the newest evicted sessions, to count take-overs
+        self._evicted: dict[int, None] = {}  # the newest sessions that died, to count take-overs
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
         """Takes a record of the group that the driver has just folded into the world."""
@@ -111,9 +112,9 @@ class RecordHandler:
             case StepDown(reason=candidacy.STOPPING) if verdict.accepted:
                 self.candidacy.stopping.add(record.session)
             case Evict() if verdict.accepted:
-                self._evicted[record.session] = None
-                if len(self._evicted) > EVICTED_KEPT:
-                    del self._evicted[next(iter(self._evicted))]
+                self._note_death(record.session)
+            case Leave() if verdict.accepted and died(record):
+                self._note_death(record.session)
             case ReleaseGroup() | SetPosition() | GroupConfig() | Topology() if verdict.accepted:
                 self._read_admin_record(record, verdict.offset)
             case _:
@@ -199,6 +200,12 @@ class RecordHandler:
             member.join_sent = None  # the settings are other ones than those it was judged by: judge again (F1.7)
         elif reason == "malformed":
             member.end(InvalidRecord("Join", "the fold rejected it as malformed"))
+
+    def _note_death(self, session: int) -> None:
+        """Remembers a session that did not end itself: others evicted it, or a witness saw its process die."""
+        self._evicted[session] = None
+        if len(self._evicted) > EVICTED_KEPT:
+            del self._evicted[next(iter(self._evicted))]
 
     def _read_claim(self, record: ClaimingPartition, verdict: Verdict, now: Instant) -> None:
         member = self.member

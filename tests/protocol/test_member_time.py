@@ -9,6 +9,7 @@ import pytest
 from marshal_py.errors import DuplicateClientId, SessionCloned
 from marshal_py.protocol.assignment import candidate_order
 from marshal_py.protocol.claim import ClaimPhase
+from marshal_py.protocol.last_will import DIED
 from marshal_py.protocol.records import (
     HEARTBEAT_ENTRIES_MAX,
     ClaimingPartition,
@@ -63,6 +64,20 @@ def test_three_members_share_twelve_partitions() -> None:
 
 
 # --- waiting
+
+
+@pytest.mark.parametrize(("reason", "counts"), [(f"{DIED}: exit code 3", True), ("stopped", False)])
+def test_a_claim_after_a_death_that_a_witness_told_is_a_take_over(reason: str, counts: bool) -> None:
+    """T19: under `marshal run` nobody is evicted, and consumers that die again and again count all the same."""
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b")
+    had = len(b.owned)
+    session = b.member.session
+    cluster.kill(b)
+    cluster.must(Leave(session, reason))
+    cluster.run_until(lambda: set(cluster.owners()) == set(range(12)) and len(a.owned) == 12)
+    assert had > 0
+    assert a.member.take_overs == (had if counts else 0)
 
 
 def test_an_eviction_after_two_intervals_and_not_earlier() -> None:
