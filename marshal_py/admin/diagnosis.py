@@ -16,6 +16,7 @@ from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.errors import first_of
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import Join, Snapshot
+from marshal_py.protocol.shared_client_ids import shared
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.waiting import NO_FACTS, Facts, standstills
 from marshal_py.protocol.world import Group, Session
@@ -158,6 +159,20 @@ def of_witnesses(groups: Iterable[Group], silent: Collection[tuple[str, int]] = 
         return Check("witnesses", "ok", "no consumer is live")
     found = f"{len(sessions) - len(without)} of {len(sessions)} consumers had one when they joined"
     return Check("witnesses", "ok", f"{found}; none: {first_of(without, NAMES_MAX)}" if without else found)
+
+
+def of_client_ids(groups: Iterable[Group], silent: Collection[tuple[str, int]] = ()) -> Iterator[Check]:
+    """Yields a warning for each group in which live consumers use one client_id at one time."""
+    for group in groups:
+        found = shared(_live([group], silent))
+        words = [f"{name!r} (sessions {', '.join(map(str, each))})" for name, each in sorted(found.items())]
+        if words:
+            yield Check(
+                "client ids",
+                "warn",
+                f"{group.name!r}: several live consumers have the client_id {first_of(words, NAMES_MAX)}",
+                "harmless if one Marshal has them all; else give each process a client_id of its own, or none",
+            )
 
 
 def of_groups(

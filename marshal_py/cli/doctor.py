@@ -188,6 +188,7 @@ class Examination:
         yield diagnosis.of_clocks(study)
         yield diagnosis.of_versions(groups, silent)
         yield diagnosis.of_witnesses(groups, silent)
+        yield from diagnosis.of_client_ids(groups, silent)
         yield from self._unused(groups)
         yield from diagnosis.of_groups(groups, infos, study, facts, self.group)
         for group in groups:

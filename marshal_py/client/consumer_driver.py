@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from msgspec import structs
@@ -73,6 +73,7 @@ class ConsumerDriver:
         incarnation: bytes,
         new_topics: frozenset[str],
         refold: Callable[[ConsumerDriver, int], None],
+        siblings: Callable[[], Collection[int]],
         *,
         plans: bool,
     ) -> None:
@@ -81,6 +82,7 @@ class ConsumerDriver:
         `log`: the number of the group's coordination log. `new_topics`: the topics that were added to the group later;
         they are read from their first offset (D5). `plans`: whether the consumer plans ranges that other processes
         read. `refold(driver, at)` has the log folded once more up to offset `at`, to check the member's state (G6).
+        `siblings()` returns the sessions of the Marshal's consumers that this log holds.
         """
         self.context, self.log, self.member, self.options = context, log, member, options
         self.incarnation = incarnation
@@ -92,7 +94,7 @@ class ConsumerDriver:
             self._publish_topic,
             self.kick,
         )
-        self._refold = refold
+        self._refold, self._siblings = refold, siblings
         self.group_key: bytes = member.name.encode()
         self.worker: Worker = Worker(f"marshal-worker-{member.name}")
         kind = PlannedClaims if plans else FetchedClaims
@@ -300,7 +302,9 @@ class ConsumerDriver:
             )
 
     def _notify(self, ready: Ready) -> None:
-        self.publish(*ready.advisories)
+        shared = {one.session for one in ready.advisories if one.kind == "client_id_shared"}
+        own = shared and shared.intersection(self._siblings())  # consumers of one Marshal share its client_id by right
+        self.publish(*(one for one in ready.advisories if one.kind != "client_id_shared" or one.session not in own))
         self._user_callbacks.notify(ready, bool(self.member.claims), self.member.pin)
 
     def publish(self, *advisories: Advisory) -> None:

@@ -152,6 +152,7 @@ class Joining:
             self._root.incarnation,
             later,
             loop.maintenance.refold,
+            lambda: loop.sessions_of(number),
             plans=plans,
         )
         if letters is not None:

@@ -73,6 +73,10 @@ class Loop:
     def _of(self, log: int) -> list[ConsumerDriver]:
         return [driver for driver in self.drivers if driver.log == log]
 
+    def sessions_of(self, log: int) -> set[int]:
+        """Returns the sessions of this Marshal's consumers in a log."""
+        return {driver.member.session for driver in self._of(log)}
+
     def start(self) -> None:
         self._thread.start()
 

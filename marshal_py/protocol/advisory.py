@@ -94,6 +94,7 @@ AdvisoryKind = Literal[
     "snapshot_refused",
     "truncation_refused",
     "last_will_lost",
+    "client_id_shared",
     "state_kept",
 ]
 
@@ -147,10 +148,12 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
     "truncation_refused": "the log's old records were not deleted; text: why",
     "last_will_lost": "if this process dies, its session waits for an eviction; text: why, and what comes next",
+    "client_id_shared": "another live consumer of the group uses this client_id; session: its, text: the way out",
     "state_kept": "this process ended because its state was not what the log says; text: the file with that state",
 }
 LOCAL: Final[frozenset[AdvisoryKind]] = frozenset(
     {
+        "client_id_shared",
         "dead_letter_failed",
         "fenced",
         "handler_failed",
@@ -195,6 +198,7 @@ ALARMING: Final[frozenset[AdvisoryKind]] = frozenset(
         "heartbeat_missed",
         "request_limited",
         "last_will_lost",
+        "client_id_shared",
         "snapshot_refused",
         "state_kept",
         "parked",

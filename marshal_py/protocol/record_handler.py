@@ -42,10 +42,11 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.refusals import Refusals
+from marshal_py.protocol.shared_client_ids import both_live
 from marshal_py.protocol.subscription import consumes
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.world import Group, Partition, Span
+from marshal_py.protocol.world import Group, Partition, Session, Span
 
 ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
 # Frequent types, which seldom change anything that a tick looks at.
@@ -77,6 +78,7 @@ class RecordHandler:
         self._pin = NONE  # epoch of the own pin after the last record
         self._events = GroupEvents(member.group)
         self._evicted: dict[int, None] = {}  # the newest sessions that died, to count take-overs
+        self._sharers: set[int] = set()  # live sessions of others with this client_id: each is told once
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
         """Takes a record of the group that the driver has just folded into the world."""
@@ -157,6 +159,10 @@ class RecordHandler:
             return
         if extended:
             member.detector.extended(record.session, verdict.offset, now)
+            assert group is not None
+            assert session is not None
+            if session.join.client_id == member.options.client_id:
+                self._report_shared(group, session, verdict.offset)
         if not verdict.accepted:
             return
         if record.digest is not None:
@@ -166,6 +172,15 @@ class RecordHandler:
         # Another member waits for a partition of this one, the pause may be over, or the digests differ.
         if record.ready or record.pause is not None or self.divergence.accusations:
             member.request_tick()
+
+    def _report_shared(self, group: Group, other: Session, at: int) -> None:
+        """Advises the user, once per session, that another live consumer uses the own client_id."""
+        member, own = self.member, group.sessions.get(self.member.session)
+        if own is None or other.id in self._sharers or not both_live(own, other):
+            return
+        self._sharers = {sid for sid in self._sharers if sid in group.sessions} | {other.id}
+        text = f"session {other.id} has it, too: give each live process a client_id of its own, or none"
+        member.advise("client_id_shared", text=text, at=at, session=other.id)
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
         """Makes the session that the newest own Join begins the member's session.

@@ -127,6 +127,21 @@ def test_versions_of_live_consumers() -> None:
     assert "lib 1: 6 consumers" in diagnosis.of_versions(story.groups()).found
 
 
+def test_live_consumers_with_one_client_id_are_named() -> None:
+    """One that does not heartbeat beside the other is the former session of a process that was started again."""
+    story = Story()
+    one, other = story.join("same"), story.join("same")
+    story.join("third")
+    story.tell(Heartbeat(other, 1))
+    assert list(diagnosis.of_client_ids(story.groups())) == []
+    story.tell(Heartbeat(one, 1))
+    (check,) = diagnosis.of_client_ids(story.groups())
+    assert check.level == "warn"
+    assert check.found == f"'g': several live consumers have the client_id 'same' (sessions {one}, {other})"
+    assert check.advice
+    assert list(diagnosis.of_client_ids(story.groups(), {("g", one)})) == [], "it is silent"
+
+
 def test_a_group_that_nobody_uses_any_more() -> None:
     story = Story(NOW_MS - ORPHANED_MS - 2 * DAY_MS)
     old = story.join("c", "old", NOW_MS - ORPHANED_MS - DAY_MS)

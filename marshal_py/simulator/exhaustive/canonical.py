@@ -36,6 +36,7 @@ LEFT_OUT: Final = frozenset(
         "_mirror_due_ms",
         "grants_dropped",
         "late_acks",
+        "_sharers",
         "events",
         "quiescent_until_ms",
         "quiescence",
