@@ -57,6 +57,8 @@ class Candidacy:
         self.taking: list[TopicPartition] = []  # of these, the ones that live sessions own
         self.giving: bool = False  # whether the target gives a partition of this member to another one
         self.stopping: set[int] = set()  # live sessions that are about to leave (A6)
+        self.pin_lost: str = ""  # why this member gives its pin back; it stays until the pin is released (A11)
+        self._pin = NONE  # epoch of the own pin at the last refresh
         self.outdated: bool = False  # whether the world has changed since order and target were computed
         # what the last refresh saw: shape, sessions waited out, the own session, those idle (A11) or served (A12),
         # topics that are gone (A13)
@@ -117,6 +119,7 @@ class Candidacy:
             self.policy = config.policy
         detector.watch_covers(topics=self.policy == "topic", pin=self.policy == "pinned")
         self.order = candidate_order(group, self.waited_out)
+        self._note_pin(group)
         self.lines = self._lines(group, self.order)
         self.target = self._target(group, self.order, self.lines)
         self.place = {sid: at for at, sid in enumerate(self.order)}
@@ -155,9 +158,19 @@ class Candidacy:
 
     def _lines(self, group: Group, order: list[int]) -> Mapping[TopicPartition, Line] | None:
         restricted = RESTRICTED.get(self.policy)
+        if self.pin_lost:
+            order = [sid for sid in order if sid != self.member.session]
         if self.policy == OVERFLOW:
             order = self.overflow.served(group, order)
         return None if restricted is None else restricted(self._present(group), order)
+
+    def _note_pin(self, group: Group) -> None:
+        """Decides whether the own pin is lost, and why: once, whatever its user asks for while handlers finish."""
+        before, self._pin = self._pin, self.member.pin
+        if self._pin != before:
+            self.pin_lost = ""
+        if self._pin != NONE and not self.pin_lost:
+            self.pin_lost = pinned.lost_by(group)
 
     def _target(self, group: Group, order: list[int], lines: Mapping[TopicPartition, Line] | None) -> Target:
         if lines is not None:

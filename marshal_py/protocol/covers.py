@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from marshal_py.protocol.assignment import pinned
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.identity import NONE, PIN, Instant
 from marshal_py.protocol.member_state import MemberState
@@ -46,8 +45,8 @@ class Covers:
                 del self._sent[next(iter(self._sent))]
             moves = to not in (NONE, me) and not group.paused
             reason = "hand-over" if moves else "paused" if group.paused else "unassigned"
-            if cover.tp == PIN and not group.paused:
-                reason = pinned.lost_by(group) or reason
+            if cover.tp == PIN:
+                reason = self.candidacy.pin_lost or reason
             out.send.append(ReleasingPartition(me, cover.epoch, NONE, to if moves else NONE, reason))
 
     def _own(self, group: Group) -> Iterator[Partition]:

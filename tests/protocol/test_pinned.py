@@ -200,6 +200,36 @@ def test_who_does_not_ask_for_messages_is_pinned_no_longer() -> None:
     under_the_pin(cluster)
 
 
+@pytest.mark.parametrize(
+    "again_ms", [0, INTERVAL_MS // 2, 2 * INTERVAL_MS], ids=["with its ack", "just before", "before"]
+)
+def test_a_pin_that_timed_out_goes_to_the_next_one_even_if_its_owner_asks_again(again_ms: int) -> None:
+    """A11: why the pin is lost is decided once, not again when the last handler is done.
+
+    ADR-42: "When a pinned client has not done any pulls in the last 120 seconds the server will switch to another
+    client"
+    """
+    cluster, clients = cluster_of("one", "two", timeout_ms=TIMEOUT_MS, hand_over_timeout_ms=40 * INTERVAL_MS)
+    before, claims = clients[0].member.pin, list(clients[0].member.claims.values())
+    run = clients[0].deliver(claims[0], 0)
+    ask(clients, cluster, INTERVAL_MS)
+    ask(clients[1:], cluster, 2 * TIMEOUT_MS)
+    assert (pins(clients), owned(clients)) == ([before, NONE], [1, 0]), "it waits for its handler"
+    ask(clients, cluster, again_ms)
+    run.finish(0)
+    clients[0].due_ms = cluster.now_ms
+    ask(clients, cluster, 2 * INTERVAL_MS)
+    assert owned(clients) == [0, PARTITIONS]
+    assert [told(client) for client in clients] == [["pinned", "unpinned timeout"], ["pinned"]]
+    claimed = [
+        verdict.offset for verdict, record in cluster.records(ClaimingPartition) if record.session == clients[0].session
+    ]
+    assert max(claimed) < before + 2 * PARTITIONS, "it claimed nothing more"
+    ask(clients, cluster, 4 * INTERVAL_MS)
+    assert owned(clients) == [0, PARTITIONS]
+    under_the_pin(cluster)
+
+
 def test_a_late_copy_of_a_claim_is_released_and_delivers_nothing() -> None:
     """A11, T17: the pin belongs to another session by then.
 

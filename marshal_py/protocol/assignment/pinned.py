@@ -11,7 +11,7 @@ from typing import Final
 
 from marshal_py.protocol.assignment import covering
 from marshal_py.protocol.assignment.partitioned import Line
-from marshal_py.protocol.identity import PIN, TopicPartition
+from marshal_py.protocol.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.subscription import consumed
 from marshal_py.protocol.world import Group
 
@@ -21,11 +21,13 @@ TIMED_OUT: Final = "timeout"
 
 
 def lines(group: Group, order: Sequence[int]) -> Mapping[TopicPartition, Line]:
-    """Returns who may claim the pin, and each partition."""
-    owner = covering.owner_of(group, PIN)
+    """Returns who may claim the pin, and each partition. An owner that gives the pin back is not in `order`."""
+    owner, pin = covering.owner_of(group, PIN), group.partitions.get(PIN)
     line = [sid for sid in order if sid != owner and not idle(group, sid)]
     if owner in order and not lost_by(group):
         line.insert(0, owner)
+    elif owner == NONE and pin is not None:
+        line.sort(key=lambda sid: sid != pin.successor)  # whom the last owner has named is the first
     if not line:
         return {}
     first, found = line[0], {PIN: line}
