@@ -1,8 +1,9 @@
 """Planted bugs of the fold: each replaces one rule of rationalizer.py by a weaker one. mutants.py alone calls this
 file.
 
-A replaced rule has the shape of a rule: (group, offset, record, body) -> reason. `MUTANTS` has for each the number of
-the record type whose rule it wraps. The docstring of a bug says what holds with the bug.
+A replaced rule has the shape of a rule: (group, offset, record, body) -> its answer, which is the reason of a refusal
+or, if it accepts, "" or what the verdict names beside (`_refused` tells them apart). `MUTANTS` has for each the number
+of the record type whose rule it wraps. The docstring of a bug says what holds with the bug.
 """
 
 from __future__ import annotations
@@ -229,9 +230,9 @@ def _x29(rule: Rule) -> Rule:
 
 
 def _x32(rule: Rule) -> Rule:
-    def claim(group: Group, offset: int, record: ClaimingPartition, body: bytes) -> str:
-        reason = rule(group, offset, record, body)
-        if not reason and group.partitions[TopicPartition(record.topic, record.partition)].generation == 0:
+    def claim(group: Group, offset: int, record: ClaimingPartition, body: bytes) -> Any:
+        reason: Any = rule(group, offset, record, body)
+        if not _refused(reason) and group.partitions[TopicPartition(record.topic, record.partition)].generation == 0:
             group.partitions[TopicPartition(record.topic, record.partition)].position = max(0, record.start)
         return reason
 
@@ -280,11 +281,11 @@ def _x38(rationalizer: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _g2(rule: Rule) -> Rule:
-    def claim(group: Group, offset: int, record: ClaimingPartition, body: bytes) -> str:
-        reason = rule(group, offset, record, body)
+    def claim(group: Group, offset: int, record: ClaimingPartition, body: bytes) -> Any:
+        reason: Any = rule(group, offset, record, body)
         known = group.partitions.get(TopicPartition(record.topic, record.partition))
-        if reason and known is not None:
-            known.position = 0
+        if _refused(reason) and known is not None:
+            known.position, known.floor = 0, min(known.floor, 0)  # W2: the world itself stays well formed
             group.dirty.add(known)
         return reason
 
@@ -313,6 +314,13 @@ def _g4(rule: Rule) -> Rule:
         return rule(group, offset, record, body)
 
     return heartbeat
+
+
+def _refused(answer: Any) -> bool:
+    """Returns whether a rule of the fold has refused the record. A rule that accepts may answer with what it found (a
+    span that a claim leaves unsettled), which is no reason.
+    """
+    return isinstance(answer, str) and answer != ""
 
 
 def _r4(rule: Rule) -> Rule:

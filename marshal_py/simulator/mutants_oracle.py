@@ -254,7 +254,8 @@ def _g2(rule: Rule) -> Rule:
     def claim(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
         reason = rule(group, fields, offset, body)
         if reason:
-            _known(group, fields).position = 0
+            known = _known(group, fields)
+            known.position, known.floor = 0, min(known.floor, 0)
         return reason
 
     return claim
