@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from marshal_py.client.repeats import Repeats
 from marshal_py.errors import MarshalError
 
 logger: Final = logging.getLogger("marshal_py")
@@ -23,6 +24,7 @@ class Worker:
         self._tasks: queue.SimpleQueue[tuple[tuple[str, int], Callable[[], object]] | None] = queue.SimpleQueue()
         self._waiting: set[tuple[str, int]] = set()
         self._running = False
+        self._repeats = Repeats()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -46,9 +48,11 @@ class Worker:
                 task()
             except MarshalError as error:
                 # The member's next tick asks again for what it still needs; this line says why that took longer.
-                logger.warning("%s: %s", what, error, extra={"marshal_task": what})
-            except BaseException:  # nothing may end this thread: others wait for its answers
-                logger.exception("%s failed", what, extra={"marshal_task": what})
+                if self._repeats.due(f"{what}: {error}"):
+                    logger.warning("%s: %s", what, error, extra={"marshal_task": what})
+            except BaseException as error:  # nothing may end this thread: others wait for its answers
+                if self._repeats.due(f"{what}: {error!r}"):
+                    logger.exception("%s failed", what, extra={"marshal_task": what})
             self._running = False
             del item, task  # else the last task would keep its consumer in memory until the next comes
 

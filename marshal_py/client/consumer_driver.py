@@ -97,8 +97,11 @@ class ConsumerDriver:
         self._refold, self._siblings = refold, siblings
         self.group_key: bytes = member.name.encode()
         self.worker: Worker = Worker(f"marshal-worker-{member.name}")
-        kind = PlannedClaims if plans else FetchedClaims
-        self.claims: FetchedClaims | PlannedClaims = kind(context, member, source, options, incarnation, self.submit)
+        self.claims: FetchedClaims | PlannedClaims = (
+            self._planned_claims(source)
+            if plans
+            else FetchedClaims(context, member, source, options, incarnation, self.submit)
+        )
         self.error: MarshalError | None = None  # why the consumer ended: raised to the user once, then kept
         self.pending_errors: deque[ClusterError] = deque()  # raised one by one; the consumer continues
         self.ended: bool = False
@@ -130,10 +133,21 @@ class ConsumerDriver:
         """Turns a consumer that fetches messages permanently into one that plans ranges; returns its new claims."""
         fetched = self.claims
         assert isinstance(fetched, FetchedClaims)  # a Consumer does it once
-        planned = PlannedClaims(self.context, self.member, fetched.source, self.options, self.incarnation, self.submit)
+        planned = self._planned_claims(fetched.source)
         planned.adopt(fetched)
         self.claims = planned
         return planned
+
+    def _planned_claims(self, source: DataSource) -> PlannedClaims:
+        return PlannedClaims(
+            self.context,
+            self.member,
+            source,
+            self.options,
+            self.incarnation,
+            self.submit,
+            lambda: self.topic_watch.absent,
+        )
 
     def close(self) -> None:
         """Closes the data source, and ends the worker after its queued tasks. Called when the consumer has ended."""

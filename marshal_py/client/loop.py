@@ -20,6 +20,7 @@ from marshal_py.client.background_worker import Worker
 from marshal_py.client.consumer_driver import PREFETCH_POLL_S, ConsumerDriver
 from marshal_py.client.context import POLL_S_MAX, Context
 from marshal_py.client.log_maintenance import LogMaintenance
+from marshal_py.client.repeats import Repeats
 from marshal_py.errors import (
     BackgroundThreadEnded,
     ClusterError,
@@ -63,6 +64,7 @@ class Loop:
         self._topic_id = ""
         self._metadata_due = 0.0
         self._closing = False
+        self._repeats = Repeats()  # of the history worker
         self._thread = context.thread = threading.Thread(target=self._run, name="marshal-loop", daemon=True)
 
     @property
@@ -338,7 +340,8 @@ class Loop:
                 self.break_log(number, error)
                 return
             except ClusterError as error:
-                logger.warning("coordination partition %d: %s; trying again", number, error)
+                if self._repeats.due(f"{number}: {error}"):
+                    logger.warning("coordination partition %d: %s; trying again", number, error)
                 time.sleep(POLL_S_MAX)
                 continue
             with self._context.outbox, self._context.lock:

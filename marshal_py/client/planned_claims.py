@@ -8,7 +8,7 @@ cluster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import structs
 
@@ -66,9 +66,13 @@ class PlannedClaims:
         options: ConsumerOptions,
         incarnation: bytes,
         submit: Callable[[str, Callable[[], None]], None],
+        absent: Callable[[], Collection[str]],
     ) -> None:
-        """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread."""
-        self._context, self._member, self._submit = context, member, submit
+        """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread.
+
+        `absent` returns the topics that the cluster does not have.
+        """
+        self._context, self._member, self._submit, self._absent = context, member, submit, absent
         member.asked = None  # its readers ask elsewhere, so nobody here knows whether the user is idle (A11)
         self._timeout_ms = round(1000 * options.handler_timeout_s)
         if options.hand_over_timeout_s is None:  # a range is long work, and its reader elsewhere cannot be stopped
@@ -114,7 +118,7 @@ class PlannedClaims:
     def _ask(self) -> None:
         """Asks the cluster for the end offsets. They give the lag, and show that this member can take over (A3)."""
         with self._context.lock:
-            tps = self.queue.ends_wanted()
+            tps = [tp for tp in self.queue.ends_wanted() if tp.topic not in self._absent()]
         ends = {tp: bounds.end for tp, bounds in self._context.admin.bounds(tps).items()} if tps else {}
         with self._context.lock:
             self.source.ends.update(ends)

@@ -28,6 +28,7 @@ from marshal_py.client.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.microbatches import End, MicroBatches
 from marshal_py.client.planned_claims import PlannedClaims
 from marshal_py.client.ranges import ClaimedRange, Taken, share
+from marshal_py.client.repeats import Repeats
 from marshal_py.errors import (
     BatchNotCommitted,
     BatchUnclaimed,
@@ -130,6 +131,7 @@ class Planner(Membership):
         assert isinstance(driver.claims, PlannedClaims)
         self._planned, self._ranges, self._source = driver.claims, driver.claims.queue, driver.claims.source
         self._batch: ClaimedBatch | None = None
+        self._repeats = Repeats()
         stable = connection.get("isolation.level", "read_committed")
         self._committed_ends = stable == "read_committed"
 
@@ -237,13 +239,15 @@ class Planner(Membership):
         """Returns the next range of each claim that may deliver and has no range in flight. May be empty.
 
         All ranges together have at most `rows_max` offsets. `up_to`: the offset before which each partition's range
-        ends; partitions that it does not name get no range. A partition whose position lies beyond its end is parked:
-        no member may consume it until an admin has moved the position (PROTOCOL.md D6). The method delivers nothing.
+        ends; partitions that it does not name get no range, nor do those of a topic that is gone. A partition whose
+        position lies beyond its end is parked: no member may consume it until an admin has moved the position
+        (PROTOCOL.md D6). The method delivers nothing.
         Raises ClusterUnreachable, and the error that ended the consumer.
         """
         self.alive()
         with self._context.lock:
-            tps = [*self._ranges.claims]
+            absent = self._driver.topic_watch.absent
+            tps = [tp for tp in self._ranges.claims if tp.topic not in absent]
         if not tps:
             return []
         bounds = self._context.admin.bounds(tps, committed=self._committed_ends)
@@ -259,6 +263,12 @@ class Planner(Membership):
             counts = {tp: end - start for tp, (start, end) in found.items() if start < end}
             shares = counts if rows_max is None else share(counts, rows_max)
             return [self._ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
+
+    def note_unanswered(self, error: ClusterUnreachable) -> None:
+        """Logs that `plan` failed and is tried again, once a minute per cause; looks whether a topic is gone."""
+        self._driver.look_at_topics()
+        if self._repeats.due(str(error)):
+            logger.warning("%s; trying again", error)
 
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
         """Parks those of `tps` whose position lies beyond the partition's real end (D6).
@@ -465,7 +475,7 @@ class Planner(Membership):
             except ClusterUnreachable as error:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-                logger.warning("%s; trying again", error)
+                self.note_unanswered(error)
                 taken = []
             if taken:
                 self._batch = ClaimedBatch(self, taken)

@@ -321,7 +321,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except ClusterUnreachable as error:
             if self._available_now or self._member is None:
                 raise  # "nothing to do" would end the query as if it were complete
-            logger.warning("%s; trying again at the next trigger", error)
+            self._member.planner.note_unanswered(error)
             return start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
