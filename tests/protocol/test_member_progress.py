@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.protocol import codec, progress, rationalizer
+from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.member import HEARTBEAT_BYTES
@@ -84,7 +85,9 @@ def test_heartbeats_carry_what_is_finished_although_the_position_does_not_move()
 
 
 def test_heartbeats_of_in_flight_messages_at_most_once() -> None:
-    """T11: counts are reported in at-most-once groups too, also while the position does not move; nothing else is."""
+    """T11: counts are reported in at-most-once groups too, also while nothing else changes, and so is up to where the
+    handlers are done.
+    """
     cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
     (a,) = cluster.team("a")
     claim = a.claim(0)
@@ -96,8 +99,14 @@ def test_heartbeats_of_in_flight_messages_at_most_once() -> None:
     claim.end_offset = 30
     begun = cluster.now_ms + 1
     cluster.run(3 * THIRD_MS)
-    assert [beat.claims for beat in beats(a, begun) if beat.claims] == [(ClaimState(claim.epoch, 10, 29, 1),)]
+    assert [beat.claims for beat in beats(a, begun) if beat.claims] == [(ClaimState(claim.epoch, 0, 29, 1),)]
     assert (cluster.partition(0).lag, cluster.partition(0).in_flight, cluster.partition(0).attempts) == (29, 1, 0)
+    assert isinstance(claim.tracker, AtMostOnce)
+    claim.tracker.returned()
+    begun = cluster.now_ms + 1
+    cluster.run(3 * THIRD_MS)
+    assert [beat.claims for beat in beats(a, begun) if beat.claims] == [(ClaimState(claim.epoch, 1, 29, 0),)]
+    assert (cluster.partition(0).floor, cluster.partition(0).position) == (1, 10)
 
 
 def test_heartbeats_cost_what_they_did() -> None:
