@@ -27,6 +27,7 @@ from marshal_py.client.info import ClaimInfo
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.planned_claims import PlannedClaims, UnfetchedSource
 from marshal_py.client.ranges import Ranges
+from marshal_py.client.refused_copies import RefusedCopies
 from marshal_py.client.topic_watch import TopicWatch
 from marshal_py.client.user_callbacks import UserCallbacks
 from marshal_py.errors import (
@@ -118,7 +119,7 @@ class ConsumerDriver:
         self._to_resolve: list[Wanted] = []
         self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
-        self.mirror_refused: str = ""
+        self._refused_copies = RefusedCopies()
         self.counters: Counters = Counters()
 
     @property
@@ -374,18 +375,18 @@ class ConsumerDriver:
             if not positions:
                 return
             refused = self.context.admin.commit(self.member.name, positions)
-            if (
-                refused
-                and refused != self.mirror_refused
-                and not {tp.topic for tp in positions} & self.topic_watch.absent
-            ):
-                with self.context.outbox, self.context.lock:
-                    self.member.note("mirror_refused", text=refused)
-                    now = self.context.clock.now()
+            now = self.context.clock.now()
+            told = ""
+            if not refused or not {tp.topic for tp in positions} & self.topic_watch.absent:
+                told = self._refused_copies.answered(refused, now)
+            with self.context.outbox, self.context.lock:
+                if told:
+                    self.member.note("mirror_refused", text=told)
                     self.execute(self.member.tick(now), now)  # now: it may be the last copy of one that has left
-            self.mirror_refused = refused
-            with self.context.lock:
-                positions = {} if refused else self.member.overtaken(positions)
+                if refused:
+                    self.member.not_mirrored(positions)
+                    return
+                positions = self.member.overtaken(positions)
 
     def _check_refused(self) -> None:
         """Asks the cluster for the bounds of partitions that it refused to fetch at the wanted position (D6).

@@ -137,7 +137,7 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "amo_lost": "in at-most-once mode, offset to to - 1 were granted to a session that ended without giving them back",
     UNCOMMITTED: "in at-most-once mode, offset to to - 1 were handed to a query's tasks, and no commit was seen",
     "diverged": "another reader folds the log to another state; offset: first checkpoint that differs, text: which",
-    "mirror_refused": "Kafka refuses to keep a copy of the positions; text: why",
+    "mirror_refused": "Kafka has refused each copy of the positions for 30 s; text: why, and since when",
     "topic_missing": "the cluster does not have a topic of this consumer; text: what that means",
     "topic_found": "the cluster has that topic again, or a pattern of this consumer has found it",
     "fenced": "no own sign of life was read back within an interval, so nothing is delivered (T8)",

@@ -294,6 +294,12 @@ class MemberState:
             self._mirrored[tp] = position
             self.out.mirror[tp] = position
 
+    def not_mirrored(self, refused: Mapping[TopicPartition, int]) -> None:
+        """Is called by the driver after a commit that Kafka refused: what this member owns is mirrored again (D7)."""
+        for tp, position in refused.items():
+            if self._mirrored.get(tp) == position:
+                del self._mirrored[tp]
+
     def overtaken(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Is called by the driver after a commit; returns positions that it must commit now, in place of older ones.
 

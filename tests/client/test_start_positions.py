@@ -8,8 +8,10 @@ import threading
 import pytest
 
 from marshal_py import Marshal, TopicPartition
-from marshal_py.client import start_positions
+from marshal_py.client import refused_copies, start_positions
 from marshal_py.errors import InvalidOption, KafkaGroupIsLive, MarshalError, PositionOutOfRange, TopicMissing
+from marshal_py.protocol import member_state
+from marshal_py.protocol.identity import Instant
 from marshal_py.protocol.records import Note
 from tests.support.client_fixtures import (
     DEADLINE_S,
@@ -330,16 +332,42 @@ def test_mirroring_can_be_switched_off(memory: MemoryTestCluster) -> None:
     assert memory.broker.committed == {}
 
 
-def test_a_refused_mirror_is_an_event(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    group = memory.group()
+def test_a_mirror_that_is_refused_for_long_is_an_event(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D7: it says since when. Only the first copy is new: the others try the same position again."""
+    monkeypatch.setattr(member_state, "MIRROR_MS", 10)
+    monkeypatch.setattr(refused_copies, "LASTS_MS", 50)
+    topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
-    with memory.connect() as marshal:
-        consumer = joined(marshal, group, [topic])
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         memory.broker.live_kafka[group] = 1
         collect(consumer, 1)
-        consumer.stop()
-        until(lambda: "mirror_refused" in [event.kind for event in consumer.events()], "the refusal is reported")
+        found: list[str] = []
+
+        def told() -> list[str]:
+            found.extend(event.text for event in consumer.events() if event.kind == "mirror_refused")
+            return found
+
+        until(told, "the refusal is reported")
+        assert "; no copy has succeeded since 20" in found[0]
+        del memory.broker.live_kafka[group]
+        until(lambda: memory.broker.committed, "the copy is made again, though nothing has moved")
+
+
+def test_a_refusal_that_passes_is_not_reported() -> None:
+    def at(seconds: int) -> Instant:
+        return Instant(1000 * seconds, 0, 1_800_000_000_000 + 1000 * seconds)
+
+    copies = refused_copies.RefusedCopies()
+    assert [copies.answered(text, at(s)) for s, text in ((0, "moved"), (25, "moved"), (35, ""), (40, "moved"))] == [
+        ""
+    ] * 4, "none lasted for 30 s"
+    assert copies.answered("moved", at(69)) == ""
+    told = copies.answered("moved", at(70))
+    assert told == "moved; no copy has succeeded since 2027-01-15T08:00:40+00:00"
+    assert copies.answered("moved", at(75)) == "", "once"
+    assert copies.answered("denied", at(80)).startswith("denied; no copy"), "another reason"
 
 
 def test_live_ordinary_consumers_keep_the_group_for_themselves(memory: MemoryTestCluster) -> None:
