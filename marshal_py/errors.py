@@ -413,11 +413,25 @@ class GroupMissing(CallerError):
 
 
 class GroupExists(CallerError):
-    """A group cannot be created because it exists, with or without consumers. Nothing was changed."""
+    """A group cannot be created because it exists with other settings, with or without consumers. Nothing was changed.
 
-    def __init__(self, group: str) -> None:
-        self.group = group
-        super().__init__(f"group {group!r} exists: update its settings, or delete it first")
+    `differences`: (what the group has, what was asked for) by setting; None for a setting that is not set.
+    """
+
+    group: str
+    differences: dict[str, tuple[object, object]]
+
+    def __init__(self, group: str, differences: dict[str, tuple[object, object]]) -> None:
+        self.group, self.differences = group, differences
+        words = [
+            f"{name} is {'not set' if has is None else repr(has)}, not {asked!r}"
+            if asked is not None
+            else f"{name} is {has!r}, which was not asked for"
+            for name, (has, asked) in differences.items()
+        ]
+        super().__init__(
+            f"group {group!r} exists with other settings: {'; '.join(words)}. Update its settings, or delete it first"
+        )
 
 
 class BadRequest(CallerError):

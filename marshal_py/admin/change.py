@@ -16,7 +16,15 @@ from marshal_py.admin.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContex
 from marshal_py.admin.pause import Drain
 from marshal_py.admin.pause_lock import PauseLock
 from marshal_py.admin.suggestions import suggestion
-from marshal_py.client.group_config import Wanted, base_of, changes_mode, check_settings, check_wanted, settle
+from marshal_py.client.group_config import (
+    Wanted,
+    base_of,
+    changes_mode,
+    check_settings,
+    check_wanted,
+    differences,
+    settle,
+)
 from marshal_py.errors import (
     AdminGaveUp,
     GroupDeleted,
@@ -27,7 +35,6 @@ from marshal_py.errors import (
     PauseNotDrained,
     SettingsChanged,
 )
-from marshal_py.protocol.group_rules import lifelong
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.records import PARTITION_MAX, GroupConfig, Topology
 from marshal_py.protocol.verdict import Verdict
@@ -154,16 +161,20 @@ class ConfigPlan(ChangePlan):
         self, context: GroupContext, wanted: Wanted | Edit, *, create: bool = False, **keywords: Unpack[ChangeKeywords]
     ) -> None:
         """Plans the change to `wanted`, the new settings, as `check_settings` takes them, or a function that returns
-        them for the settings as they are. `create`: whether to create the group, or revive a deleted one.
+        them for the settings as they are. `create`: whether to create the group, or revive a deleted one; a group that
+        has these settings already is left as it is.
 
         Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption.
         """
         group = context.group
         self.creates = create
-        check_group(context, create)
+        if not create:
+            check_changeable(context)
         self._edit: Edit | None = wanted if callable(wanted) else None
         self.base: GroupConfig = base_of(group)
         self.wanted: dict[str, Any] = check_settings(wanted(self.base) if callable(wanted) else wanted)
+        if create and (refused := other_settings(group, self.wanted)):
+            raise refused
         check_wanted(group, self.wanted)
         self.looked_at: int = NONE if group is None else group.config_offset
         self.changes_mode: bool = changes_mode(group, self.wanted)
@@ -173,11 +184,18 @@ class ConfigPlan(ChangePlan):
         return settle(self.base, self.wanted, self.looked_at, token, self.by)
 
     def act(self, group: Group, now: Instant) -> None:
-        """An edit that finds the settings as it wants them is done, and writes nothing."""
-        if self._edit is not None and self.changed_at == NONE and self.refusal(group) is None:
-            if self.record(group, NONE) == replace(self.base, observed=self.looked_at, token=NONE, by=self.by):
-                self.changed_at = group.config_offset
-        super().act(group, now)
+        """An edit or a creation that finds the settings as it wants them is done, and writes nothing."""
+        if self.changed_at == NONE and self.refusal(group) is None and self._as_wanted(group):
+            self.changed_at = group.config_offset
+            self.end()
+        else:
+            super().act(group, now)
+
+    def _as_wanted(self, group: Group) -> bool:
+        if self.creates:
+            return exists(group)  # and `refusal` has found no difference
+        same = replace(self.base, observed=self.looked_at, token=NONE, by=self.by)
+        return self._edit is not None and self.record(group, NONE) == same
 
     def refusal(self, group: Group) -> MarshalError | None:
         if group.config_offset != self.looked_at and self._edit is not None and not group.deleted:
@@ -187,10 +205,10 @@ class ConfigPlan(ChangePlan):
             except InvalidOption as error:
                 return error
             self.base, self.wanted, self.looked_at = base_of(group), wanted, group.config_offset
+        if self.creates and exists(group):
+            return other_settings(group, self.wanted)
         if group.config_offset != self.looked_at:
             return SettingsChanged(group.name, "the settings", group.config.by if group.config is not None else "")
-        if lifelong(group.config, group.mode, self.record(group, NONE)):  # a first Join came before it (F9.11)
-            return GroupExists(group.name)
         if changes_mode(group, self.wanted) != self.changes_mode:
             return SettingsChanged(group.name, "the delivery", "its first consumer")
         return None
@@ -257,16 +275,22 @@ class ShrinkPlan(ChangePlan):
         return None
 
 
-def check_group(context: GroupContext, create: bool) -> None:
-    """Checks that the group can be created if `create` is true, and that it can be changed if not.
+def exists(group: Group | None) -> bool:
+    """Returns whether the group has begun, by settings or by a first consumer, and is not deleted."""
+    return group is not None and not group.deleted and (group.config is not None or group.mode != 0)
 
-    Raises GroupExists, GroupMissing, GroupDeleted.
-    """
+
+def other_settings(group: Group | None, wanted: Wanted) -> GroupExists | None:
+    """Returns the error if the group exists with other settings than those that it is to be created with."""
+    if group is None or not exists(group) or not (found := differences(group, wanted)):
+        return None
+    return GroupExists(group.name, found)
+
+
+def check_changeable(context: GroupContext) -> None:
+    """Checks that the settings of the group can be changed. Raises GroupMissing, GroupDeleted."""
     group = context.group
-    if create:
-        if group is not None and not group.deleted:
-            raise GroupExists(context.name)
-    elif group is None:
+    if group is None:
         raise GroupMissing(context.name, "has never been used: create it, or correct the name")
     elif group.deleted:
         raise GroupDeleted(context.name)

@@ -166,6 +166,9 @@ class Group:
     def create(self, *, reason: str = "", watcher: Watcher | None = None, **settings: Any) -> int:
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
+        If the group exists with these settings already, nothing is written, and the offset of its newest settings is
+        returned: -1 if it has none.
+
         The settings, all optional: `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer
         decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members", "blocks",
         "prioritized", "pinned" or "overflow". `max_members`, and `members` (names) or `mappings` (name -> partitions),

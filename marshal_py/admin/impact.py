@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from marshal_py.admin import overview, pins
-from marshal_py.admin.change import check_group, check_shrink, held_beyond
+from marshal_py.admin.change import check_changeable, check_shrink, exists, held_beyond, other_settings
 from marshal_py.admin.membership import Edit
 from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.pause import name_of
@@ -132,9 +132,14 @@ def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> I
     It folds the record onto a clone of the world. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption, and
     SettingsChanged if the fold rejects the record.
     """
-    check_group(context, create)
+    if not create:
+        check_changeable(context)
     group = context.group
     checked = check_settings(wanted(base_of(group)) if callable(wanted) else wanted)
+    if create and (refused := other_settings(group, checked)):
+        raise refused
+    if create and exists(group):
+        return Impact([f"group {context.name!r} has these settings already: nothing would be done."], {}, {})
     check_wanted(group, checked)
     in_pause = changes_mode(group, checked)
     before = settings_of(group)

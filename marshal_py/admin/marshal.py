@@ -197,7 +197,8 @@ class Marshal(marshal.Marshal):
     def create_group(self, name: str, config: GroupConfig = EMPTY, *, reason: str = "") -> Group:
         """Creates a group before its first consumer, or revives a deleted one. `reason` is for people.
 
-        Raises GroupExists, InvalidName, CoordinationError, ClusterUnreachable, ReentrantCall.
+        Writes nothing if the group exists with exactly these settings. Raises GroupExists, which names the differences,
+        if it has others, InvalidName, CoordinationError, ClusterUnreachable, ReentrantCall.
         """
         return self._groups("create_group").create(name, config, reason)
 

@@ -277,6 +277,7 @@ def info(
 def create(options: CreateOptions, group: changes.GroupName) -> None:
     """Create a group before its first consumer, or revive one that was deleted.
 
+    Nothing is done if the group has these settings already; if it has others, the command fails and names them.
     A group that nobody created begins with its first consumer. If the coordination topic does not exist yet, it is
     created, as by the first consumer of a cluster.
     """
@@ -293,8 +294,11 @@ def create(options: CreateOptions, group: changes.GroupName) -> None:
     if not options.confirmed(group, look, f"Create group {group!r}?"):
         return
     with connect(options.settings(), coordination_topic=options.coordination_topic):  # creates it if there is none
-        offset = target.create(reason=options.reason, **wanted)
-    options.print_result({"group": group, "created": True, "offset": offset}, f"group {group!r} is created")
+        seen: list[str] = []
+        offset = target.create(reason=options.reason, watcher=lambda event: seen.append(event.kind), **wanted)
+    created = "changed" in seen
+    done = "is created" if created else "has these settings already"
+    options.print_result({"group": group, "created": created, "offset": offset}, f"group {group!r} {done}")
 
 
 @app.command("update", epilog=UPDATE_EXAMPLE)

@@ -157,6 +157,17 @@ def settings_of(group: Group | None) -> dict[str, Any]:
     return {"delivery": MODE_NAMES[group.mode] if group.mode else None, **_in_config(base_of(group))}
 
 
+def differences(group: Group, wanted: Wanted) -> dict[str, tuple[Any, Any]]:
+    """Returns (what the group has, what was asked for) by name, for each setting in which the group differs from one
+    that is created with `wanted`. Raises InvalidOption if `wanted` cannot be.
+    """
+    has, asked = settings_of(group), settings_named(ConfigRecord(NONE), wanted)
+    if "delivery" not in wanted and not base_of(group).mode:
+        del has["delivery"]  # its first consumer has decided, and so it would be again
+    pairs = {name: (has.get(name) or None, asked.get(name) or None) for name in {**asked, **has}}
+    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
+
+
 def settings_named(base: ConfigRecord, wanted: Wanted) -> dict[str, Any]:
     """Returns the settings by name as `settings_of` would return them if `wanted` were set. Raises InvalidOption."""
     given = {"delivery": wanted["delivery"]} if "delivery" in wanted else {}

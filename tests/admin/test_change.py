@@ -160,14 +160,37 @@ def test_a_group_is_created_before_its_first_consumer() -> None:
     tool = finish(cluster, change(cluster, create=True, delivery="at_most_once", policy="greedy"))
     assert tool.operation.error is None
     assert words_in(cluster.group) == {"delivery": "at_most_once", "policy": "greedy", "on_topic_recreated": None}
-    with pytest.raises(GroupExists):
-        change(cluster, create=True)
+    with pytest.raises(GroupExists, match="policy is 'greedy', which was not asked for"):
+        change(cluster, create=True, delivery="at_most_once")
+    values = len(cluster.values)
+    again = finish(cluster, change(cluster, create=True, delivery="at_most_once", policy="greedy"))
+    assert (again.operation.error, len(cluster.values)) == (None, values), "it has these settings: nothing is written"
     late = cluster.add("late")
     cluster.run(3 * I)
     assert isinstance(late.member.error, ModeMismatch)
     cluster.add("fine", mode=AT_MOST_ONCE)
     cluster.run(3 * I)
     assert len(cluster.owners()) == 4
+
+
+@pytest.mark.parametrize("policy", ["greedy", "balanced"])
+def test_replicas_that_create_their_group_at_once(policy: str) -> None:
+    """M13: with the same settings each of them succeeds, whoever was faster; with others the loser learns which."""
+    cluster = VirtualCluster(partitions=4)
+    first = change(cluster, "first", create=True, policy="greedy")
+    second = change(cluster, "second", "bob@office", create=True, policy=policy)
+    first.write_ms = 40
+    finish(cluster, second)
+    finish(cluster, first)
+    assert second.operation.error is None
+    error = first.operation.error
+    if policy == "greedy":
+        assert error is None
+    else:
+        assert isinstance(error, GroupExists)
+        assert error.differences == {"policy": ("balanced", "greedy")}
+    assert [config.policy for config in configs(cluster)] == [policy]
+    assert play_copies(cluster, first) == []
 
 
 def test_a_deleted_group_is_revived_and_starts_from_nothing() -> None:
@@ -477,6 +500,7 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
     assert settings_of(cluster.group)["policy"] == "greedy"
     with pytest.raises(GroupExists):
         impact.of_settings(scene_of(a), {}, True)
+    assert "has these settings already" in impact.of_settings(scene_of(a), {"policy": "greedy"}, True).does[0]
     finish(
         cluster,
         start_tool(cluster, lambda context: PausePlan(context, reason="mine", duration_ms=60_000), "bob", "bob@office"),

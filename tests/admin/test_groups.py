@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,8 +58,9 @@ def test_a_group_from_its_creation_to_its_end(owner: Any, marshal: marshal_py.Ma
     """
     group = owner.create_group("billing", GREEDY, reason="a test")
     assert (group.name, policy_of(group)) == ("billing", "greedy")
-    with pytest.raises(GroupExists):
+    with pytest.raises(GroupExists, match="policy is 'greedy', which was not asked for") as caught:
         owner.create_group("billing")
+    assert caught.value.differences == {"policy": ("greedy", None)}
     assert policy_of(owner.update_group("billing", GroupConfig(policy="balanced"))) == "balanced"
     assert policy_of(owner.group("billing")) == "balanced"
     assert marshal.groups() == ("billing",)
@@ -68,6 +70,27 @@ def test_a_group_from_its_creation_to_its_end(owner: Any, marshal: marshal_py.Ma
     with pytest.raises(GroupDeleted):
         owner.update_group("billing", GREEDY)
     assert policy_of(owner.create_group("billing", GREEDY)) == "greedy", "a deleted group can be created again"
+
+
+def test_a_creation_is_a_declaration(owner: Any, broker: MemoryBroker) -> None:
+    """Each replica of a service may say at its start what the group is."""
+    pinned = GroupConfig(policy="pinned", priority_groups=["jobs"], delivery="at_least_once")
+    owner.create_group("billing", pinned)
+    end = log_end(broker)
+    for same in (pinned, replace(pinned, priority_timeout_s=120)):
+        assert policy_of(owner.create_group("billing", same)) == "pinned"
+    assert log_end(broker) == end, "nothing was written"
+    for other, difference in (
+        (replace(pinned, priority_timeout_s=9), "priority_timeout_s is 120.0, not 9.0"),
+        (replace(pinned, delivery=None), "delivery is 'at_least_once', which was not asked for"),
+        (
+            GroupConfig(policy="greedy", max_request_batch=7),
+            "policy is 'pinned', not 'greedy'; .*_batch is not set, not 7",
+        ),
+    ):
+        with pytest.raises(GroupExists, match=difference):
+            owner.create_group("billing", other)
+    assert log_end(broker) == end
 
 
 def test_create_or_update(owner: Any, broker: MemoryBroker) -> None:

@@ -291,6 +291,10 @@ def test_a_group_is_created_for_consumers_to_come(shell: Shell, group: str) -> N
     for _ in range(4):  # two logs: by chance all four in the one that is there already is no harm
         name = f"new-{uuid.uuid4().hex[:8]}"
         assert shell.json("groups", "create", name, "--delivery", "at_most_once", "--yes")["created"]
+        assert shell.json("groups", "create", name, "--delivery", "at_most_once", "--yes")["created"] is False
+        again = shell.run("groups", "create", name, "--delivery", "at_most_once", "--yes")
+        assert again.exit_code == 0
+        assert f"group '{name}' has these settings already" in again.output
         assert shell.run("groups", "create", name, "--yes").exit_code == 1
         assert shell.json("groups", "info", name)["delivery"] == "at_most_once"
 

@@ -342,7 +342,8 @@ def test_a_group_is_created_by_the_first_command_on_a_cluster() -> None:
         created = fresh.run(*words, "--yes")
         assert created.exit_code == 0, created.output
         assert fresh.json("groups", "ls")[0]["group"] == "shipping"
-        assert fresh.run(*words, "--yes").exit_code == 1
+        assert fresh.json(*words, "--yes")["created"] is False
+        assert fresh.run(*words, "--member", "m2", "--yes").exit_code == 1
 
 
 # --- log
