@@ -107,7 +107,7 @@ class Confirmations:
             yield from self._context.until(done, "acks to be accepted", deadline, self._driver.log)
         except ClusterUnreachable as error:
             with self._context.lock:
-                reason = self._context.waiting_for() or (NO_ROOM if returned() else error.reason)
+                reason = self._context.coordination.waiting_for() or (NO_ROOM if returned() else error.reason)
             places = tuple(f"{one.claim.tp}@{one.spans[-1][1] - 1}" for one in waiting)
             raise AckNotConfirmed(name, places, timeout_s, reason) from error
         except MarshalError as error:  # nothing more is read of the log

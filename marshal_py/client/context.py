@@ -80,6 +80,7 @@ class Context:
         self.ended: BackgroundThreadEnded | None = None  # what every method raises once the thread is gone
         self.closed: bool = False  # the Marshal: what still waits, such as a join, waits in vain
         self.thread: threading.Thread | None = None  # the background thread
+        self.heard_ms: int = clock.now().mono_ms  # when the newest record of a coordination log was read
         self.pid: int = os.getpid()
         watch_forks(self)
 
@@ -165,5 +166,14 @@ class Context:
         return self.stalls.recent_ms(mono_ms())
 
     def waiting_for(self) -> str:
-        """Returns what this Marshal's connection waits for, in words for people; "" when all is well."""
-        return self.coordination.waiting_for() if self.ended is None else str(self.ended)
+        """Returns what this Marshal's connection waits for, in words for people; "" when all is well.
+
+        Whether there is a problem, the client library says, in words that end the text.
+        """
+        if self.ended is not None:
+            return str(self.ended)
+        problem = self.coordination.waiting_for()
+        if not problem:
+            return ""
+        silent_s = (self.clock.now().mono_ms - self.heard_ms) / 1000
+        return f"an answer of {self.servers}: no record has come from it for {silent_s:.0f} s ({problem})"

@@ -195,6 +195,7 @@ class Loop:
         if not records:
             return
         now, drivers = self._context.clock.now(), self.drivers
+        self._context.heard_ms = now.mono_ms
         for number, offset, value, _, _ in records:
             if number in self._context.broken:
                 continue

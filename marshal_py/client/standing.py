@@ -17,15 +17,15 @@ def facts_of(driver: ConsumerDriver) -> Facts:
     """Returns what this process knows of a consumer beyond the log."""
     member, now = driver.member, driver.context.clock.now()
     silent = {claim.tp: claim.handler_since_ms() for claim in member.claims.values()}
-    lives = member.session != NONE and not member.ended
+    read, began_ms = member.liveness.last_accepted, now.wall_ms - now.mono_ms  # wall time at which the clock was 0
+    lives = member.session != NONE and not member.ended and read is not None
     fenced = lives and not member.healthy(now) and member.lease_left_ms(now) < 0
     return Facts(
         now.wall_ms,
         gone=driver.topic_watch.missing,
-        unanswered={
-            tp: now.wall_ms - now.mono_ms + since_ms for tp, since_ms in silent.items() if since_ms is not None
-        },
-        fenced=(member.session,) if fenced else (),
+        unanswered={tp: began_ms + since_ms for tp, since_ms in silent.items() if since_ms is not None},
+        fenced={member.session: began_ms + read.mono_ms} if fenced and read is not None else {},
+        stalled_ms=driver.context.stalled_ms(),
     )
 
 

@@ -68,7 +68,8 @@ class Facts(NamedTuple):
     `now_ms`: in ms since 1970. `pause`: the running pause in words. `parked`: as the reader tells it; None: as the log
     does. `gone`: topics that the cluster does not have. `lag`: messages that wait in all partitions together; 0 if
     unknown. `silent`: ms of silence by session. `unanswered`: since when, in ms since 1970, handlers have had messages
-    of a partition and none was finished. `fenced`: sessions of this process that are fenced.
+    of a partition and none was finished. `fenced`: likewise, since when a session of this process has read no sign of
+    life of its own back. `stalled_ms`: for how long this process stood still lately.
     """
 
     now_ms: int = 0
@@ -78,7 +79,8 @@ class Facts(NamedTuple):
     lag: int = 0
     silent: Mapping[int, int] = {}
     unanswered: Mapping[TopicPartition, int] = {}
-    fenced: Collection[int] = ()
+    fenced: Mapping[int, int] = {}
+    stalled_ms: int = 0
 
 
 NO_FACTS: Final = Facts()
@@ -132,13 +134,16 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
                     since_ms,
                 )
             )
-    for session in facts.fenced:
+    for session, since_ms in facts.fenced.items():
+        silent_s = (facts.now_ms - since_ms) / 1000
+        stood = f"this process stood still for {facts.stalled_ms / 1000:.1f} s"
         found.append(
             Standstill(
                 "fenced",
-                "a sign of life of its own: none was read back within its heartbeat interval, so it delivers nothing",
-                "the cluster does not answer, or this process stood still",
+                f"a sign of life of its own: none was read back for {silent_s:.0f} s, so it delivers nothing",
+                stood if facts.stalled_ms else "the cluster does not answer",
                 sessions=(session,),
+                since_ms=since_ms,
             )
         )
     return found

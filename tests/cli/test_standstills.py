@@ -283,7 +283,7 @@ def test_where_all_is_well_no_view_says_otherwise(view: str, monkeypatch: pytest
         assert found == "" or (view == "advisories" and "unserved" not in found), found
 
 
-def test_a_cluster_that_hangs_is_what_the_connection_waits_for() -> None:
+def test_a_cluster_that_hangs_is_what_the_connection_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readiness asks the Marshal: it must not say that all is well while none of its consumers may deliver."""
     with MemoryCluster() as cluster:
         cluster.create_topic(TOPIC, 2)
@@ -291,7 +291,14 @@ def test_a_cluster_that_hangs_is_what_the_connection_waits_for() -> None:
             assert consumer is not None
             marshal = next(one for one in marshals_of(cluster.bootstrap_servers) if one._context is consumer._context)
             assert marshal.waiting_for == consumer.cached_info().waiting_for == marshal.metrics().waiting_for
-            assert marshal.waiting_for.startswith("a sign of life of its own")
+            text = "a sign of life of its own: none was read back for {} s, so it delivers nothing; "
+            text += "the cluster does not answer"
+            began = re.fullmatch(text.format(r"(\d+)"), marshal.waiting_for)
+            assert began is not None, marshal.waiting_for
+            cluster.advance(7)
+            assert marshal.waiting_for == text.format(int(began[1]) + 7), "it says since when"
+            monkeypatch.setattr(marshal._context, "stalled_ms", lambda: 12_300)
+            assert marshal.waiting_for.endswith("; this process stood still for 12.3 s"), "then that is why"
         assert marshal.waiting_for == ""
 
 
