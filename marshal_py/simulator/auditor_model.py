@@ -52,12 +52,16 @@ class GroupModel:
         self.claimed_at: dict[Place, int] = {}  # position with which the claim on a held place began
         self.parked: set[Place] = set()
         self.ids: dict[str, str] = {}  # the ids of topics, if they are known
-        self.policy = ""  # of the settings
-        self.begun: bool = False  # whether somebody has joined the group or set its settings
+        self.settings: dict[str, Any] | None = None  # the fields of the newest GroupConfig
+        self.deleted: bool = False
 
     @property
     def paused(self) -> bool:
         return self.pause_ms > 0
+
+    @property
+    def policy(self) -> str:
+        return "" if self.settings is None else str(self.settings["policy"])
 
     def adopt(self, state: Group) -> None:
         """Takes over the oracle's state. Called where reading begins, and after a difference was reported."""
@@ -68,8 +72,8 @@ class GroupModel:
         self.claimed_at = {place: self.claimed_at.get(place, self.positions[place]) for place in self.held}
         self.parked = {place for place, part in state.partitions.items() if part.parked}
         self.ids = {name: topic.id for name, topic in state.topics.items() if topic.id}
-        config = None if state.config is None or state.config.fields["deleted"] else state.config.fields
-        self.policy, self.begun = "" if config is None else config["policy"], config is not None or self.mode != 0
+        self.deleted = state.deleted
+        self.settings = None if state.config is None or state.deleted else state.config.fields
 
     def read(self, offset: int, kind: str, fields: dict[str, Any], accepted: bool, state: Group) -> Iterator[Finding]:
         """Yields what is wrong about one record. `state` is the oracle's group, which has already folded the record."""
@@ -88,6 +92,8 @@ class GroupModel:
     def _forbidden(self, kind: str, fields: dict[str, Any]) -> Iterator[Finding]:
         if kind in OF_A_SESSION and fields["session"] not in self.extended:
             yield "S2", f"a {kind} of session {fields['session']} counts, which is not live"
+        if self.deleted and kind not in ("GroupConfig", "Note"):
+            yield "S17", f"a {kind} counts in a group that is deleted"
         match kind:
             case "Evict":
                 newest = self.extended.get(fields["session"], fields["observed"])
@@ -136,16 +142,19 @@ class GroupModel:
 
     def _forbidden_join(self, fields: dict[str, Any]) -> Iterator[Finding]:
         """Yields what a Join asks of a group that cannot give it, or what it lacks (F1.7)."""
-        if bool(fields["member"]) != (self.policy in PARTITIONED):
-            yield (
-                "S17",
-                f"a consumer with the member {fields['member']!r} joins a group with the policy {self.policy!r}",
-            )
-        if bool(fields["priority_group"]) != (self.policy in PRIORITY):
-            group = fields["priority_group"]
-            yield "S17", f"a consumer with the priority group {group!r} joins a group with the policy {self.policy!r}"
-        if self.policy in EXPLICIT and fields["mode"] == AT_MOST_ONCE:
-            yield "S17", f"a consumer joins at most once, under the policy {self.policy!r}"
+        policy = self.policy
+        names = self.settings["priority_groups"] if self.settings is not None and policy in PRIORITY else ("",)
+        wrong = {
+            "member": bool(fields["member"]) != (policy in PARTITIONED),
+            "priority_group": fields["priority_group"] not in names,
+            "mode": policy in EXPLICIT and fields["mode"] == AT_MOST_ONCE,
+            "priority": fields["priority"] > 0 and policy != "prioritized",
+            "min_pending": fields["min_pending"] > 0 and policy != "overflow",
+            "min_ack_pending": fields["min_ack_pending"] > 0 and policy != "overflow",
+            "claims_max": fields["claims_max"] > 0 and policy == "pinned",
+        }
+        for name in [name for name, is_wrong in wrong.items() if is_wrong]:
+            yield "S17", f"a consumer with the {name} {fields[name]!r} joins a group with the policy {policy!r}"
 
     def _forbidden_settings(self, fields: dict[str, Any]) -> Iterator[Finding]:
         """Yields what a GroupConfig may not do: delete a group in use, or change what is for its life (F9.5, F9.11)."""
@@ -155,8 +164,15 @@ class GroupModel:
             owned = [place for place in self.held if place[1] >= 0]
             if owned:
                 yield "S17", f"the group is deleted while {owned[0]} is owned"
-        elif self.begun and self.policy != fields["policy"] and not {self.policy, fields["policy"]} <= OPEN:
-            yield "S17", f"the policy of a group changes from {self.policy!r} to {fields['policy']!r}"
+            return
+        if (self.settings is not None or self.mode) and not {self.policy, fields["policy"]} <= OPEN:
+            before = self.settings or {"policy": ""}
+            stays = ["policy"]
+            stays += ["max_members"] if self.policy in PARTITIONED else []
+            stays += ["priority_groups"] if self.policy in PRIORITY else []
+            for name in stays:
+                if before[name] != fields[name]:
+                    yield "S17", f"the {name} of a group changes from {before[name]!r} to {fields[name]!r}"
 
     def _forbidden_return(self, place: Place, fields: dict[str, Any]) -> Iterator[Finding]:
         """Yields what is wrong about giving messages back.
@@ -200,7 +216,7 @@ class GroupModel:
             case "Join":
                 self._end(fields["predecessor"])
                 self.extended[offset] = offset
-                self.mode, self.begun = self.mode or fields["mode"], True
+                self.mode = self.mode or fields["mode"]
             case "Heartbeat":
                 self._heartbeat(offset, fields)
             case "Leave" | "Evict":
@@ -282,8 +298,7 @@ class GroupModel:
 
     def _configure(self, offset: int, fields: dict[str, Any]) -> None:
         """Applies a GroupConfig: it deletes the group, or changes the mode, which ends all sessions (F9.5, F9.6)."""
-        self.policy = "" if fields["deleted"] else fields["policy"]
-        self.begun = not fields["deleted"]
+        self.deleted, self.settings = fields["deleted"], None if fields["deleted"] else fields
         if fields["deleted"]:
             self.extended.clear()
             self.held.clear()

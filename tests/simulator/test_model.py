@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from marshal_py.simulator import oracle
-from marshal_py.simulator.oracle import Group
+from marshal_py.simulator.oracle import Group, Record, Session
+from marshal_py.simulator.oracle_rules import delete_group
 from tests.support.handmade_evidence import (
     CLAIM,
     EVICT,
     GRANT,
     HEARTBEAT,
     INTERVAL,
+    JOIN,
     LEAVE,
     MOVE,
+    ONE,
     PAUSE,
     RELEASE,
     TOPOLOGY,
@@ -285,3 +288,120 @@ def test_a_grant_that_nobody_may_have_is_found(
     assert built.found() == clean
     weaken("ClaimingMessages", grants)
     assert "S6" in {violation.invariant for violation in built.judged() if violation.offset == 5}
+
+
+# --- S17: settings and deletions
+
+PINNED = (-1, -1, 0, False, "pinned", ["eu", "us"])
+MEMBERS: tuple[Any, ...] = (-1, -1, 0, False, "members", [], 0, "", 2, ["m1", "m2"])
+OVERFLOW = (-1, -1, 0, False, "overflow", ["eu"])
+
+
+def of_nobody() -> EvidenceBuilder:
+    """A log whose group has neither settings nor sessions."""
+    built = EvidenceBuilder()
+    del built.evidence.log[1:], built.evidence.appended_ms[1:]
+    return built
+
+
+def joins(group: Group, fields: Fields, offset: int) -> str:
+    """Accepts the Join, whatever it says."""
+    group.sessions[offset] = Session(offset, fields, b"", offset)
+    group.mode = fields["mode"]
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode", "wrong"),
+    [
+        (None, 1, {"member": "m1"}),
+        (None, 1, {"priority_group": "eu"}),
+        (None, 1, {"priority": 1}),
+        (None, 1, {"min_pending": 1}),
+        (None, 1, {"min_ack_pending": 1}),
+        (MEMBERS, 1, {}),
+        (PINNED, 1, {}),
+        (PINNED, 1, {"priority_group": "asia"}),
+        (PINNED, 2, {"priority_group": "eu"}),
+        (PINNED, 1, {"priority_group": "eu", "claims_max": 1}),
+        (OVERFLOW, 1, {"priority_group": "eu", "priority": 1}),
+    ],
+)
+def test_a_consumer_that_does_not_fit_its_group_is_found(
+    settings: tuple[Any, ...] | None, mode: int, wrong: Fields, weaken: Weaken
+) -> None:
+    """F1.7."""
+    built = of_nobody()
+    if settings is not None:
+        built.say(1, CONFIG, *settings)
+    rest = {"predecessor": -1, "member": "", "capacity": 1, "claims_max": 0, "rank": 0, "priority": 0}
+    rest |= {"priority_group": "", "min_pending": 0, "min_ack_pending": 0} | wrong
+    built.say(2, JOIN, "c", ONE, mode, INTERVAL, ["t"], *rest.values())
+    assert built.found() == set(), "it is rejected"
+    weaken("Join", joins)
+    assert built.found() == {"S17"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (PINNED, ()),
+        (PINNED, ("overflow", ["eu", "us"])),
+        (PINNED, ("pinned", ["eu"])),
+        (MEMBERS, ("members", [], 0, "", 3, ["m1", "m2"])),
+        (MEMBERS, ("balanced",)),
+        (None, ("members", [], 0, "", 2, ["m1", "m2"])),
+    ],
+)
+def test_a_setting_for_life_that_changes_is_found(
+    before: tuple[Any, ...] | None, after: tuple[Any, ...], weaken: Weaken
+) -> None:
+    """F9.11. A group that somebody has joined before it had settings has the policy "" for life."""
+
+    def changes(group: Group, fields: Fields, offset: int) -> str:
+        group.config = Record("GroupConfig", fields)
+        group.config_offset = offset
+        return ""
+
+    built = of_nobody() if before is not None else EvidenceBuilder()
+    config = built.say(5, CONFIG, *before) if before is not None else -1
+    built.say(6, CONFIG, config, -1, 0, False, *after)
+    assert built.found() == set(), "it is rejected"
+    weaken("GroupConfig", lambda group, fields, offset: changes(group, fields, offset) if offset > config else None)
+    assert built.found() == {"S17"}
+
+
+def deletes(group: Group, fields: Fields, offset: int) -> str:
+    """Deletes the group, whoever is in it."""
+    for session in list(group.sessions):
+        group.end_session(session)
+    delete_group(group, offset)
+    group.config = Record("GroupConfig", fields)
+    group.config_offset = offset
+    return ""
+
+
+def test_a_deletion_of_a_group_in_use_is_found(weaken: Weaken) -> None:
+    """F9.5: outside of a pause, by somebody else than who has paused, under an owner."""
+    live, stranger, owned = EvidenceBuilder(), EvidenceBuilder(), EvidenceBuilder()
+    for built in (live, stranger):
+        built.say(5, RELEASE, built.one, built.epoch, 0)
+    live.say(6, CONFIG, -1, -1, 0, True)
+    token = stranger.say(6, PAUSE, -1, -1, 60_000)
+    stranger.say(7, CONFIG, -1, token - 1, 0, True)
+    token = owned.say(5, PAUSE, -1, -1, 60_000)
+    owned.say(6, CONFIG, -1, token, 0, True)
+    assert live.found() | stranger.found() | owned.found() == set()
+    weaken("GroupConfig", deletes)
+    assert live.found() == stranger.found() == owned.found() == {"S17"}
+
+
+def test_a_record_that_counts_in_a_deleted_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F0."""
+    built = EvidenceBuilder()
+    built.say(5, LEAVE, built.one)
+    built.say(6, CONFIG, -1, -1, 0, True)
+    built.join(7, TWO)
+    assert built.found() == set()
+    monkeypatch.setattr(Group, "deleted", False)
+    assert built.found() == {"S17"}
