@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Final
@@ -29,6 +28,7 @@ from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.prefetch import Prefetch
 from marshal_py.client.redelivery import Redelivering, due_count, redeliveries_of
+from marshal_py.client.turns import Turns
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -71,7 +71,7 @@ class DeliveryQueue:
         self.window: AckWindow = AckWindow(options.max_acks_pending)
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
-        self._order: deque[TopicPartition] = deque()  # claimed partitions; the first is the next to deliver from
+        self._turns: Turns = Turns()
         self.rate: HandlingRate = HandlingRate()
         self._taking: list[tuple[OffsetRun, int]] = []  # the running fetch's: (run, its `delivered` before)
         self._pid = os.getpid()
@@ -116,7 +116,7 @@ class DeliveryQueue:
             elif buffer.held_back and tp not in fresh:
                 fresh[tp] = buffer.next_offset
                 buffer.held_back = False
-            self._order.append(tp)
+            self._turns.add(tp)
         if fresh:
             self.source.assign(fresh)
         for tp in self.user_paused & fresh.keys():
@@ -126,8 +126,7 @@ class DeliveryQueue:
         """Drops the buffers of partitions that are no longer claimed or fetched ahead, and stops fetching them."""
         gone = [tp for tp in tps if self.buffers.pop(tp, None) is not None]
         for tp in gone:
-            if tp in self._order:
-                self._order.remove(tp)
+            self._turns.remove(tp)
         self.source.unassign(gone)
 
     def has(self, tp: TopicPartition) -> bool:
@@ -310,7 +309,7 @@ class DeliveryQueue:
         """
         parts: list[tuple[Part, Delivered]] = []
         before, max_messages = self.delivered, min(max_messages, self.left())
-        claims = [self.buffers[tp].claim for tp in self._order if not self.buffers[tp].paused_by_user]
+        claims = [self.buffers[tp].claim for tp in self._turns if not self.buffers[tp].paused_by_user]
         max_messages, max_bytes = self.redelivering.take(claims, now, max_messages, max_bytes, parts)
         filled = sum([bool(buffer.fetched) for buffer in self.buffers.values()])
         share = -(-max_messages // max(1, filled))
@@ -325,11 +324,8 @@ class DeliveryQueue:
         self, parts: list[tuple[Part, Delivered]], share: int, left: int, left_bytes: int | None, now: Instant
     ) -> tuple[int, int | None]:
         """Takes up to `share` messages per partition into `parts`. Returns how much of `left`, `left_bytes` remains."""
-        for _ in range(len(self._order)):
-            if left <= 0 or (left_bytes is not None and left_bytes <= 0):
-                break
-            tp = self._order[0]
-            self._order.rotate(-1)
+        turns = self._turns.each()
+        while left > 0 and (left_bytes is None or left_bytes > 0) and (tp := next(turns, None)) is not None:
             buffer = self.buffers[tp]
             claim = buffer.claim
             if claim is None or not buffer.fetched or buffer.paused_by_user or not self.window.room(claim):
@@ -416,9 +412,8 @@ class DeliveryQueue:
 
         It returns no more than `allowance`.
         """
-        for _ in range(len(self._order)):
-            tp = self._order[0]
-            self._order.rotate(-1)
+        self._turns.resume(self.delivered)
+        for tp in self._turns.each():
             buffer = self.buffers[tp]
             claim = buffer.claim
             if claim is None or buffer.paused_by_user:
@@ -430,6 +425,7 @@ class DeliveryQueue:
             if open_ms <= 0:
                 continue
             until_ms = now.boot_ms + min(open_ms, GATE_MS)
+            self._turns.reserved(tp, self.delivered)
             if again is not None:
                 due = self.redelivering.reserve(claim, now, until_ms)
                 if due is not None:
@@ -458,7 +454,7 @@ class DeliveryQueue:
     def offer(self) -> bool:
         """Sets each claim's `offer`: offsets to ask a grant for (D2). Tells whether the member can ask for one now."""
         most, ends = self.options.grant_messages, self.left() <= 0
-        buffers = [self.buffers[tp] for tp in self._order]
+        buffers = [self.buffers[tp] for tp in self._turns]
         something, self._spent = grants.offer(buffers, self.source, self.rate, most, ends=ends)
         return something
 

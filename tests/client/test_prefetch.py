@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 
 from marshal_py import Consumer, Message
 from marshal_py.client import prefetch
-from marshal_py.client.buffers import KEYS_SAMPLED, MERGED_MAX, Buffer
+from marshal_py.client.buffers import KEYS_SAMPLED, MERGED_MAX, Buffer, Reserved
 from marshal_py.client.delivery_queue import AHEAD_MESSAGES_MAX
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.options import PREFETCH_BYTES, PREFETCH_BYTES_MAX, PREFETCH_BYTES_MIN
@@ -107,6 +108,25 @@ def test_one_partition_does_not_wait_for_thousands_of_another(
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
         until(owns(consumer, *range(PARTITIONS)), "all partitions are its")
         assert handled_until_all(way(consumer), set(range(PARTITIONS))) <= 4 * PARTITIONS
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("way", [one_by_one, consumed])
+@pytest.mark.parametrize("delivery", KINDS)
+def test_a_partition_keeps_its_turn_when_the_thread_did_not_run_for_so_long_that_no_message_came_of_it(
+    cluster: OneQueueTestCluster, delivery: str, way: Callable[[Consumer], Iterator[Message]]
+) -> None:
+    """Messages are reserved for some ms. Here every second reservation has run out before the first message."""
+    topic = filled(cluster)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
+        until(owns(consumer, *range(PARTITIONS)), "all partitions are its")
+        with pytest.MonkeyPatch.context() as patch:
+            messages, late = Reserved.messages, cycle((False, True))
+            over_ns = 1 << 62
+            patch.setattr(
+                Reserved, "messages", lambda one, boot_ns: messages(one, (lambda: over_ns) if next(late) else boot_ns)
+            )
+            assert handled_until_all(way(consumer), set(range(PARTITIONS))) <= 4 * PARTITIONS
 
 
 @pytest.mark.usefixtures("slow")
