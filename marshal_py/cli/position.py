@@ -114,7 +114,8 @@ def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
     for line in _refused(moved):
         print(line)
     if outcome == "dry_run":
-        print(f"{len(moved.rows)} positions would move; {changes.DRY}")
+        elsewhere = sum(row.target != row.position for row in moved.rows)
+        print(f"{elsewhere} of {len(moved.rows)} positions would move to another offset; {changes.DRY}")
     if outcome == "moved":
         stays = f"; the group stays paused, token {moved.token}" if moved.token != NONE else ""
         print(f"moved at offset {moved.offset}{stays}")
