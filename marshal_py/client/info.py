@@ -33,11 +33,12 @@ class ClaimInfo(Struct, frozen=True):
 class ConsumerInfo(Struct, frozen=True):
     """Describes the state of a consumer. `in_flight`: messages delivered and not acked.
 
-    `waiting_for`: what keeps it from working, in words; "" when all is well. A standby says there who owns what it
-    could own, or which of its conditions are not met (policy `overflow`). `lag`: messages from the positions of its
-    claims to the ends of the partitions. It is -1 while the cluster does not have one of its topics. It is also -1
-    while the consumer owns nothing and partitions of its topics are parked, that is, closed to all members until an
-    admin has looked at them. `grants_dropped`: as in ConsumerMetrics (metrics.py).
+    `waiting_for`: what keeps it from working, in words; "" when all is well. A standby says there that it waits for
+    "its turn", for whom it stands by and when the next in line takes over, or which of its conditions are not met
+    (policy `overflow`). `lag`: messages from the positions of its claims to the ends of the partitions. It is -1 while
+    the cluster does not have one of its topics. It is also -1 while the consumer owns nothing and partitions of its
+    topics are parked, that is, closed to all members until an admin has looked at them. `grants_dropped`: as in
+    ConsumerMetrics (metrics.py).
 
     `pending_messages`: of a running `consume`, messages that were asked for and not delivered; with `max_bytes` only
     those that have come. `pending_bytes`: the same in bytes; 0 unless `max_bytes` was given. What is buffered of a

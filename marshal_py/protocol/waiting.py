@@ -7,15 +7,16 @@ advisories and the metrics take their words from here. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from marshal_py.errors import first_of
 from marshal_py.protocol import parking
-from marshal_py.protocol.assignment import candidate_order, overflow
+from marshal_py.protocol.assignment import candidate_order, overflow, pinned
 from marshal_py.protocol.assignment.partitioned import listed, names
 from marshal_py.protocol.group_rules import PARTITIONED
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.overflow import POLICY
 from marshal_py.protocol.records import Join
@@ -306,7 +307,7 @@ def waiting_for(member: Member, facts: Facts) -> str:
 
 def why_idle(member: Member) -> str:
     """Returns what a member that owns nothing waits for, for people to read; "" if it owns something, or waits for
-    nothing that the log shows.
+    nothing that the log shows. A standby waits for its turn, which is no fault.
     """
     group = member.group
     session = group.sessions.get(member.session) if group is not None else None
@@ -318,15 +319,40 @@ def why_idle(member: Member) -> str:
             found = f" (the last look found {look.found[0]} pending, {look.found[1]} in flight)" if look.found else ""
             nobody = next((f"; nobody else is given partitions: {why.advice}" for why in unserved(group).values()), "")
             return f"its conditions, {_conditions(session.join)}{found}{nobody}"
+    if member.candidacy.policy == "pinned" and pinned.idle(group, session.id):
+        return f"its user, who has asked for no message for {pinned.timeout_ms(group) / 1000:g} s: it is not in line"
     owners = set[int]()
+    for tp in _could_own(member, group):
+        known = group.partitions.get(tp)
+        if known is None or (known.owner == NONE and not known.parked):
+            return ""  # it may get this one
+        owners.add(known.owner)
+    joins = [group.sessions[owner].join for owner in owners if owner != NONE]
+    return _turn(member, group, joins) if joins else ""
+
+
+def _could_own(member: Member, group: Group) -> Iterator[TopicPartition]:
+    """Yields what a member could own: of its topics, or what it is in line for under a restricted policy (A7)."""
+    lines = member.candidacy.lines
+    if lines is not None:
+        yield from (tp for tp, line in lines.items() if member.session in line)
+        return
     for topic in member.found_topics & group.topics.keys():
-        for number in range(group.topics[topic].count):
-            known = group.partitions.get(TopicPartition(topic, number))
-            if known is None or (known.owner == NONE and not known.parked):
-                return ""  # it may get this one
-            owners.add(known.owner)
-    names = first_of(sorted(group.sessions[owner].join.client_id for owner in owners if owner != NONE), NAMED_MAX)
-    return f"a partition that is free: all of its topics belong to {names}" if names else ""
+        yield from (TopicPartition(topic, number) for number in range(group.topics[topic].count))
+
+
+def _turn(member: Member, group: Group, owners: Sequence[Join]) -> str:
+    names = first_of(sorted(join.client_id for join in owners), NAMED_MAX)
+    seconds = EVICT_INTERVALS * max(join.interval_ms for join in owners) / 1000
+    who, what = (names, "owns") if len(owners) == 1 else ("one of them", "own")
+    when = f"{who} leaves, and {seconds:g} s after {who} dies"
+    if member.candidacy.policy == "pinned":
+        when = (
+            f"{who} leaves or is unpinned, {seconds:g} s after {who} dies, and {pinned.timeout_ms(group) / 1000:g} s "
+        )
+        when += f"after {who} last asked for messages"
+    stands_by = f"it stands by for {names}, which {what} all that it could own"
+    return f"its turn: {stands_by}. The next in line takes over when {when}"
 
 
 def _conditions(join: Join) -> str:

@@ -17,6 +17,7 @@ from marshal_py.protocol.assignment.partitioned import block_owners, names
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import GroupConfig, Mapping, ReleasingPartition, StepDown
+from marshal_py.protocol.waiting import why_idle
 from marshal_py.protocol.world import Group
 from tests.protocol.test_assignment import group_of
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster
@@ -179,6 +180,30 @@ def update(cluster: VirtualCluster, **settings: object) -> None:
     assert group.config is not None
     base = {"policy": group.config.policy, "max_members": group.config.max_members}
     cluster.must(GroupConfig(group.config_offset, **{**base, **settings}))  # type: ignore[arg-type]
+
+
+def test_a_standby_says_for_whom_it_stands_by_and_when_the_next_one_takes_over() -> None:
+    """That partitions of another member are free is not its business."""
+    cluster = cluster_of(members=("m1", "m2"))
+    first = cluster.add("first", member="m1")
+    cluster.run(INTERVAL_MS)
+    standby = cluster.add("standby", member="m1")
+    cluster.run(3 * INTERVAL_MS)
+    assert (first.owned, standby.owned) == ({0, 1, 2}, set())
+    stands_by = "its turn: it stands by for first, which owns all that it could own. The next in line takes over when "
+    assert why_idle(standby.member) == f"{stands_by}first leaves, and 6 s after first dies"
+    cluster.kill(first)
+    cluster.run(4 * INTERVAL_MS)
+    assert (standby.owned, why_idle(standby.member)) == ({0, 1, 2}, "")
+
+
+def test_a_standby_of_an_open_policy_names_all_whom_it_stands_by_for() -> None:
+    cluster = VirtualCluster(partitions=2)
+    cluster.team("a", "b")
+    standby = cluster.add("c")
+    cluster.run(3 * INTERVAL_MS)
+    says = "its turn: it stands by for a, b, which own all that it could own. The next in line takes over when "
+    assert why_idle(standby.member) == f"{says}one of them leaves, and 6 s after one of them dies"
 
 
 @pytest.mark.parametrize("policy", ["members", "blocks"])

@@ -91,10 +91,18 @@ def test_one_has_everything_and_the_others_wait() -> None:
 
 
 def test_a_standby_says_who_has_everything() -> None:
-    cluster, clients = cluster_of("a", "b", "c")
-    cluster.run(4 * INTERVAL_MS)
-    says = "a partition that is free: all of its topics belong to a"
+    cluster, clients = cluster_of("a", "b", "c", timeout_ms=TIMEOUT_MS)
+    ask(clients[:2], cluster, 4 * INTERVAL_MS)
+    clients[2].member.asked = True
+    cluster.run(INTERVAL_MS)
+    says = (
+        "its turn: it stands by for a, which owns all that it could own. The next in line takes over when a leaves or "
+        "is unpinned, 6 s after a dies, and 12 s after a last asked for messages"
+    )
     assert [why_idle(client.member) for client in clients] == ["", says, says]
+    ask(clients[:2], cluster, TIMEOUT_MS + INTERVAL_MS)
+    idle = "its user, who has asked for no message for 12 s: it is not in line"
+    assert [why_idle(client.member) for client in clients] == ["", says, idle]
 
 
 def test_an_admin_unpins() -> None:

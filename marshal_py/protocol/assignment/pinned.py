@@ -54,5 +54,9 @@ def lost_by(group: Group) -> str:
 
 def idle(group: Group, session: int) -> bool:
     """Returns whether the user of a session has asked for no message for the group's priority timeout."""
-    timeout_ms = group.config.priority_timeout_ms if group.config is not None else 0
-    return group.sessions[session].idle_ms >= (timeout_ms or TIMEOUT_MS)
+    return group.sessions[session].idle_ms >= timeout_ms(group)
+
+
+def timeout_ms(group: Group) -> int:
+    """Returns the group's priority timeout."""
+    return (group.config.priority_timeout_ms if group.config is not None else 0) or TIMEOUT_MS
