@@ -26,9 +26,10 @@ from marshal_py.client.fetched_claims import FetchedClaims
 from marshal_py.client.info import ClaimInfo
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.planned_claims import PlannedClaims, UnfetchedSource
+from marshal_py.client.position_copies import PositionCopies
 from marshal_py.client.ranges import Ranges
-from marshal_py.client.refused_copies import RefusedCopies
 from marshal_py.client.topic_watch import TopicWatch
+from marshal_py.client.unserved_watch import UnservedWatch
 from marshal_py.client.user_callbacks import UserCallbacks
 from marshal_py.errors import (
     AccessDenied,
@@ -51,7 +52,6 @@ from marshal_py.transport.ports import DataSource, OutOfRange
 logger: Final = logging.getLogger("marshal_py")
 
 EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
-MIRROR_COMMITS_MAX: Final = 10  # of one copy; an owner that moves on faster copies its position again by itself
 PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
 
 
@@ -111,15 +111,15 @@ class ConsumerDriver:
         self.dropped: Callable[[], None] | None = None
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self._event_log = EventLog()
+        self._unserved = UnservedWatch()
         self._user_callbacks = UserCallbacks(options, context.callbacks.submit, self.claim_info)
         self.prefetching: set[TopicPartition] = set()  # fetched ahead, and no message has come yet
         self.refused_positions: dict[
             TopicPartition, OutOfRange
         ] = {}  # the cluster refused the position; asked until it answers
         self._to_resolve: list[Wanted] = []
-        self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
-        self._refused_copies = RefusedCopies()
+        self._copies = PositionCopies(context, member, self._report_refused_copy)
         self.counters: Counters = Counters()
 
     @property
@@ -186,6 +186,7 @@ class ConsumerDriver:
             return
         self.member.settle_acks()
         self._look_at_source(now)
+        self.publish(*self._unserved.look(self.member))
         if self.dropped is not None and not self.member.leaving:
             self.member.leave(now, "dropped", self.member.options.handler_timeout_ms)
         if self.claims.overdue(now) and not self.member.leaving:
@@ -274,8 +275,8 @@ class ConsumerDriver:
             self._to_resolve += ready.resolve
             self.submit("where partitions begin", self._resolve)
         if ready.mirror and self.options.mirror_offsets:
-            self._to_mirror |= ready.mirror
-            self.submit("the copy of positions", self._mirror)
+            self._copies.add(ready.mirror)
+            self.submit("the copy of positions", lambda: self._copies.copy(self.topic_watch.absent))
         if ready.look_at_topics:
             self.look_at_topics()
         if ready.refold != NONE:
@@ -287,8 +288,10 @@ class ConsumerDriver:
             self.ended = True
             self.error = ready.error or self.error
             self.close_dropped()
-        if self.ended or not ready.advisories:
+        if self.ended:
             self._event_log.flush()
+        elif not ready.advisories:
+            self._event_log.settle(now.wall_ms)
 
     def _refused(self, error: MarshalError) -> None:
         """Ends the consumer with `error`, because one of its records can never be written."""
@@ -364,29 +367,10 @@ class ConsumerDriver:
                 self.member.start_resolved(tp, start, end, now)
             self.step(now)
 
-    def _mirror(self) -> None:
-        """Copies positions to Kafka's committed offsets, so that the usual tools show the lag (D7). It may fail.
-
-        A new owner may have committed before, while this thread waited: then the newer position is copied again.
-        """
-        with self.context.lock:
-            positions, self._to_mirror = self._to_mirror, {}
-        for _ in range(MIRROR_COMMITS_MAX):
-            if not positions:
-                return
-            refused = self.context.admin.commit(self.member.name, positions)
-            now = self.context.clock.now()
-            told = ""
-            if not refused or not {tp.topic for tp in positions} & self.topic_watch.absent:
-                told = self._refused_copies.answered(refused, now)
-            with self.context.outbox, self.context.lock:
-                if told:
-                    self.member.note("mirror_refused", text=told)
-                    self.execute(self.member.tick(now), now)  # now: it may be the last copy of one that has left
-                if refused:
-                    self.member.not_mirrored(positions)
-                    return
-                positions = self.member.overtaken(positions)
+    def _report_refused_copy(self, refused: str) -> None:
+        self.member.note("mirror_refused", text=refused)
+        now = self.context.clock.now()
+        self.execute(self.member.tick(now), now)  # now: it may be the last copy of one that has left
 
     def _check_refused(self) -> None:
         """Asks the cluster for the bounds of partitions that it refused to fetch at the wanted position (D6).

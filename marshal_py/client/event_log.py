@@ -2,7 +2,8 @@
 
 Advisories of kinds that often come by the dozen (TOGETHER) are held back, so that those that are alike make one line.
 They are written when an advisory of any other kind comes, when a step of the consumer brings none, or when the next
-one comes after HELD_MS. The order stays. Called with the Marshal's lock held.
+one comes after HELD_MS. Partitions that are parked are found out about one by one: a step that brings none writes them
+after HELD_MS. The order stays. Called with the Marshal's lock held.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from marshal_py.history.advisories import TOGETHER, to_lines
+from marshal_py.history.advisories import PARKED, TOGETHER, to_lines
 from marshal_py.protocol.advisory import ALARMING, Advisory
 from marshal_py.protocol.identity import NONE
 
@@ -36,6 +37,11 @@ class EventLog:
             self._held.append(one)
             if one.kind not in TOGETHER:
                 self.flush()
+
+    def settle(self, now_ms: int) -> None:
+        """Takes note of a step that has brought no advisory. `now_ms`: ms since 1970."""
+        if not any(one.kind == PARKED for one in self._held) or now_ms - self._held[0].time_ms >= HELD_MS:
+            self.flush()
 
     def flush(self) -> None:
         """Writes the advisories that were held back."""

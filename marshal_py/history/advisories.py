@@ -33,11 +33,12 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.waiting import LASTING, standstills
+from marshal_py.protocol.waiting import lasting
 from marshal_py.protocol.world import Group, World
 
 # Kinds that one cause produces for many partitions at once; `to_lines` puts those in one line.
 TOGETHER: Final = frozenset({"claimed", "revoking", "released", "parked", "lost", "moved"})
+PARKED: Final = "parked"
 NAMES_MAX: Final = 10_000  # ended sessions per group whose client ids are kept for late Notes
 
 
@@ -69,7 +70,7 @@ class Advisories:
             known.free_positions |= {tp: partition.position for tp, partition in group.partitions.items()}
             known.sessions |= group.sessions.keys()
             known.claims |= {epoch: (partition.tp, partition.owner) for epoch, partition in group.claims.items()}
-            known.unserved = _unserved(group)
+            known.unserved = lasting(group)
             known.owned.update(session for tp, session in known.claims.values() if tp.partition != NONE)
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
@@ -176,7 +177,7 @@ class Advisories:
             case Join() | Leave() | Evict() | GroupConfig() if group is not None:
                 yield from self._sessions(known, group, at, record)
         if isinstance(record, Join | Leave | Evict | GroupConfig | Topology) and group is not None:
-            before, known.unserved = known.unserved, _unserved(group)
+            before, known.unserved = known.unserved, lasting(group)
             for key, text in known.unserved.items():
                 _, topic, sessions = key
                 if before.get(key) != text:
@@ -221,11 +222,6 @@ class Advisories:
             yield "joined", at, None, NONE, NONE, NONE, record.member
 
 
-def _unserved(group: Group) -> dict[tuple[str, str, tuple[int, ...]], str]:
-    """Returns the causes by which nobody may own partitions, or a consumer none, until somebody changes something."""
-    return {(one.cause, one.topic, one.sessions): str(one) for one in standstills(group) if one.cause in LASTING}
-
-
 def _priority_group(group: Group) -> str:
     return group.config.priority_groups[0] if group.config is not None and group.config.priority_groups else ""
 
@@ -259,13 +255,15 @@ def _ending(at: int, record: Record | None) -> tuple[AdvisoryKind, str]:
 def to_lines(advisories: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], str]]:
     """Yields pairs for advisories that came together: a list of advisories, and the one text line that shows them.
 
-    Advisories that differ in the partition alone share a line if their kind is in TOGETHER. A line stands where the
+    Advisories that differ in the partition alone share a line if their kind is in TOGETHER. Those of parked partitions
+    share it if the name of the reason is the same: the rest of their text names the partition. A line stands where the
     first of its advisories stands.
     """
     lines: dict[tuple[str, ...] | int, list[Advisory]] = {}
     for number, one in enumerate(advisories):
         alike = one.kind in TOGETHER and one.partition != NONE
-        key = (one.kind, one.group, one.client_id, one.topic, one.text) if alike else number
+        why = one.text.partition(":")[0] if one.kind == PARKED else one.text
+        key = (one.kind, one.group, one.client_id, one.topic, why) if alike else number
         lines.setdefault(key, []).append(one)
     for alike_ones in lines.values():
         yield alike_ones, to_text(alike_ones[0]) if len(alike_ones) == 1 else _many(alike_ones)
@@ -279,7 +277,8 @@ def _many(alike: list[Advisory]) -> str:
     one = alike[0]
     who = f" ({one.client_id})" if one.client_id else ""
     numbers = ranges_text(advisory.partition for advisory in alike)
-    return f"{one.kind} {len(alike)} partitions of {one.topic}: {numbers}{who}{_reason(one)}"
+    example = f", for example {one.topic}:{one.partition}" if one.kind == PARKED else ""
+    return f"{one.kind} {len(alike)} partitions of {one.topic}: {numbers}{who}{example}{_reason(one)}"
 
 
 def ranges_text(numbers: Iterable[int]) -> str:

@@ -150,6 +150,21 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
     return found
 
 
+def may_be_unserved(group: Group) -> bool:
+    """Tells whether the group's policy can have one of the causes of `lasting`."""
+    return group.config is not None and group.config.policy in (*PARTITIONED, POLICY)
+
+
+def lasting(group: Group) -> dict[tuple[str, str, tuple[int, ...]], str]:
+    """Returns the causes by which nobody may own partitions, or a consumer none, until somebody changes something.
+
+    By cause, topic and sessions: the text.
+    """
+    if not may_be_unserved(group):
+        return {}
+    return {(one.cause, one.topic, one.sessions): str(one) for one in standstills(group) if one.cause in LASTING}
+
+
 def _gone(group: Group, topic: str) -> Standstill:
     kept = sum(tp.topic == topic and tp.partition >= 0 and p.position != NONE for tp, p in group.partitions.items())
     text = f"the group keeps {kept} positions of {topic!r}, which is gone"

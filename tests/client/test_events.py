@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from marshal_py import GroupConfig
 from marshal_py.admin.group import Group
 from marshal_py.protocol.advisory import LOCAL, Advisory
 from tests.support.client_fixtures import LOG, MemoryTestCluster, TestCluster, collect, joined, owns, until
@@ -86,3 +87,29 @@ def test_what_happens_to_many_partitions_at_once_is_one_line(
     released = next(line for line in lines if line["marshal_kind"] == "released")
     assert released["message"] == f"group {group}: released 12 partitions of {topic}: 0-11 (one): stopped"
     assert released["marshal_partition"] == -1
+
+
+def test_a_member_that_is_not_listed_hears_of_it_itself(
+    memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets nothing until an admin acts: one event and one warning when that begins, again when it begins again."""
+    topic, group = memory.topic(2), memory.group()
+    config = GroupConfig(policy="members", max_members=2, members=["m1"])
+    with memory.connect("one") as marshal:
+        admin = Group(marshal.transport, group, LOG)
+        with joined(marshal, group, [topic], member="m2", group_config=config) as consumer:
+            found: list[Advisory] = []
+
+            def told() -> list[Advisory]:
+                found.extend(event for event in consumer.events() if event.kind == "unserved")
+                return found
+
+            until(lambda: len(told()) == 1, "it is told")
+            assert (found[0].session, found[0].client_id) == (consumer.cached_info().session, "one")
+            assert f"marshal members add {group} m2" in found[0].text
+            admin.add_members("m2")
+            until(lambda: consumer.claims(), "it is served")
+            admin.drop_members("m2")
+            until(lambda: len(told()) == 2, "it is told again")
+    warned = [record for record in caplog.records if getattr(record, "marshal_kind", "") == "unserved"]
+    assert [record.levelno for record in warned] == [logging.WARNING] * 2

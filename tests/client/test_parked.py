@@ -80,6 +80,24 @@ def test_one_partition_beyond_its_end_does_not_stop_the_others(cluster: TestClus
     assert (release.parked, release.reason) == (BEYOND, f"position {POSITION}, end {MESSAGES}")
 
 
+def test_partitions_that_are_parked_together_are_one_warning(
+    memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each has its own event; a log that people read needs one line, with the partitions as ranges."""
+    topic, group = memory.topic(PARTITIONS), memory.group()
+    with memory.connect("c") as marshal:
+        starts = {TopicPartition(topic, number): POSITION for number in range(PARTITIONS)}
+        marshal._context.admin.commit(group, starts)
+        events: list[marshal_py.Advisory] = []
+        with joined(marshal, group, [topic], start="committed") as consumer, BackgroundConsumer(consumer):
+            until(lambda: len(alarms(consumer, events)) == PARTITIONS, "all are parked")
+    lines = [record for record in caplog.records if getattr(record, "marshal_kind", "") == "parked"]
+    assert sorted(one for line in lines for one in vars(line)["marshal_partitions"]) == list(range(PARTITIONS))
+    (line,) = lines
+    shown = f"group {group}: parked {PARTITIONS} partitions of {topic}: 0-{PARTITIONS - 1} (c), for example {topic}:"
+    assert line.getMessage().startswith(shown)
+
+
 def test_a_consumer_with_only_parked_partitions_says_so(memory: MemoryTestCluster) -> None:
     """The lag is not 0, and there is a reason. Nothing is raised, since the next consumer would find the same."""
     topic, group = memory.topic(), memory.group()

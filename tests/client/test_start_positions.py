@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from marshal_py import Marshal, TopicPartition
-from marshal_py.client import refused_copies, start_positions
+from marshal_py.client import position_copies, start_positions
 from marshal_py.errors import InvalidOption, KafkaGroupIsLive, MarshalError, PositionOutOfRange, TopicMissing
 from marshal_py.protocol import member_state
 from marshal_py.protocol.identity import Instant
@@ -337,7 +337,7 @@ def test_a_mirror_that_is_refused_for_long_is_an_event(
 ) -> None:
     """D7: it says since when. Only the first copy is new: the others try the same position again."""
     monkeypatch.setattr(member_state, "MIRROR_MS", 10)
-    monkeypatch.setattr(refused_copies, "LASTS_MS", 50)
+    monkeypatch.setattr(position_copies, "LASTS_MS", 50)
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
@@ -359,7 +359,7 @@ def test_a_refusal_that_passes_is_not_reported() -> None:
     def at(seconds: int) -> Instant:
         return Instant(1000 * seconds, 0, 1_800_000_000_000 + 1000 * seconds)
 
-    copies = refused_copies.RefusedCopies()
+    copies = position_copies.Refusals()
     assert [copies.answered(text, at(s)) for s, text in ((0, "moved"), (25, "moved"), (35, ""), (40, "moved"))] == [
         ""
     ] * 4, "none lasted for 30 s"

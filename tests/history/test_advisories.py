@@ -292,6 +292,14 @@ def test_what_differs_in_the_partition_alone_is_one_line() -> None:
         "offset_lost orders:5 from 0 to 9 (c)",
     ]
     assert sorted(map(id, (one for alike, _ in lines for one in alike))) == sorted(map(id, together))
+    parked = [
+        Advisory("parked", "g", "c", "orders", number, offset=9, text=f"{why}: orders:{number} is")
+        for number, why in ((0, "Beyond"), (1, "Beyond"), (2, "Gone"), (4, "Beyond"))
+    ]
+    assert [words for _, words in to_lines(parked)] == [
+        "parked 3 partitions of orders: 0-1, 4 (c), for example orders:0: Beyond: orders:0 is",
+        "parked orders:2 at 9 (c): Gone: orders:2 is",
+    ]
     assert ranges_text([]) == ""
 
 
