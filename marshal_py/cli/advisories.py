@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -41,7 +40,7 @@ def advisories(
     Every reader of the log sees the same, also about the past. With --json one object per line.
     """
     kinds = _kinds(kind or [])
-    with options.observer() as observer:
+    with output.until_interrupted(follow), options.observer() as observer:
         if observer.root is None:
             options.say_nobody()
 
@@ -57,10 +56,9 @@ def advisories(
         for advisory in found if count is None else found[max(0, len(found) - count) :]:
             _print(advisory, options.as_json)
         if follow and observer.root is not None and options.dump is None:
-            with contextlib.suppress(KeyboardInterrupt):
-                for news in observer.advisories(group, follow=True):
-                    for advisory in _wanted([news], kinds):
-                        _print(advisory, options.as_json)
+            for news in observer.advisories(group, follow=True):
+                for advisory in _wanted([news], kinds):
+                    _print(advisory, options.as_json)
 
 
 def _kinds(given: list[str]) -> frozenset[str]:

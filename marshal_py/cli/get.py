@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -113,20 +112,20 @@ def get(
     source = Topic(
         options.transport(), topic, partitioner=partitioner, isolation=isolation, on_progress=bar.show, **readers
     )
-    try:
-        if index is not None:
-            require_index(index, topic)
-            source.key_index(index)
-        if follow:
-            with contextlib.suppress(KeyboardInterrupt):
-                for message in source.follow(request):
-                    bar.hide()
-                    _show(message, options.as_json)
-            return
-        _print(source, request, every, options.as_json, bar)
-    finally:
-        bar.hide()
-        source.close()
+    with output.until_interrupted(follow):
+        try:
+            if index is not None:
+                require_index(index, topic)
+                source.key_index(index)
+            if not follow:
+                _print(source, request, every, options.as_json, bar)
+                return
+            for message in source.follow(request):
+                bar.hide()
+                _show(message, options.as_json)
+        finally:
+            bar.hide()
+            source.close()
 
 
 def _print(source: Topic, request: GetRequest, every: bool, as_json: bool, bar: ScanBar) -> None:
@@ -165,7 +164,7 @@ def _show(message: StoredMessage, as_json: bool) -> None:
             found |= {"num_pending": message.num_pending, "last_offset": message.last_offset}
         output.print_json(found)
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False)  # a message may be longer than any width
     when = "-"
     if message.timestamp >= 0:
         when = datetime.fromtimestamp(message.timestamp / 1000, UTC).isoformat(timespec="milliseconds")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +50,7 @@ def status(options: CommonOptions, topic: TopicName, file: File) -> None:
 def follow(options: CommonOptions, topic: TopicName, file: File) -> None:
     """Keep an index up to date until Ctrl-C. Other processes can use the index meanwhile."""
     require_index(file, topic)
-    with _opened(options, topic, file) as source, contextlib.suppress(KeyboardInterrupt):
+    with output.until_interrupted(), _opened(options, topic, file) as source:
         known: Status | None = None
         while True:
             found = source.update_index()

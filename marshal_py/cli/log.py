@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -55,7 +54,7 @@ def tail(
     if raw and options.as_json:
         raise typer.BadParameter("give --raw or --json, not both")
     form = "raw" if raw else "json" if options.as_json else "human"
-    with options.observer() as observer:
+    with output.until_interrupted(follow), options.observer() as observer:
         if observer.root is None:
             options.say_nobody()
 
@@ -71,10 +70,9 @@ def tail(
         for judged in merged[max(0, len(merged) - count) :]:
             _print(judged, form)
         if follow and observer.root is not None and options.dump is None:
-            with contextlib.suppress(KeyboardInterrupt):
-                for news in observer.follow(group):
-                    if news is not None and _concerns(news, group):
-                        _print(news, form)
+            for news in observer.follow(group):
+                if news is not None and _concerns(news, group):
+                    _print(news, form)
 
 
 @app.command("dump", epilog=DUMP_EXAMPLE)

@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import typer
@@ -17,6 +19,7 @@ from msgspec import to_builtins
 from rich.console import Console
 from rich.table import Table
 
+from marshal_py.admin.runner import SAME_S
 from marshal_py.errors import MarshalError
 
 FAILED: Final = 1
@@ -85,6 +88,39 @@ def _with_options(text: str, options: Mapping[str, str]) -> str:
     return _QUOTED_OR_NAME.sub(named, text)
 
 
+@contextmanager
+def until_interrupted(goes_on: bool = True) -> Iterator[None]:
+    """Is around a command that goes on until ctrl-C, which ends it with exit code 0. Does nothing if not `goes_on`.
+
+    `timeout -s INT` sends two signals at once. The second one must not end what the command does to end in order, so
+    within SAME_S of the first one others count as the same.
+    """
+    if not goes_on:
+        yield
+        return
+    never = float("inf")
+    first_s = never
+
+    def interrupt(_number: int, _frame: object) -> None:
+        nonlocal first_s
+        now_s = time.monotonic()
+        same = first_s != never and now_s - first_s < SAME_S
+        first_s = min(first_s, now_s)
+        if not same:
+            raise KeyboardInterrupt
+
+    interrupting = [one for one in signal.valid_signals() if signal.getsignal(one) is signal.default_int_handler]
+    for number in interrupting:
+        signal.signal(number, interrupt)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        if first_s == never:  # else the process ends now, and the other signals may still be on their way
+            for number in interrupting:
+                signal.signal(number, signal.default_int_handler)
+
+
 def ago(seconds: float) -> str:
     """Returns how long ago something was, for people: one number and its unit, rounded down."""
     for unit, size_s in SIZES_S:
@@ -114,14 +150,20 @@ def logging_to_stderr() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def print_table(table: Table) -> None:
-    """Prints a table in which nothing is cut off: a terminal wraps long values, and a pipe or file has long lines."""
+def print_table(table: Table, to: Console | None = None) -> None:
+    """Prints a table in which nothing is cut off. `to`: a `console()`; that of stdout if left out."""
     for column in table.columns:
         column.overflow = "fold"
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
-    console.print(table)
+    (to or console()).print(table)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Returns where commands print tables: a terminal wraps long values, and a pipe or file has long lines.
+
+    A name may hold anything, also what rich would take for its markup.
+    """
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else PIPE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def say(line: str) -> None:

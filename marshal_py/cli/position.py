@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin.group import Group, Moved
@@ -56,7 +55,7 @@ def set_position(
             return
         for line in [*_recreated(preview, "would be"), *_refused(preview)]:
             output.say(line)
-        _print_rows(preview.rows, Console(stderr=True))
+        _print_rows(preview.rows, stderr=True)
         changes.ask(f"Move {len(preview.rows)} positions of group {group!r}?", options.yes)
     options.ask_about_take_over(group, options.take_over)
     _print(group, _move(where, topics or [], target, stay_paused, options), "moved", options.as_json)
@@ -110,7 +109,7 @@ def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
         return
     for line in _recreated(moved, "would be" if outcome == "dry_run" else "are"):
         print(line)
-    _print_rows(moved.rows, Console())
+    _print_rows(moved.rows)
     for line in _refused(moved):
         print(line)
     if outcome == "dry_run":
@@ -135,7 +134,7 @@ def _refused(moved: Moved) -> Iterator[str]:
         yield f"this move would be refused now: {moved.refused}"
 
 
-def _print_rows(rows: list[Row], console: Console) -> None:
+def _print_rows(rows: list[Row], *, stderr: bool = False) -> None:
     table = Table(box=None)
     for column in ("partition", "owner", "position", "target", "skipped", "repeated"):
         table.add_column(column, justify="left" if column in ("partition", "owner") else "right")
@@ -149,4 +148,4 @@ def _print_rows(rows: list[Row], console: Console) -> None:
             str(row.skipped),
             str(row.repeated),
         )
-    console.print(table)
+    output.print_table(table, output.console(stderr=stderr))

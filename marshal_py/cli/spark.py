@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin.targets import parse
@@ -27,7 +25,6 @@ ARCHIVE_EXAMPLE: Final = output.example("marshal spark archive marshal-archive -
 REPORT_EXAMPLE: Final = output.example("marshal spark report --only take_overs --only lag --json")
 LOCAL: Final = "local[*]"
 QUIET: Final = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false"}  # stderr is for our error alone
-PIPE_WIDTH: Final = 160  # of a table where no terminal has a width
 ROWS_MAX: Final = 20  # of each table for people; --json has all
 
 Master = Annotated[
@@ -164,16 +161,16 @@ def _text(value: Any) -> str:
 
 
 def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console = output.console()
     console.print(title, style="bold", highlight=False, markup=False)
     if not rows:
         console.print("  none", highlight=False)
         return
     table = Table(box=None, pad_edge=True)
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), overflow="fold")
+        table.add_column(name.replace("_", " "))
     for row in rows[:ROWS_MAX]:
         table.add_row(*map(_text, row.values()))
-    console.print(table)
+    output.print_table(table, console)
     if len(rows) > ROWS_MAX:
         console.print(f"  and {len(rows) - ROWS_MAX} more; --json has all", highlight=False)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
@@ -49,9 +48,8 @@ def state(
     if options.as_json:
         output.print_json({"coordination_topic": observer.topic, "incarnation": incarnation, "groups": groups})
         return
-    console = Console()
     for one in groups:
-        _print(console, one)
+        _print(one)
 
 
 def _state(
@@ -86,13 +84,13 @@ def notices(
 # --- for people
 
 
-def _print(console: Console, found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any]) -> None:
     marks = [found["delivery"].replace("_", " ")]
     marks += [f"policy {found['policy']}"] if found["policy"] else []
     marks += [overview.paused(found["pause"])] if found["pause"] else []
     marks += ["deleted"] if found["deleted"] else []
     marks += [f"opaque from offset {found['opaque_at']} on"] if found["opaque_at"] is not None else []
-    console.print(f"group {found['group']}  ({', '.join(marks)}; log {found['log']})", highlight=False, markup=False)
+    print(f"group {found['group']}  ({', '.join(marks)}; log {found['log']})")
     sessions = _table("session", "client", "state", "last sign of life", "interval", "claims", "witness")
     for row in found["sessions"]:
         sessions.add_row(
@@ -104,14 +102,17 @@ def _print(console: Console, found: dict[str, Any]) -> None:
             str(row["claims"]),
             row["witness"] or "-",
         )
-    console.print(sessions if found["sessions"] else "  no live session", markup=False)
+    if found["sessions"]:
+        output.print_table(sessions)
+    else:
+        print("  no live session")
     partitions = _table("topic", "partition", "owner", "position", "end", "lag", "parked")
     for row in found["partitions"]:
         numbers = ("-" if row[name] is None else str(row[name]) for name in ("position", "end", "lag"))
         partitions.add_row(row["topic"], str(row["partition"]), row["owner"] or "-", *numbers, row["parked"] or "-")
-    console.print(partitions)
+    output.print_table(partitions)
     for notice in found["notices"]:
-        console.print(f"  ! {notice}", highlight=False, markup=False)
+        print(f"  ! {notice}")
 
 
 def _ago(seconds: float | None) -> str:
@@ -121,5 +122,5 @@ def _ago(seconds: float | None) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=True)
     for name in columns:
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     return table

@@ -1,0 +1,75 @@
+"""How commands print tables, and how those end that go on until ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+import marshal_py.cli
+from marshal_py.cli import output
+
+# Who prints no table: a progress bar, the demo's live view, and messages, whose lines have no greatest width.
+OTHERS = {"output.py", "scan_bar.py", "view.py", "get.py"}
+
+
+def test_one_place_decides_how_wide_a_table_is() -> None:
+    """Each console of its own was 80 columns wide in a pipe, and cut its table."""
+    folder = Path(marshal_py.cli.__file__).parent
+    makers = {path.name for path in folder.rglob("*.py") if re.search(r"\bConsole\(", path.read_text(encoding="utf-8"))}
+    assert makers == OTHERS
+
+
+@pytest.mark.parametrize("stderr", [False, True])
+def test_a_table_in_a_pipe_shows_every_value_as_it_is(monkeypatch: pytest.MonkeyPatch, stderr: bool) -> None:
+    """Also one that rich would take for markup or for the name of an emoji."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr" if stderr else "stdout", written)
+    values = ["[red]", ":smile:", "x" * 300]
+    table = Table(*"abc", box=None)
+    table.add_row(*values)
+    output.print_table(table, output.console(stderr=stderr))
+    assert written.getvalue().splitlines()[1].split() == values
+
+
+@contextmanager
+def _closing(closed: list[bool], *numbers: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.raise_signal(number)
+        closed.append(True)
+
+
+def test_a_second_signal_does_not_end_the_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with output.until_interrupted(), _closing(closed, signal.SIGINT):
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("ctrl-C ends it")
+        assert closed == [True]
+        signal.signal(signal.SIGINT, before)
+        monkeypatch.setattr(output, "SAME_S", 0.0)  # so the second one is another one: the clean-up may hang
+        with output.until_interrupted(), _closing(closed, signal.SIGINT):
+            signal.raise_signal(signal.SIGINT)
+        assert closed == [True]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_without_a_signal_nothing_stays_changed() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with output.until_interrupted():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+    with output.until_interrupted(False):
+        assert signal.getsignal(signal.SIGINT) is before
