@@ -75,6 +75,13 @@ def test_the_runs_are_not_void(results: list[Result]) -> None:
     assert struck & set(DAMAGE_KINDS)
 
 
+def test_no_client_of_a_run_is_refused_for_its_settings() -> None:
+    """A refused client is not replaced, so that the run would show less, and its partitions might wait (V3)."""
+    options = Options(clients=5, partitions=2, interval_ms=1_000, intervals=8, kinds=frozenset({"arrive"}))
+    endings = {ending for seed in (0, 1, 3) for ending in simulate(seed, options).endings}
+    assert endings == {"stopped"}
+
+
 def test_who_has_read_what_an_unclean_election_undid_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """S14: all readers stop if leader epochs report the loss; the judge names readers that were not informed."""
     options = Options(kinds=frozenset({"unclean", "crash", "leave", "admin"}))
