@@ -1,9 +1,9 @@
-"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S16.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S18.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (auditor_history.py); then each invariant is one function over
 what the pass found, named by its number. The same functions judge runs in virtual time and runs of real processes; only
-the evidence and the slack for clocks and scheduling differ. auditor_liveness.py judges liveness (V1 to V9, V13).
+the evidence and the slack for clocks and scheduling differ. auditor_liveness.py judges liveness (V1 to V9, V13, V14).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from marshal_py.simulator.auditor_claims import s2_one_owner, s3_lease, s4_fenci
 from marshal_py.simulator.auditor_closed import s13_poison_proof, s14_fail_closed
 from marshal_py.simulator.auditor_evidence import SIMULATED, Evidence, Slack, Violation
 from marshal_py.simulator.auditor_history import History
-from marshal_py.simulator.auditor_losses import s6_losses
+from marshal_py.simulator.auditor_losses import s6_losses, s18_unsettled
 from marshal_py.simulator.auditor_messages import (
     s5_once,
     s6_granted,
@@ -36,7 +36,7 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Returns every violation of S1 to S16 that the evidence of one log shows.
+    """Returns every violation of S1 to S18 that the evidence of one log shows.
 
     If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
@@ -117,5 +117,6 @@ OF_DELIVERIES: Final[tuple[Check, ...]] = (
     s10_position,
     s12_reports,
     s16_answers,
+    s18_unsettled,
 )
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

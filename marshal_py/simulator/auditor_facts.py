@@ -31,10 +31,12 @@ class ClaimSpan:
         "mode",
         "ms",
         "position",
+        "raised",
         "released",
         "released_by",
         "sent_ms",
         "session",
+        "unsettled",
     )
 
     client_id: str
@@ -77,6 +79,9 @@ class ClaimSpan:
         self.behind: bool = False  # by a Release of an owner that fell behind (D16)
         self.died: bool = False  # by a Release that its witness sent
         self.given_back: int | None = None  # at-most-once: its Release lowered the position to this
+        self.raised: list[Raise] = []  # at-most-once: what heartbeats reported as handled
+        # at-most-once: [start, to) that its verdict names as granted to the owner before it, and unsettled
+        self.unsettled: tuple[int, int] = (0, 0)
 
 
 class Extension(NamedTuple):
@@ -116,6 +121,15 @@ class Advance(NamedTuple):
 
     key: Key
     generation: int
+    before: int
+    after: int
+    offset: int
+    sent_ms: float
+
+
+class Raise(NamedTuple):
+    """Says that a heartbeat reported a claim's messages up to `after` as handled, in at-most-once mode (F2.3)."""
+
     before: int
     after: int
     offset: int

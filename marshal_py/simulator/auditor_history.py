@@ -21,6 +21,7 @@ from marshal_py.simulator.auditor_facts import (
     Extension,
     FinalPosition,
     Grant,
+    Raise,
     SessionFacts,
     finished_spans,
 )
@@ -87,6 +88,8 @@ class History:
         self.sessions: dict[tuple[str, int], SessionFacts] = {}
         self.advances: list[Advance] = []
         self.grants: dict[tuple[str, int], list[Grant]] = {}
+        # by group, session and sender: when each ClaimingMessages was first sent, accepted or not
+        self.asked: dict[tuple[str, int, Client], dict[bytes, float]] = {}
         self.pauses: dict[str, list[tuple[int, int]]] = {}
         self.moved: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
         self.set_at: dict[Key, list[int]] = {}  # by partition: records that set its position, or forgot it (F9.2)
@@ -249,6 +252,8 @@ class History:
         sender = self._sender(known, name, record.fields)
         if offset not in self.evidence.foreign_records:
             self._note_attempt(offset, name, record, accepted, sent_ms, sender)
+            if record.type == "ClaimingMessages":
+                self.asked.setdefault((name, record.fields["session"], sender), {})[value] = sent_ms
         if accepted:
             self._note_accepted(offset, name, record, sent_ms, sender)
         for invariant, text in model.read(offset, record.type, record.fields, accepted, state):
@@ -312,7 +317,7 @@ class History:
                     grant = Grant(owned.key, owned.epoch, *span, sent_ms, offset)
                     self.grants.setdefault((group, owned.epoch), []).append(grant)
         elif kind == "ClaimingPartition":
-            self._claim((group, fields["topic"], fields["partition"]), fields["session"], offset, sent_ms)
+            self._claim(kind, (group, fields["topic"], fields["partition"]), fields["session"], offset, sent_ms)
         elif kind == "Join":
             self.sessions[group, offset] = SessionFacts(
                 fields["instance_id"], fields["client_id"], fields["interval_ms"]
@@ -355,13 +360,13 @@ class History:
         if kind == "SeekingPartition":
             left = self.claims.get((group, record.fields["epoch"]))
             if left is not None and left.end == offset:
-                self._claim(left.key, left.session, offset, sent_ms)
+                self._claim(kind, left.key, left.session, offset, sent_ms)
         if model.paused and group not in self._paused_at:
             self._paused_at[group] = offset
         elif not model.paused and group in self._paused_at:
             self.pauses.setdefault(group, []).append((self._paused_at.pop(group), offset))
 
-    def _claim(self, key: Key, session: int, offset: int, sent_ms: float) -> None:
+    def _claim(self, kind: str, key: Key, session: int, offset: int, sent_ms: float) -> None:
         group = self.oracle.groups[key[0]]
         part, facts = group.partitions[key[1], key[2]], self.sessions.get((key[0], session))
         client_id = facts.client_id if facts is not None else ""
@@ -379,14 +384,19 @@ class History:
         if claim.mode != AT_MOST_ONCE:
             claim.finished = finished_spans(part.position, part.progress)
             claim.attempts = part.attempts - 1  # the claim itself counts as one (F4.5)
+        elif kind == "ClaimingPartition":
+            claim.unsettled = group.unsettled or claim.unsettled
         self._open.setdefault(key[0], {})[key] = self.claims[key[0], offset] = claim
         self.by_key.setdefault(key, []).append(claim)
 
     def _advance(self, claim: ClaimSpan, offset: int, sent_ms: float) -> None:
-        """Notes how a record of the owner moved the position of its claim."""
+        """Notes how a record of the owner moved the position of its claim, or its floor."""
         group, topic, number = claim.key
-        position = self.oracle.groups[group].partitions[topic, number].position
-        before = self._models[group].positions.get((topic, number), -1)
+        part, model = self.oracle.groups[group].partitions[topic, number], self._models[group]
+        position, before = part.position, model.positions.get((topic, number), -1)
+        floor = model.floors.get((topic, number), -1)
+        if part.floor > floor and claim.mode == AT_MOST_ONCE:
+            claim.raised.append(Raise(floor, part.floor, offset, sent_ms))
         if position < before and claim.mode == AT_MOST_ONCE:
             claim.given_back = position
         elif position > before and offset >= self.evidence.inherited:

@@ -1,9 +1,9 @@
-"""The judge of liveness: V1 to V9 and V13, one function each, over the facts of one log.
+"""The judge of liveness: V1 to V9, V13 and V14, one function each, over the facts of one log.
 
 V7: when an admin pauses a group, every member that is reading releases its partitions within one interval (T12). V8: an
 owner that hands over waits for its handlers no longer than its limit (A3). V9: a partition whose position lies beyond
 its end is parked, so nobody may claim it (D6). V13: who falls behind gives up one partition at a time, and keeps one
-(D16).
+(D16). V14: a session asks for grants at a bounded pace (D2).
 
 What a run must achieve depends on its course, which the run describes in `Demands`. The simulator gives exact times
 after its heal, when all faults are over. A run of real processes gives the time at which all was owned and done, and
@@ -23,6 +23,7 @@ from marshal_py.simulator.auditor_history import History
 
 QUIET_INTERVALS = 4  # a client whose second revival failed stays silent this long (PROTOCOL.md T10)
 CLAIMS_MAX = 3  # claim records per partition and interval (V4)
+GRANTS_MAX = 30  # ClaimingMessages of a session in any second (V14)
 GONE, STARVED = "gone", "starved"
 
 
@@ -361,6 +362,21 @@ def v13_one_per_window(demands: Demands, history: History) -> Iterator[Violation
             yield Violation("V13", begun_ms, epoch, f"{held.key} is the last partition of {held.client_id}")
 
 
+def v14_pace(demands: Demands, history: History) -> Iterator[Violation]:
+    """Yields each breach of V14: in no second a session sends more than GRANTS_MAX records that ask for grants."""
+    for (group, session, client), sent in history.asked.items():
+        times = sorted(sent.values())
+        for first_ms, last_ms in zip(times, times[GRANTS_MAX:], strict=False):
+            if last_ms - first_ms < 1_000 - history.slack.wait_ms:
+                yield Violation(
+                    "V14",
+                    last_ms,
+                    -1,
+                    f"client {client} asks for grants {GRANTS_MAX + 1} times within {last_ms - first_ms:g} ms in "
+                    f"session {session} of {group}",
+                )
+
+
 Check = Callable[[Demands, History], Iterator[Violation]]
 CHECKS: Final[tuple[Check, ...]] = (
     v1_dead_owner,
@@ -373,4 +389,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     v8_handed_over,
     v9_parked,
     v13_one_per_window,
+    v14_pace,
 )

@@ -1,19 +1,24 @@
-"""The judge of losses in at-most-once mode, reported as S6: each granted message is delivered, given back or noted.
+"""The judge of losses in at-most-once mode, S6 and S18.
 
-A grant is an accepted ClaimingMessages. Its owner delivers each existing offset of [start, to) under that claim, gives
-it back by its Release, or names it in a Note. The owner is excused if its process died, or the run ended, before it had
-read the end of the claim. A Note must also name every existing offset of [from, start).
+S6: each granted message is delivered, given back or noted. A grant is an accepted ClaimingMessages. Its owner delivers
+each existing offset of [start, to) under that claim, gives it back by its Release, or names it in a Note. The owner is
+excused if its process died, or the run ended, before it had read the end of the claim. A Note must also name every
+existing offset of [from, start).
+
+S18 judges what the claim after a dead owner's names as unsettled (F4.5), by what the dead owner's handlers did.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from marshal_py.simulator.auditor_evidence import Client, Key, Violation
-from marshal_py.simulator.auditor_facts import NOBODY, ClaimSpan, Grant
+from marshal_py.simulator.auditor_facts import FOREVER, NOBODY, ClaimSpan, Grant
 from marshal_py.simulator.auditor_history import LOST, History
+from marshal_py.simulator.auditor_model import AT_MOST_ONCE
 from marshal_py.simulator.oracle_wire import crc_fits, decode_record, parse_envelope
 
 NOTE = 13  # PROTOCOL.md 4.2
@@ -128,3 +133,62 @@ def _notes(history: History) -> dict[tuple[int, Key], list[Noted]]:
             place = (fields["session"], (envelope.group, fields["topic"], fields["partition"]))
             found.setdefault(place, []).append(Noted(fields["kind"], fields["from"], fields["to"], sent_ms))
     return found
+
+
+def s18_unsettled(history: History) -> Iterator[Violation]:
+    """Yields each breach of S18: a heartbeat reports only what handlers have finished; and the claim that follows a
+    dead owner's names each message that was granted to it and delivered to nobody, and none that it had reported.
+
+    The second part of that needs exact times: a handler may finish between the making of a heartbeat and its sending.
+    """
+    ended: dict[tuple[str, int], dict[int, float]] = {}  # claim -> offset -> when the first handler had finished it
+    for d in history.evidence.deliveries + history.evidence.other_deliveries:
+        of_claim = ended.setdefault((d.group, d.epoch), {})
+        of_claim[d.offset] = min(d.end_ms if d.end_ms >= 0 else FOREVER, of_claim.get(d.offset, FOREVER))
+    noted = _notes(history)
+    for key, claims in history.by_key.items():
+        for claim in claims:
+            handled = ended.get((key[0], claim.epoch), {})
+            notes = noted.get((claim.session, key), ())
+            for step in claim.raised if claim.epoch >= history.evidence.inherited else ():
+                for offset in _existing(history, key, step.before, step.after):
+                    late = handled.get(offset, FOREVER) > step.sent_ms + history.slack.stamp_ms
+                    if late and not any(note.start <= offset < note.to for note in notes):
+                        yield Violation(
+                            "S18", step.sent_ms, step.offset, f"{key} {offset} was unfinished when reported as handled"
+                        )
+        for old, new in pairwise(claims):
+            judged = old.mode == AT_MOST_ONCE and old.epoch >= history.evidence.inherited
+            if judged and old.generation == new.generation and old.ended_by in ("Leave", "Evict", "Join"):
+                yield from _named(history, old, new, ended.get((key[0], old.epoch), {}), noted)
+
+
+def _named(
+    history: History,
+    old: ClaimSpan,
+    new: ClaimSpan,
+    handled: dict[int, float],
+    noted: dict[tuple[int, Key], list[Noted]],
+) -> Iterator[Violation]:
+    """Yields what is wrong about the range that the verdict on `new` names. `handled`: offset -> when finished, of
+    what was delivered under `old`.
+    """
+    key, (first, to) = old.key, new.unsettled
+    notes = noted.get((old.session, key), ())
+    for grant in history.grants.get((key[0], old.epoch), ()):
+        for offset in _existing(history, key, grant.start, grant.to):
+            known = offset in handled or any(note.start <= offset < note.to for note in notes)
+            if not known and not first <= offset < to:
+                yield Violation(
+                    "S18", new.ms, new.epoch, f"{key} {offset} is lost, and {first} to {to} are named as unsettled"
+                )
+    told = history.sessions[key[0], old.session].heartbeats
+    if len(told) != 1 or history.slack.stamp_ms:
+        return
+    (client, told_ms), *_ = told.items()
+    for d in history.deliveries:
+        mine = (d.client, d.group, d.epoch) == (client, key[0], old.epoch)
+        if mine and 0 <= d.end_ms < told_ms and first <= d.offset < to:
+            yield Violation(
+                "S18", new.ms, new.epoch, f"{key} {d.offset} is named as unsettled, and was finished before a heartbeat"
+            )

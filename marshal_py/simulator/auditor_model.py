@@ -7,7 +7,7 @@ oracle's state. So it finds a bug that both folds share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, Final
 
 from marshal_py.simulator.oracle import Group
@@ -49,7 +49,9 @@ class GroupModel:
         self.extended: dict[int, int] = {}  # live session -> its newest extension
         self.held: dict[Place, tuple[int, int]] = {}  # place -> session, epoch
         self.positions: dict[Place, int] = {}
-        self.claimed_at: dict[Place, int] = {}  # position with which the claim on a held place began
+        # Below it an owner has nothing left to give back; what lies between it and the position of a free partition was
+        # granted to a session that ended (PROTOCOL.md 5).
+        self.floors: dict[Place, int] = {}
         self.parked: set[Place] = set()
         self.ids: dict[str, str] = {}  # the ids of topics, if they are known
         self.settings: dict[str, Any] | None = None  # the fields of the newest GroupConfig
@@ -69,7 +71,7 @@ class GroupModel:
         self.extended = {session.id: session.extended for session in state.sessions.values()}
         self.positions = {place: part.position for place, part in state.partitions.items()}
         self.held = {place: (part.owner, part.epoch) for place, part in state.partitions.items() if part.owner != NONE}
-        self.claimed_at = {place: self.claimed_at.get(place, self.positions[place]) for place in self.held}
+        self.floors = {place: part.floor for place, part in state.partitions.items() if part.floor != NONE}
         self.parked = {place for place, part in state.partitions.items() if part.parked}
         self.ids = {name: topic.id for name, topic in state.topics.items() if topic.id}
         self.deleted = state.deleted
@@ -79,6 +81,8 @@ class GroupModel:
         """Yields what is wrong about one record. `state` is the oracle's group, which has already folded the record."""
         if accepted:
             yield from self._forbidden(kind, fields)
+            if kind == "ClaimingPartition":
+                yield from self._unsettled((fields["topic"], fields["partition"]), state)
             self._follow(offset, kind, fields, state)
         elif kind == "Heartbeat" and fields["session"] in self.extended:
             yield "S15", f"a sign of life of the live session {fields['session']} does not count"
@@ -181,11 +185,18 @@ class GroupModel:
         """
         if self.mode != AT_MOST_ONCE or place[1] < 0 or fields["observed"] == NONE:
             return
-        position, first = self.positions.get(place, NONE), self.claimed_at.get(place, NONE)
+        position, first = self.positions.get(place, NONE), self.floors.get(place, NONE)
         if fields["observed"] != position:
             yield "S6", f"{place} is given back by a session that saw {fields['observed']} and not {position}"
         if not first <= fields["give"] <= position:
-            yield "S6", f"{place} is given back to {fields['give']}, its claim was granted {first} to {position}"
+            yield "S6", f"{place} is given back to {fields['give']}, and only {first} to {position} can be given back"
+
+    def _unsettled(self, place: Place, state: Group) -> Iterator[Finding]:
+        """Yields what is wrong about the range that the verdict on an accepted claim names as unsettled (F4.5)."""
+        position, floor = self.positions.get(place, NONE), self.floors.get(place, NONE)
+        wanted = (floor, position) if self.mode == AT_MOST_ONCE and NONE < floor < position else None
+        if state.unsettled != wanted:
+            yield "S18", f"the claim of {place} leaves {state.unsettled} unsettled, and must leave {wanted}"
 
     def _forbidden_grants(self, fields: dict[str, Any]) -> Iterator[Finding]:
         positions = dict(self.positions)
@@ -226,14 +237,15 @@ class GroupModel:
                 self.held[place] = (fields["session"], offset)
                 if self.positions.get(place, NONE) == NONE and place[1] >= 0:
                     self.positions[place] = fields["start"]
-                self.claimed_at[place] = self.positions.get(place, NONE)
+                if place[1] >= 0:
+                    self.floors[place] = self.positions[place]
             case "ReleasingPartition":
                 self._release(fields)
             case "SeekingPartition":
                 sought = self._place(fields)
                 if sought is not None:
                     self.held[sought] = (fields["session"], offset)
-                    self.positions[sought] = self.claimed_at[sought] = fields["position"]
+                    self.positions[sought] = self.floors[sought] = fields["position"]
             case "ClaimingMessages":
                 for wanted in fields["ranges"]:
                     granted = self._place({"session": fields["session"], "epoch": wanted["epoch"]})
@@ -244,7 +256,7 @@ class GroupModel:
             case "SetPosition":
                 moves = {(move["topic"], move["partition"]): move["position"] for move in fields["moves"]}
                 self.positions |= moves
-                self.parked -= moves.keys()
+                self._forget(moves.keys())
                 if fields["resume"]:
                     self.pause_change, self.pause_ms = offset, 0
             case "Topology":
@@ -255,21 +267,28 @@ class GroupModel:
                 pass
 
     def _end(self, session: int) -> None:
+        """Ends a session, if it is live. In at-most-once mode the floors of its claims stay (F3.3)."""
         self.extended.pop(session, None)
+        if self.mode != AT_MOST_ONCE:
+            self.floors = {place: at for place, at in self.floors.items() if self.held.get(place, FREE)[0] != session}
         self.held = {place: claim for place, claim in self.held.items() if claim[0] != session}
 
     def _heartbeat(self, offset: int, fields: dict[str, Any]) -> None:
         """Applies a heartbeat. In a pause it does not extend a session that keeps a partition (F2.2). It moves
-        positions (F2.3).
+        positions, in at-most-once mode floors (F2.3).
         """
         session = fields["session"]
         mine = {epoch: place for place, (owner, epoch) in self.held.items() if owner == session and place[1] >= 0}
         if session in self.extended and not (self.paused and mine):
             self.extended[session] = offset
-        for entry in fields["claims"] if self.mode == AT_LEAST_ONCE else ():
-            place = mine.get(entry["epoch"])
-            if place is not None:
-                self.positions[place] = max(entry["position"], self.positions.get(place, NONE))
+        for entry in fields["claims"]:
+            place, handled = mine.get(entry["epoch"]), entry["position"]
+            if place is None:
+                continue
+            if self.mode == AT_LEAST_ONCE:
+                self.positions[place] = max(handled, self.positions.get(place, NONE))
+            elif handled <= self.positions.get(place, NONE):
+                self.floors[place] = max(handled, self.floors.get(place, NONE))
 
     def _release(self, fields: dict[str, Any]) -> None:
         """Applies a Release (F6.2 to F6.4). In at-most-once mode it may lower the position, to give back what was
@@ -279,6 +298,7 @@ class GroupModel:
         if place is None:
             return
         del self.held[place]
+        self.floors.pop(place, None)
         position = self.positions.get(place, NONE)
         if self.mode == AT_LEAST_ONCE and place[1] >= 0:
             self.positions[place] = max(position, fields["position"])
@@ -294,7 +314,13 @@ class GroupModel:
         self.ids[topic] = topic_id or known
         gone = {place for place in self.positions if place[0] == topic and place[1] >= least}
         self.positions |= dict.fromkeys(gone, NONE)
-        self.parked -= gone
+        self._forget(gone)
+
+    def _forget(self, places: Set[Place]) -> None:
+        """Begins a new generation of these partitions."""
+        self.parked -= places
+        for place in places:
+            self.floors.pop(place, None)
 
     def _configure(self, offset: int, fields: dict[str, Any]) -> None:
         """Applies a GroupConfig: it deletes the group, or changes the mode, which ends all sessions (F9.5, F9.6)."""
@@ -305,12 +331,14 @@ class GroupModel:
             self.mode, self.pause_change, self.pause_ms = 0, offset, 0
             self.positions.clear()
             self.parked.clear()
+            self.floors.clear()
             self.ids.clear()
         elif fields["mode"]:
             if self.mode not in (0, fields["mode"]):
                 self.extended.clear()
                 self.held.clear()
                 self.parked.clear()
+                self.floors.clear()
             self.mode = fields["mode"]
 
     # --- does the oracle hold the same?
@@ -334,6 +362,8 @@ class GroupModel:
                 yield "S2", f"{place} is owned by {(part.owner, part.epoch)} (session, claim), and must be by {held}"
             if part.position != position:
                 yield "S10", f"the position of {place} is {part.position}, and must be {position}"
+            if part.floor != self.floors.get(place, NONE):
+                yield "S18", f"the floor of {place} is {part.floor}, and must be {self.floors.get(place, NONE)}"
         if (state.pause_change, state.pause_duration_ms) != (self.pause_change, self.pause_ms):
             yield (
                 "S11",

@@ -400,6 +400,8 @@ _FOLD_BIAS: Final = {
     "G2": _bias("arrive", "crash", "delay", "duplicate"),
     "G4": _bias("duplicate", "delay", "arrive", "slow_handler", mode=AT_LEAST_ONCE),
     "R4": _bias("arrive", "leave", "delay", "reorder", mode=AT_MOST_ONCE),
+    "R5": _bias("leave", "arrive", mode=AT_MOST_ONCE),
+    "L3": _bias("crash", mode=AT_MOST_ONCE),
     "P3": _bias("admin", "two_admins", "stuck_handler", "slow_handler", mode=AT_LEAST_ONCE),
 }
 

@@ -1,8 +1,8 @@
-"""Planted bugs in what an owner gives back (PROTOCOL.md F6.3, T16, D16, A12), reports above its position (D1) and must
+"""Planted bugs in what an owner asks for (PROTOCOL.md D2), gives back (F6.3, T16, D16, A12), reports (D1, T11) and must
 own (A11).
 
-In names, R stands for grants that a Release gives back, P for progress and O for overflow. mutants.py alone calls this
-file.
+In names, R stands for grants that a Release gives back, L for what the log says of lost grants, P for progress and O
+for overflow. mutants.py alone calls this file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from marshal_py.protocol import claim_records, falling_behind, progress, releases, transitions
+from marshal_py.protocol import claim_records, falling_behind, grant_requests, progress, releases, transitions
 from marshal_py.protocol.assignment import covering, overflow
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
@@ -25,9 +25,12 @@ from marshal_py.protocol.progress import Range
 from marshal_py.protocol.record_handler import RecordHandler
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ReleasingPartition, SeekingPartition
 from marshal_py.protocol.world import Group, Partition
+from marshal_py.simulator.oracle import Group as OracleGroup
 from marshal_py.simulator.oracle import Partition as OraclePartition
 
 Patch = tuple[Any, str, Any]
+RELEASE: Final = 6  # the record's type
+BUSY: Final[dict[str, Any]] = {"rate": 100, "intervals": 2}  # messages every 20 ms, for a short time
 OVERFLOW: Final[dict[str, Any]] = {"policy": "overflow", "intervals": 12}  # few intervals with faults
 
 
@@ -127,6 +130,27 @@ def r3() -> list[Patch]:
     return [(RecordHandler, "receive", received), *_released(fixed)]
 
 
+def d2() -> list[Patch]:
+    return [(grant_requests, "GRANT_PACE_MS", 0)]
+
+
+def l1() -> list[Patch]:
+    deliver = AtMostOnce.deliver
+
+    def handled_at_once(self: AtMostOnce, offset: int, mono_ms: int, count: int = 1) -> None:
+        deliver(self, offset, mono_ms, count)
+        self.handled_to = self.handed_to
+
+    return [(AtMostOnce, "deliver", handled_at_once)]
+
+
+def l2() -> list[Patch]:
+    def unsaid(self: AtMostOnce) -> None:
+        self.in_flight, self.in_flight_since_ms = 0, None
+
+    return [(AtMostOnce, "returned", unsaid)]
+
+
 def p1() -> list[Patch]:
     position = AtLeastOnce.position
 
@@ -158,6 +182,52 @@ def p6() -> list[Patch]:
 
 
 # --- of the fold, and the same in the oracle
+
+
+def l3(_rationalizer: Any) -> list[Patch]:
+    free = transitions.free
+
+    def forgets(group: Group, partition: Partition, successor: int, floor: int = NONE) -> None:
+        free(group, partition, successor)
+
+    return [(transitions, "free", forgets)]
+
+
+def l3_in_the_oracle() -> list[Patch]:
+    end_session = OracleGroup.end_session
+
+    def forgets(self: OracleGroup, session: int) -> None:
+        owned = [part for part in self.partitions.values() if part.owner == session]
+        end_session(self, session)
+        for part in owned:
+            part.floor = NONE
+
+    return [(OracleGroup, "end_session", forgets)]
+
+
+def r5(rationalizer: Any) -> list[Patch]:
+    """Plants R5: a Release may give back what its owner has reported as handled, and owners do."""
+    rules, release = list(rationalizer._RULES), rationalizer._RULES[RELEASE]
+
+    def below_the_floor(group: Group, offset: int, record: ReleasingPartition, body: bytes) -> str:
+        claim = group.claims.get(record.epoch)
+        if claim is None or record.observed == NONE:
+            return str(release(group, offset, record, body))
+        floor, claim.floor = claim.floor, min(claim.floor, record.give)
+        reason: str = release(group, offset, record, body)
+        if reason:
+            claim.floor = floor
+        return reason
+
+    rules[RELEASE] = below_the_floor
+    return [(rationalizer, "_RULES", tuple(rules)), *_from_its_beginning()]
+
+
+def _from_its_beginning() -> list[Patch]:
+    def all_of_it(record: ReleasingPartition, partition: Partition, claim: Claim) -> ReleasingPartition:
+        return replace(record, give=claim.tracker.began) if isinstance(claim.tracker, AtMostOnce) else record
+
+    return _released(all_of_it)
 
 
 def p3(_rationalizer: Any) -> list[Patch]:
@@ -202,6 +272,15 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
         ("admin", "arrive", "delay", "reorder"),
         {"mode": AT_MOST_ONCE},
     ),
+    ("D2", "asks for grants without a pace", d2, ("arrive",), {"mode": AT_MOST_ONCE, "clients": 1, **BUSY}),
+    (
+        "L1",
+        "a heartbeat reports as handled what a handler still has",
+        l1,
+        ("crash", "slow_handler"),
+        {"mode": AT_MOST_ONCE},
+    ),
+    ("L2", "no heartbeat reports what is handled", l2, ("crash",), {"mode": AT_MOST_ONCE}),
     ("P1", "the position leaps over what is unfinished", p1, ("crash", "slow_handler"), {"mode": AT_LEAST_ONCE}),
     ("P2", "finished ranges are made one", p2, ("crash", "slow_handler"), {"mode": AT_LEAST_ONCE}),
     (

@@ -355,5 +355,7 @@ MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "G2": ("a failed claim sets the position to 0", CLAIM, _g2),
     "G4": ("a heartbeat takes ownership", HEARTBEAT, _g4),
     "R4": ("a Release gives back whatever it has observed", RELEASE, _r4),
+    "R5": ("a Release gives back what its owner had reported as handled", -1, mutants_claims.r5),
+    "L3": ("nothing says what an owner that died had not reported", -1, mutants_claims.l3),
     "P3": ("progress outlives a generation", -1, mutants_claims.p3),
 }

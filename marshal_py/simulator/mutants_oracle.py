@@ -288,6 +288,21 @@ def _r4(rule: Rule) -> Rule:
     return release
 
 
+def _r5(rule: Rule) -> Rule:
+    def release(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
+        claim = group.claim(fields["session"], fields["epoch"])
+        if claim is None or fields["observed"] == NONE:
+            return rule(group, fields, offset, body)
+        part = claim[1]
+        floor, part.floor = part.floor, min(part.floor, fields["give"])
+        reason = rule(group, fields, offset, body)
+        if reason:
+            part.floor = floor
+        return reason
+
+    return release
+
+
 def _known(group: Group, fields: dict[str, Any]) -> Partition:
     """Returns the partition that a record names. If the group does not have it, returns an empty one outside the
     group.
@@ -326,5 +341,7 @@ COUNTERPARTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "G2": lambda: _rules(ClaimingPartition=_g2),
     "G4": _g4,
     "R4": lambda: _rules(ReleasingPartition=_r4),
+    "R5": lambda: _rules(ReleasingPartition=_r5),
+    "L3": mutants_claims.l3_in_the_oracle,
     "P3": mutants_claims.p3_in_the_oracle,
 }

@@ -34,6 +34,8 @@ PROMISES: Final = {
     "more often than its limit",
     "S17": "every consumer of a group fits its settings, what is for a group's life stays, and a group is deleted "
     "under no owner",
+    "S18": "in at-most-once mode the log names what an owner that died may have lost: all of that, and nothing that it "
+    "had reported as handled",
     "V1": "a dead owner's partitions are claimed within twice its interval plus one second",
     "V2": "a released partition is claimed within a third of an interval plus one second",
     "V3": "every partition has an owner, and every message is read",
@@ -48,6 +50,7 @@ PROMISES: Final = {
     "V11": "a clean stop moves each partition once",
     "V12": "consumers with conditions give their partitions back when nothing is pending",
     "V13": "who falls behind on a partition gives up one at a time, keeps one, and leaves it alone for a while",
+    "V14": "a session asks for grants at most 30 times per second",
     "crash": "the protocol code raises no error that it does not name",
 }
 

@@ -1,4 +1,6 @@
-"""At most once: every message of a grant is delivered, given back or noted. S6, with planted losses."""
+"""At-most-once mode: every message of a grant is delivered, given back or noted (S6), and what a crash may have lost is
+named (S18). With planted losses.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from marshal_py.protocol.member import Member
 from marshal_py.simulator import oracle
 from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
-from tests.support.handmade_evidence import CLAIM, GRANT, GROUP, NOTE, RELEASE, EvidenceBuilder
+from tests.support.handmade_evidence import CLAIM, GRANT, GROUP, HEARTBEAT, NOTE, RELEASE, EvidenceBuilder
 from tests.support.wire import record
 
 SEEDS = range(8)
@@ -179,6 +181,38 @@ def test_nobody_gives_back_what_it_never_had(monkeypatch: pytest.MonkeyPatch) ->
         assert built.found() == set()
         give_back(built, 14, epoch, observed, give)
         assert built.found() & {"S6"} == found, (observed, give)
+
+
+def reported(handled: int, *, second: tuple[int, int] | None = None) -> EvidenceBuilder:
+    """Of [0, 4), message 0 was finished at 7, and 1 was delivered if `second` says from when until when. A heartbeat
+    that is sent at 9 says that all below `handled` is handled. Then the owner dies, and a second one claims.
+    """
+    built = granted()
+    if second is not None:
+        built.deliver(1, *second)
+    built.say(10, HEARTBEAT, built.one, 1, [[built.epoch, handled]])
+    built.evidence.acted_to[0] = len(built.evidence.log)
+    built.takeover(6_000)
+    return built
+
+
+def test_what_a_dead_owner_had_not_reported_is_named() -> None:
+    """S18: 1 to 3 are lost, and the range begins there."""
+    assert reported(1).found() == set()
+    assert reported(1, second=(8, -1)).found() == set(), "nobody knows whether its handler has finished"
+    assert reported(2, second=(8, 9)).found() == set()
+
+
+def test_a_lost_message_that_was_reported_as_handled_is_found() -> None:
+    """S18: no range names it then."""
+    assert reported(2).found() == {"S18"}
+    assert reported(2, second=(8, -1)).found() == {"S18"}
+    assert reported(2, second=(8, 10)).found() == {"S18"}, "its handler had not finished by then"
+
+
+def test_a_range_that_names_what_was_finished_before_a_heartbeat_is_found() -> None:
+    """S18: an owner reports all that its handlers have finished, so that little is called lost."""
+    assert reported(0).found() == {"S18"}
 
 
 # --- runs

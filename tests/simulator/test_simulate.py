@@ -614,6 +614,19 @@ def test_who_falls_behind_gives_up_one_partition_at_a_time_and_keeps_one() -> No
     assert judged(first, (100 + window_ms, RELEASE, 2), (100 + 2 * window_ms, RELEASE, 0)) == {"V13"}, "the last one"
 
 
+def test_a_session_that_asks_for_grants_too_often_is_found() -> None:
+    """V14: 31 records within a second, whatever becomes of them (D2)."""
+
+    def judged(gap_ms: int) -> set[str]:
+        built = EvidenceBuilder(2)
+        for at in range(40):
+            built.say(20 + gap_ms * at, GRANT, built.one, [[built.epoch, at % 2, at % 2, 1]], at)
+        return progress(built) & {"V14"}
+
+    assert judged(33) == {"V14"}
+    assert judged(34) == set()
+
+
 def test_progress_that_is_missing_is_found() -> None:
     """V1-V4 and V6, each from a log in which it is missing."""
     built = EvidenceBuilder()
@@ -705,6 +718,7 @@ QUICK = (
     "G1",
     "A3",
     "A6",
+    "D2",
     "D3",
     "D6",
     "D8",
@@ -712,6 +726,8 @@ QUICK = (
     "D12A",
     "D12L",
     "H1",
+    "L1",
+    "L2",
     "Q1",
     "Q2",
     "Q3",
@@ -761,10 +777,10 @@ def test_a_planted_bug_is_found(name: str) -> None:
 def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     """X1-X42 and G1-G4 of the protocol's design: planted, except two limits, which are counted."""
     wanted = {f"X{n}" for n in range(1, 43)} | {f"G{n}" for n in range(1, 5)}
-    others = {"A3", "A6", "D3", "D6", "D8", "D12", "D12A", "D12L", "H1", "Q1", "Q2", "Q3", "Q4", "Q5"}
+    others = {"A3", "A6", "D2", "D3", "D6", "D8", "D12", "D12A", "D12L", "H1", "Q1", "Q2", "Q3", "Q4", "Q5"}
     others |= {"T19A", "T19B", "T19C", "T19D", "T19E", "T19F"}
     others |= {"D14A", "D14B", "D14C", "D14D", "D15A", "D15B", "D15C", "D15D", "D15E", "D16A", "D16B", "D16C"}
-    others |= {"R1", "R2", "R3", "R4", "P1", "P2", "P3", "P5", "P6", "W1", "W2", "O1", "O2"}
+    others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P5", "P6", "W1", "W2", "O1", "O2"}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(COUNTED) == {"X3", "X12"}
 
