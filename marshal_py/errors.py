@@ -52,6 +52,7 @@
     |   +-- ClaimLost             claims were released or lost before a batch was committed or an ack was confirmed
     |   +-- AckNotConfirmed       the log did not accept an ack in time (retriable)
     |   +-- BatchUnclaimed        nobody claims the partitions of a batch that was planned before a restart (retriable)
+    |   +-- PartitionsUnread      a job that ends by itself has read its part, and nobody reads the rest (retriable)
     |   +-- NotAloneInGroup       a query with state shares its group with another member
     |   +-- SnapshotNotConfirmed  a snapshot was written and no consumer confirmed it (retriable)
     |   +-- IndexBusy             another process writes the same key index (retriable)
@@ -912,6 +913,29 @@ class NotAloneInGroup(PeerError):
             f"group {group!r} has another member ({', '.join(clients)}), which gets part of the messages, and this "
             f"query has state that needs all of them (stateful=true): give each such query a group of its own, or stop "
             f"the other member and start this query again"
+        )
+
+
+class PartitionsUnread(PeerError):
+    """A job that ends by itself has read what it could, and nobody reads the rest of some partitions.
+
+    The group is paused, a topic is gone, or no live member owns the partitions. (Parked ones raise PartitionsParked.)
+    """
+
+    group: str
+    unread: Mapping[str, str]
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, group: str, unread: Mapping[str, str]) -> None:
+        """`unread`: by partition (topic:number), why nobody reads it."""
+        self.group, self.unread = group, dict(unread)
+        alike: dict[str, list[str]] = {}
+        for name, reason in self.unread.items():
+            alike.setdefault(reason, []).append(name)
+        what = "\n".join(f"  {first_of(names, 5)}: {reason}" for reason, names in alike.items())
+        super().__init__(
+            f"group {group!r}: {len(self.unread)} partitions are not read to the job's end, and nobody reads them now; "
+            f"run the job again once that has changed:\n{what}"
         )
 
 

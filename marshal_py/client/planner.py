@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from marshal_py.client import start_positions
+from marshal_py.client import job_end, start_positions
 from marshal_py.client.acks import Acked
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
@@ -36,7 +36,6 @@ from marshal_py.errors import (
     ClusterUnreachable,
     InvalidOption,
     NotAloneInGroup,
-    PartitionsParked,
 )
 from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import UNCOMMITTED
@@ -209,13 +208,10 @@ class Planner(Membership):
             with self._context.outbox, self._context.lock:
                 self._context.changed.wait(min(WAIT_SLICE_S, left_s))
 
-    def check_parked(self) -> None:
-        """Raises PartitionsParked if partitions of this consumer's topics are parked (F6.4)."""
+    def check_read(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Raises PartitionsParked or PartitionsUnread if nobody reads something that lies before `ends`."""
         with self._context.lock:
-            parked = self._driver.parked()
-        if parked:
-            told = {str(tp): parking.describe(self.group, tp, reason) for tp, reason in sorted(parked.items())}
-            raise PartitionsParked(self.group, told)
+            job_end.check_read(self._driver, ends)
 
     def _partitions(self) -> list[TopicPartition]:
         """Returns all partitions of this consumer's topics, claimed or not."""

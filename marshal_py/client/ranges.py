@@ -172,22 +172,35 @@ class Ranges:
             return False
         if group.paused:
             return True
-        limit = member.options.claims_max
-        if limit and len(member.claims) >= limit:
+        if self.full():
             return True
         for topic in member.options.topics:
             known = group.topics.get(topic)
             if known is None:
                 return False
             for number in range(known.count):
-                part = group.partitions.get(TopicPartition(topic, number))
+                tp = TopicPartition(topic, number)
+                part = group.partitions.get(tp)
                 if part is not None and part.parked:
                     continue  # no member may claim it until an admin has looked at it
-                owner = None if part is None else group.sessions.get(part.owner)
-                # An owner that has shown no sign of life since this member joined may be dead: it is being waited for.
-                if owner is None or (owner.id != member.session and owner.extended < member.session):
+                if self.unowned(tp):
                     return False
         return not member.awaits_hand_overs(group)
+
+    def full(self) -> bool:
+        """Tells whether this member has reached its limit of claims."""
+        limit = self.member.options.claims_max
+        return bool(limit) and len(self.member.claims) >= limit
+
+    def unowned(self, tp: TopicPartition) -> bool:
+        """Tells whether neither this member nor another live one owns a partition.
+
+        An owner that has shown no sign of life since this member joined may be dead: it is being waited for.
+        """
+        member, group = self.member, self.member.group
+        part = None if group is None else group.partitions.get(tp)
+        owner = None if group is None or part is None else group.sessions.get(part.owner)
+        return owner is None or (owner.id != member.session and owner.extended < member.session)
 
     # --- planning
 

@@ -170,14 +170,15 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches. Raises BatchNotCommitted, BatchOverdue, and the error that ended the consumer.
 
-        With `until`, it raises PartitionsParked at the end if partitions are parked.
+        With `until`, it raises PartitionsParked or PartitionsUnread at the end if something before that end is left
+        that nobody reads.
         """
         self._planner.settle()
         while claimed := self._claimed():
             self._last = Batch(claimed, self._df(pieces_of(claimed.ranges, self._planner.group)))
             yield self._last
         if self._up_to is not None and not self._planner.stopping:
-            self._planner.check_parked()
+            self._planner.check_read(self._up_to)
 
     def _df(self, pieces: list[Piece]) -> DataFrame:
         if self._jvm_options is not None:

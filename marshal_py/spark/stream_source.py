@@ -160,15 +160,14 @@ class QueryMember:
         """Returns the next end offset, or `start` itself if there is nothing to do.
 
         `rows_max`: how many offsets the batch spans at most. `targets`: the offsets at which the query ends
-        (availableNow); None for a query without an end. Raises PartitionsParked at the end of the query.
+        (availableNow); None for a query without an end. At the end of the query it raises PartitionsParked or
+        PartitionsUnread.
         """
         end = self._plan_once(start, rows_max, targets)
         if end == start and targets is not None and self.planner.settle():
             end = self._plan_once(start, rows_max, targets)  # claims were granted meanwhile
         if end == start and targets is not None:
-            self.planner.check_parked()  # last, when everything else is read
-        if end == start and targets is not None and self.planner.cached_info().paused:
-            logger.warning("group %s is paused: the query ends, though not everything is read", self.planner.group)
+            self.planner.check_read(targets)  # last, when everything else is read
         return end
 
     def _plan_once(

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import marshal_py
-from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, PositionOutOfRange
+from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, PartitionsParked, PositionOutOfRange
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark import claimed_batches
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 from tests.spark.kafka_topic import MakeTopic, offsets_of
+from tests.support.client_fixtures import until as wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,6 +112,34 @@ def test_batches_end_at_until(spark: SparkSession, make_topic: MakeTopic) -> Non
         assert list(claimed_batches(spark, consumer, until=until)) == []
         with pytest.raises(PositionOutOfRange, match="no position 11"):
             claimed_batches(spark, consumer, until=json.dumps({orders.topic: {"0": 11, "1": -1}}))
+
+
+@pytest.mark.parametrize("numbers", [(0,), (0, 1)])
+def test_batches_that_end_fail_if_partitions_are_parked(
+    spark: SparkSession, make_topic: MakeTopic, numbers: tuple[int, ...]
+) -> None:
+    """F6.4: the others are read before. Without an end there is no such error."""
+    orders = make_topic(2)
+    orders.fill(10)
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
+        wait_for(lambda: len(consumer.claims()) == 2, "it has both")
+        for number in numbers:
+            consumer._driver.park(TopicPartition(orders.topic, number), "PartitionTruncated", "a test")
+        wait_for(lambda: len(consumer._driver.parked()) == len(numbers), "they are parked")
+        seen: list[tuple[int, int]] = []
+
+        def read_all() -> None:
+            with claimed_batches(spark, consumer, until="latest") as batches:
+                for batch in batches:
+                    seen.extend(offsets_of(batch.df))
+                    batch.commit()
+
+        with pytest.raises(PartitionsParked) as raised:
+            read_all()
+        assert list(raised.value.parked) == [f"{orders.topic}:{number}" for number in numbers]
+        assert seen == [(1, at) for at in range(10)] * (1 not in numbers)
+        with claimed_batches(spark, consumer, wait_s=0) as batches:
+            assert list(batches) == []
 
 
 def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:

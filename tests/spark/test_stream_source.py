@@ -20,6 +20,7 @@ from marshal_py.errors import (
     MarshalError,
     NotAloneInGroup,
     PartitionsParked,
+    PartitionsUnread,
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ClaimingMessages
@@ -417,6 +418,52 @@ def test_available_now_fails_at_its_end_if_partitions_are_parked(make_topic: Mak
         assert f"marshal set-position {orders.group} {orders.topic}:0 --to" in str(raised.value)
         query.reader.stop()
     assert orders.positions() == {0: 0, 1: 10}
+
+
+def test_available_now_fails_if_all_partitions_are_parked(make_topic: MakeTopic) -> None:
+    """As after a topic was created again: the job has read nothing, and must not look as if it had nothing to do."""
+    orders = make_topic(2)
+    orders.fill(10)
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
+        until(lambda: len(consumer.claims()) == 2, "it has both")
+        for number in range(2):
+            consumer._driver.park(TopicPartition(orders.topic, number), "PartitionTruncated", "a test")
+        until(lambda: len(consumer._driver.parked()) == 2, "both are parked")
+    query = Query(orders)
+    query.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(PartitionsParked) as raised:
+        query.turn()
+    assert list(raised.value.parked) == [f"{orders.topic}:0", f"{orders.topic}:1"]
+    assert (query.offsets, query.out) == ([], [])
+    query.reader.stop()
+
+
+def test_available_now_fails_in_a_paused_group_unless_all_is_read(make_topic: MakeTopic) -> None:
+    orders = make_topic(2)
+    orders.fill(10)
+    with orders.connect() as marshal:
+        admin = marshal_py.group(marshal, orders.group)
+        query = Query(orders, max_rows_per_batch=8)
+        query.reader.prepareForTriggerAvailableNow()
+        query.turn()
+        query.turn()
+        hold = admin.pause(60)
+        with pytest.raises(PartitionsUnread, match=f"marshal resume {orders.group}") as raised:
+            query.until_idle()
+        assert f"{orders.topic}:0" in raised.value.unread
+        query.reader.stop()
+        admin.resume(token=hold.token)
+        query.start()
+        query.reader.prepareForTriggerAvailableNow()
+        query.until_idle()
+        assert set(query.out) == set(orders.written)
+        query.reader.stop()
+        hold = admin.pause(60)
+        query.start()
+        query.reader.prepareForTriggerAvailableNow()
+        query.until_idle()
+        query.reader.stop()
+        admin.resume(token=hold.token)
 
 
 def test_a_query_with_state_refuses_a_new_checkpoint(make_topic: MakeTopic) -> None:
