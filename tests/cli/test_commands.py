@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError
 from rich.table import Table
 
 from marshal_py.cli import output
@@ -185,8 +186,10 @@ def test_a_line_without_separator_is_named(shell: Shell) -> None:
     assert "line 1 has no '|'" in result.stderr
 
 
-def test_a_message_too_large_is_named(shell: Shell) -> None:
-    result = shell.run("produce", "full", stdin=b"x" * 1_100_000)
+def test_a_message_too_large_is_named(shell: Shell, broker: Broker) -> None:
+    """The topic says how large a message may be."""
+    broker.fail_requests("Produce", KafkaError.MSG_SIZE_TOO_LARGE)
+    result = shell.run("produce", "full", stdin=b"x")
     assert result.exit_code == 1
     assert "too large" in result.stderr
 
