@@ -24,7 +24,12 @@ def advisories(
     options: ReadOptions,
     group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until ctrl-C.")] = False,
-    count: Annotated[int | None, typer.Option("-n", min=0, help="This many of the last ones; all if left out.")] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "-n", min=0, help="This many of the last ones; all if left out. Without --since of 200,000 records."
+        ),
+    ] = None,
     since: Since = None,
     kind: Annotated[
         list[str] | None,

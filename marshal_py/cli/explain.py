@@ -52,7 +52,8 @@ def explain(
 ) -> None:
     """Show who owns a partition, its position, and the records that led to this.
 
-    Of a long log it reads what it needs, from a snapshot on, and says where it began. --since looks further back.
+    Of a long log it reads what follows the newest snapshot, and before that the records alone that the present state
+    comes from, and says where it began. --since looks further back.
     """
     if at is not None and offset is not None:
         raise typer.BadParameter("give --at or --offset, not both")
@@ -66,8 +67,6 @@ def explain(
     begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since)
     with _reader(group, options) as reader:
         found = reader.explain(tp, cut, count, reader.offset_of(begin))
-        if since is None and NONE < found.changed_at < reader.began_at:
-            found = reader.explain(tp, cut, count, found.changed_at)
         way_back = reader.way_back() if reader.began_at else ""
     if not found.known:
         topics = _known(group, options)
@@ -249,7 +248,11 @@ class _Reader:
         return world, records if first is None else chain([first], records)
 
     def explain(self, tp: TopicPartition, cut: Cut, count: int, at: int) -> Explanation:
-        return history.explain(*self.reaching(cut, at), self.group, tp, cut, count)
+        """Returns the answer, with the causes of the present state that lie before what is read for it."""
+        world, records = self.reaching(cut, at)
+        found = history.explain(world, records, self.group, tp, cut, count)
+        earlier = self._observer.records_of(world, [offset for offset in found.causes if offset < self.began_at])
+        return history.with_causes(found, [(one.offset, one.timestamp_ms, record) for one, record in earlier], count)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from marshal_py.cli.state import notices
 from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
 from marshal_py.protocol.identity import NONE
 
+RATE_RECORDS: Final = 16_384  # tell the speed well; a busy log may have many more in a minute
 EXAMPLE: Final = output.example("marshal lag billing")
 
 
@@ -24,13 +25,14 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
     """Show the messages between each position and the end of its partition, and the total.
 
     Positions are those of the coordination log; kafka-consumer-groups shows copies that are some seconds older.
-    The time is how long it takes to read these messages, without new ones, at the speed of the last minute; it is - if
-    the position does not move, or nobody owns the partition. A lag of - is unknown: the topic is gone or was created
-    again, the partition has no position yet, the position lies beyond the end, or records were lost.
+    The time is how long it takes to read these messages, without new ones, at the speed of the last minute, or of the
+    newest 16,384 records if these are fewer; it is - if the position does not move, or nobody owns the partition. A lag
+    of - is unknown: the topic is gone or was created again, the partition has no position yet, the position lies beyond
+    the end, or records were lost.
     """
     with options.observer() as observer:
         rate, looking = ConsumptionRate(), Looking(observer)
-        for judged in observer.read(group, since_ms=observer.as_of_ms - WINDOW_MS):
+        for judged in observer.read(group, since_ms=observer.as_of_ms - WINDOW_MS, records_max=RATE_RECORDS):
             record, verdict = judged
             looking.read(judged)
             if verdict.group == group:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -266,19 +266,26 @@ def since_of(text: str | None) -> int | None:
 
 
 def say_where_it_begins(observer: Observer) -> None:
-    """Says on stderr where the history begins that a command has shown, if it came to where older records were deleted.
+    """Says on stderr where the history begins that a command has shown, if older records were deleted, or not read.
 
     So an answer that is empty, or short, does not look like a group in which nothing happened.
     """
+    if observer.began:
+        output.say(f"the history begins in {_places(observer, observer.began)}: older records were deleted")
+    if observer.stopped:
+        output.say(f"looked back to {_places(observer, observer.stopped)}: --since TIME looks further")
+
+
+def _places(observer: Observer, offsets: Mapping[int, int]) -> str:
+    """Returns in words where records are, with their times. `offsets`: by log."""
     words = []
-    for log, at in sorted(observer.began.items()):
+    for log, at in sorted(offsets.items()):
         time_ms = observer.times_of(log, [at]).get(at)
         when = (
             "" if time_ms is None else f", {datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec='seconds')}"
         )
         words.append(f"log {log} at offset {at}{when}")
-    if words:
-        output.say(f"the history begins in {first_of(words, LOGS_NAMED)}: older records were deleted")
+    return first_of(words, LOGS_NAMED)
 
 
 def number_or_none(value: int) -> int | None:

@@ -27,6 +27,7 @@ from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo, Transport
 
 POLL_S: Final = 0.1  # seconds that a reader waits at a time, so that ctrl-C can end it
+LOOK_BACK_RECORDS: Final = 200_000  # of a log, for a question that may have no answer; they fold in 1 to 2 s
 READ_TIMEOUT_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class Observer:
     - `as_of_ms`: this machine's clock, in ms since 1970, when the ends were looked up to which the logs were last read.
     - `began`: by log, the offset at which what can be read begins, if older records were deleted and a reader of the
       past (`stretches`, `read` with `back`) has come there.
+    - `stopped`: by log, the offset at which `newest` has stopped to look back before it had what it was asked for.
     - `topics`: what Kafka says about the data topics that `ends` was asked for, without topics that are gone.
     """
 
@@ -63,6 +65,7 @@ class Observer:
         self.extended_ms: dict[tuple[int, int], int] = {}
         self.as_of_ms: int = SystemClock().now().wall_ms
         self.began: dict[int, int] = {}
+        self.stopped: dict[int, int] = {}
         self.topics: dict[str, TopicInfo] = {}
         self._advisories: dict[int, Advisories] = {}  # by log
         self._timeout_s = timeout_s
@@ -146,20 +149,25 @@ class Observer:
             return []
         return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
 
-    def read(self, group: str | None = None, back: bool = False, since_ms: int | None = None) -> Iterator[Judged]:
+    def read(
+        self, group: str | None = None, back: bool = False, since_ms: int | None = None, records_max: int | None = None
+    ) -> Iterator[Judged]:
         """Yields the records of the group's log, or of all logs if `group` is None, up to the logs' current ends.
 
         The records of each log come in order. A log is read from its newest confirmed snapshot on (N9), or with
-        `since_ms` (in ms since 1970) from the newest one that leaves out no record from that time on; a short log from
-        its beginning. With `back` every record is read that can be. A second call continues where the first one ended,
-        so iterate each call to its end. Raises HistoryTruncated if the log's beginning was deleted and no snapshot
-        replaces it (N10).
+        `since_ms` (in ms since 1970) from the newest one that leaves out no record from that time on, or none of the
+        last `records_max` ones if these are fewer; a short log from its beginning. With `back` every record is read
+        that can be. A second call continues where the first one ended, so iterate each call to its end. Raises
+        HistoryTruncated if the log's beginning was deleted and no snapshot replaces it (N10).
         """
         found = self._ends_of(group)
         fresh = [log for log in found if log not in self.worlds]
         first = {} if since_ms is None else self.first_since(fresh, since_ms)
         for log in fresh:
-            self._begin(log, found[log], back, first.get(log))
+            at = first.get(log)
+            if at is not None and records_max is not None:
+                at = max(at, found[log].end - records_max)
+            self._begin(log, found[log], back, at)
         for record in self._records(self._left(found)):
             yield self._judge(record)
 
@@ -212,7 +220,8 @@ class Observer:
 
         `tell(world, records)` is called with each of the `stretches`, and with no older one than it takes to have
         `count` (None: all) and what was written from `since_ms` on (in ms since 1970; None: no matter). What is older
-        is among the result too if it is in the same stretch.
+        is among the result too if it is in the same stretch. With a `count` and without `since_ms` it ends after
+        LOOK_BACK_RECORDS, because what is rare may not be there at all (`stopped`).
         """
         logs = self.logs_of(group)
         least = {} if since_ms is None else self.first_since(logs, since_ms)
@@ -223,6 +232,10 @@ class Observer:
                 began = world.next_offset
                 of_log = [*tell(world, records), *of_log]
                 if (count is not None and len(of_log) >= count) or began <= least.get(log, NONE):
+                    break
+                far = self._next[log] - began >= LOOK_BACK_RECORDS
+                if far and began and count is not None and since_ms is None:
+                    self.stopped[log] = began
                     break
             found += of_log if count is None else of_log[max(0, len(of_log) - count) :]
         return found
@@ -274,6 +287,13 @@ class Observer:
         """Reads one record of a log that was read; None if it was deleted."""
         found = replay_start.record_at(self._log, log, offset)
         return None if found is None else codec.open_record(found.value, self.worlds[log].crc_seed)
+
+    def records_of(self, world: World, offsets: Iterable[int]) -> Iterator[tuple[LogRecord, Record]]:
+        """Yields single records of the log of `world`, in order. Leaves out what was deleted or cannot be read."""
+        for _, record in sorted(replay_start.records_at(self._log, world.log, offsets).items()):
+            found = codec.open_record(record.value, world.crc_seed)
+            if found is not None:
+                yield record, found
 
     def times_of(self, log: int, offsets: Iterable[int]) -> dict[int, int]:
         """Returns the timestamps of single records, in ms since 1970, by offset. Deleted ones are left out."""

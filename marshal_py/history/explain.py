@@ -21,6 +21,7 @@ from marshal_py.protocol.records import (
     GroupConfig,
     Heartbeat,
     Note,
+    Record,
     ReleaseGroup,
     ReleasingPartition,
     SeekingPartition,
@@ -28,7 +29,7 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.verdict import Outcome, Verdict
 from marshal_py.protocol.waiting import unserved
 from marshal_py.protocol.world import Group, Span, World
 
@@ -94,9 +95,8 @@ class Explanation(NamedTuple):
 
     `at_offset`, `at_ms`: offset and time of the last record that was read, of any group. `left_out`: how many older
     lines of the story are not in `lines`. `known`: whether the group had the partition at the cut. `unserved`: why the
-    policy gives the partition to nobody, "" if somebody may claim it, owns it, or it is parked. `changed_at`: offset of
-    the oldest record that the present state comes from; a story from there on says how it came about. NONE: there is
-    no such record.
+    policy gives the partition to nobody, "" if somebody may claim it, owns it, or it is parked. `causes`: offsets
+    of the records that the present state comes from; those from before the story are told by `with_causes`.
     """
 
     group: str
@@ -110,7 +110,7 @@ class Explanation(NamedTuple):
     left_out: int
     known: bool
     unserved: str
-    changed_at: int
+    causes: tuple[int, ...]
 
 
 def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple[RawRecord, Verdict]]:
@@ -153,15 +153,32 @@ def explain(
         left_out=story.left_out,
         known=known,
         unserved=str(why),
-        changed_at=_changed_at(group, now),
+        causes=_causes(group, now),
     )
 
 
-def _changed_at(group: Group | None, now: Standing) -> int:
+def _causes(group: Group | None, now: Standing) -> tuple[int, ...]:
     if group is None:
-        return NONE
-    offsets = (now.version, group.pause_change if group.paused else NONE, group.deleted_at if group.deleted else NONE)
-    return min((offset for offset in offsets if offset != NONE), default=NONE)
+        return ()
+    pause, deletion = group.pause_change if group.paused else NONE, group.deleted_at if group.deleted else NONE
+    return tuple(sorted({now.version, now.epoch, pause, deletion} - {NONE}))
+
+
+def with_causes(found: Explanation, earlier: Iterable[tuple[int, int, Record]], lines_max: int) -> Explanation:
+    """Returns the explanation with lines of records from before its story in front.
+
+    `earlier`: for each of them offset, time in ms since 1970 and record, in order. They are among the `causes`, so the
+    fold has accepted them. `lines_max`: as for `explain`; of the two, the lines of the
+    causes stay.
+    """
+    now, lines = found.standing, list[Line]()
+    for offset, time_ms, record in earlier:
+        verdict = Verdict(offset, Outcome.ACCEPTED, "", found.group, record)
+        before = now._replace(owner=NONE, parked="") if offset == now.version else now
+        lines.append(Line(offset, time_ms, describe(verdict) + _change(before, now, None), as_dict(verdict)))
+    lines = lines[-lines_max:]
+    kept = found.lines[max(0, len(lines) + len(found.lines) - lines_max) :]
+    return found._replace(lines=[*lines, *kept], left_out=found.left_out + len(found.lines) - len(kept))
 
 
 def standing_of(group: Group | None, tp: TopicPartition) -> Standing:

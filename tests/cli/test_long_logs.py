@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from marshal_py.client import observer as observing
 from marshal_py.client import replay_start
 from marshal_py.protocol.records import Evict
 from tests.cli.shell import Shell
-from tests.client.test_looking_back import Life
+from tests.client.test_looking_back import Life, observer
 from tests.support.dumps import BEGIN_MS
 from tests.support.long_log import GROUP, STEP_MS
 
@@ -28,19 +29,30 @@ def time_of(offset: int) -> str:
     return datetime.fromtimestamp((BEGIN_MS + offset * STEP_MS) / 1000, UTC).isoformat()
 
 
-def test_explain_begins_where_the_present_state_does(tmp_path: Path) -> None:
-    """At the newest snapshot before the claim; --since and --offset move that; it says where it began."""
-    life = Life(2)
+def test_explain_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
+    """What the present state comes from is older, and read singly; --since and --offset move that; it says so."""
+    life = Life(2, paused=True)
     dump = str(life.dump(tmp_path / "dump"))
     whole = SHELL.json("explain", GROUP, "orders:0", "--dump", dump)
-    assert whole["began_at"] == 0, "the claim is older than all snapshots"
-    assert "ClaimingPartition" in [line["type"] for line in whole["records"]]
+    assert whole["began_at"] == life.snapshots[1]
+    told = [(line["type"], line["offset"], line["text"].partition(" -> ")[2]) for line in whole["records"]]
+    assert told[:2] == [("ClaimingPartition", life.epoch, "live owns it now"), ("ReleaseGroup", life.pause, "")]
+    assert {kind for kind, _, _ in told[2:]} == {"Heartbeat"}
+    (one,) = SHELL.json("explain", GROUP, "orders:0", "--dump", dump, "-n", "1")["records"]
+    assert one["type"] == "ReleaseGroup"
+    everything = SHELL.json("explain", GROUP, "orders:0", "--dump", dump, "--since", "earliest")
+    assert [everything[key] for key in ("began_at", "owner", "position", "paused")] == [
+        0,
+        *(whole[key] for key in ("owner", "position", "paused")),
+    ]
+    same = {line["offset"]: line["fields"] for line in everything["records"]}
+    assert all(same[line["offset"]] == line["fields"] for line in whole["records"][:2])
     old = SHELL.json("explain", GROUP, "orders:0", "--dump", dump, "--offset", str(life.snapshots[0] + 20))
     assert (old["at_offset"], old["owner"]["client_id"]) == (life.snapshots[0] + 20, "live")
     late = SHELL.json("explain", GROUP, "orders:0", "--dump", dump, "--since", time_of(life.snapshots[1] + 5))
     assert late["began_at"] == life.snapshots[1]
     assert (late["owner"], late["position"]) == (whole["owner"], whole["position"])
-    assert [line["type"] for line in late["records"]] == ["Heartbeat"], "nobody claimed it since"
+    assert [line["type"] for line in late["records"]][2:] == ["Heartbeat"], "nobody claimed it since"
     text = SHELL.run("explain", GROUP, "orders:0", "--dump", dump, "--since", time_of(life.snapshots[1] + 5)).stdout
     assert f"(read from offset {life.snapshots[1]} of the log on; --since looks further back)" in text
 
@@ -57,7 +69,9 @@ def test_all_that_is_kept_can_be_explained(tmp_path: Path) -> None:
     gone = SHELL.run("explain", GROUP, "orders:0", "--dump", dump, "--at", time_of(cut - 5))
     assert gone.exit_code == 1
     assert f"the history before offset {cut} of log 0 was deleted" in gone.stderr
-    assert "what was before was deleted" in SHELL.run("explain", GROUP, "orders:0", "--dump", dump).stdout
+    assert "--since looks further back" in SHELL.run("explain", GROUP, "orders:0", "--dump", dump).stdout
+    kept = SHELL.run("explain", GROUP, "orders:0", "--dump", dump, "--since", "earliest").stdout
+    assert f"(read from offset {cut} of the log on; what was before was deleted)" in kept
 
 
 def test_an_answer_that_is_empty_says_that_the_history_is_gone(tmp_path: Path) -> None:
@@ -108,3 +122,29 @@ def test_the_doctor_counts_who_lives(tmp_path: Path) -> None:
     assert found["versions"] == "unnamed: 1 consumers"
     assert found["witnesses"].startswith("0 of 1 consumers")
     assert f"session {life.dead} of 'dead' for {life.end - 1 - life.dead} s" in found["silent consumer"]
+
+
+def test_what_is_rare_is_looked_for_in_the_newest_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says where it has stopped, and --since looks further."""
+    monkeypatch.setattr(observing, "LOOK_BACK_RECORDS", 100)
+    life = Life(3)
+    dump = str(life.dump(tmp_path / "dump"))
+    rare = ("advisories", GROUP, "--kind", "joined", "-n", "1", "--dump", dump)
+    bounded = SHELL.run(*rare)
+    assert (bounded.exit_code, bounded.stdout) == (0, "")
+    at = life.snapshots[1]
+    assert bounded.stderr == f"looked back to log 0 at offset {at}, {time_of(at)}: --since TIME looks further\n"
+    for found in (SHELL.run(*rare, "--since", "2000-01-01"), SHELL.run(*rare[:4], "--dump", dump)):
+        assert "joined" in found.stdout
+        assert found.stderr == ""
+
+
+def test_lag_reads_no_more_than_a_speed_needs(tmp_path: Path) -> None:
+    """If all records are of the last minute, it takes the newest ones alone."""
+    life = Life(3)
+    with observer(life.dump(tmp_path / "dump")) as looking:
+        began = min(one.record.offset for one in looking.read(since_ms=0, records_max=8))
+        assert began == life.snapshots[2]
+    with observer(life.dump(tmp_path / "dump")) as looking:
+        began = min(one.record.offset for one in looking.read(since_ms=0, records_max=100))
+        assert began == life.snapshots[1]
