@@ -404,8 +404,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
     async def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
         """Reads the coordination log to its end, then returns the state, as `Consumer.info` does."""
         self._shared.check("info")
-        end = await self._shared.verbs.run(lambda: self._consumer._log_end(timeout_s))
-        await self._complete(self._consumer._read_to(end, timeout_s))
+        end, deadline = await self._shared.verbs.run(lambda: self._consumer._log_end(timeout_s))
+        await self._complete(self._consumer._read_to(end, deadline))
         return self._consumer.cached_info()
 
     def events(self) -> Iterator[Advisory]:

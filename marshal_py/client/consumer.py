@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from marshal_py.client import requests
+from marshal_py.client import requests, seeking
 from marshal_py.client.acks import ACK_TIMEOUT_S
 from marshal_py.client.buffers import Reserved
 from marshal_py.client.consume import ConsumeContext
@@ -32,18 +32,7 @@ from marshal_py.client.planner import Planner
 from marshal_py.client.prefetch import LOOK_MS
 from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
 from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
-from marshal_py.errors import (
-    AlreadyConsuming,
-    ClaimLost,
-    ConcurrentUse,
-    ConsumerClosed,
-    InvalidOption,
-    MarshalError,
-    NeedsAtLeastOnce,
-    PositionOutOfRange,
-)
-from marshal_py.protocol.claim import ClaimPhase
-from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.errors import AlreadyConsuming, ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError
 from marshal_py.transport.serialization import K_co, V_co, check_plain
 
 C = TypeVar("C", bound=Consuming[Any, Any])
@@ -451,29 +440,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._check_open("seek", waits=True)
         requests.check_timeout(timeout_s)
         with self._seeking:
-            self._seek(requests.check_partition(partition), offset, time.monotonic() + timeout_s)
-
-    def _seek(self, tp: TopicPartition, offset: int, deadline: float) -> None:
-        context, driver = self._context, self._driver
-        if self._queue.at_most_once:
-            raise NeedsAtLeastOnce("seek", self.group)
-        if type(offset) is not int:
-            raise InvalidOption("offset", offset, "a whole number, as message.offset is")
-        if tp not in self.claims():
-            raise self._not_claimed(tp)
-        bounds = context.admin.bounds([tp])[tp]
-        if not bounds.first <= offset <= bounds.end:
-            raise PositionOutOfRange(*tp, offset, bounds.first, bounds.end)
-        with context.outbox, context.lock:
-            claim = self._member.seek(tp, offset, context.clock.now())
-            driver.kick()
-        if claim is not None:
-            context.wait_for(lambda: claim.phase is ClaimPhase.GONE, f"the position of {tp}", deadline, driver.log)
-        if claim is None or claim.seek_to == NONE:
-            raise self._not_claimed(tp)
-
-    def _not_claimed(self, tp: TopicPartition) -> ClaimLost:
-        return ClaimLost(self.group, (str(tp),), tuple(map(str, sorted(set(self.claims()) - {tp}))))
+            deadline = time.monotonic() + timeout_s
+            seeking.seek(self._driver, self._ending, requests.check_partition(partition), offset, deadline)
 
     # --- planning
 

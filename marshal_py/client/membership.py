@@ -309,21 +309,19 @@ class Membership:
 
         Raises ClusterUnreachable, ReentrantCall, InvalidOption.
         """
-        end = self._log_end(timeout_s)
-        self._context.complete(self._read_to(end, timeout_s))
+        self._context.complete(self._read_to(*self._log_end(timeout_s)))
         return self.cached_info()
 
-    def _log_end(self, timeout_s: float) -> int:
+    def _log_end(self, timeout_s: float) -> tuple[int, float]:
+        """Returns the offset at which the coordination log ends now, and when the call's time is over (monotonic)."""
         self._context.check_call("Consumer", "info", waits=True)
         check_timeout(timeout_s)
-        return self._context.coordination.bounds(self._driver.log, timeout_s).end
+        deadline = time.monotonic() + timeout_s
+        return self._context.coordination.bounds(self._driver.log, timeout_s).end, deadline
 
-    def _read_to(self, end: int, timeout_s: float) -> Steps[None]:
+    def _read_to(self, end: int, deadline: float) -> Steps[None]:
         return self._context.until(
-            lambda: self._member.world.next_offset >= end,
-            "the end of the coordination log",
-            time.monotonic() + timeout_s,
-            self._driver.log,
+            lambda: self._member.world.next_offset >= end, "the end of the coordination log", deadline, self._driver.log
         )
 
     def events(self) -> Iterator[Advisory]:

@@ -317,8 +317,12 @@ class KafkaAdmin:
 
     # --- offsets
 
-    def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
-        return self.bounds_and_times(tps, (), committed=committed)[0]
+    def bounds(
+        self, tps: Sequence[TopicPartition], *, committed: bool = False, timeout_s: float | None = None
+    ) -> dict[TopicPartition, Bounds]:
+        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        within_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        return list_bounds(self._client, tps, within_s, self._given, isolation=isolation)[0]
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         self._check_time_lookup()

@@ -104,7 +104,9 @@ class MemoryAdmin:
         found = self.describe_topic(topic)
         return None if found is None else found.partitions
 
-    def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
+    def bounds(
+        self, tps: Sequence[TopicPartition], *, committed: bool = False, timeout_s: float | None = None
+    ) -> dict[TopicPartition, Bounds]:
         with self.broker.lock:
             for tp in tps:
                 if not self.broker.has(tp):

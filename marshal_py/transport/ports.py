@@ -335,10 +335,13 @@ class ClusterAdmin(Protocol):
     def partition_count(self, topic: str) -> int | None:
         """Returns the partition count alone; None if the topic does not exist."""
 
-    def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
+    def bounds(
+        self, tps: Sequence[TopicPartition], *, committed: bool = False, timeout_s: float | None = None
+    ) -> dict[TopicPartition, Bounds]:
         """Returns first and end offset of each partition.
 
-        With `committed` the end is the last stable offset, which is as far as read_committed consumers read.
+        With `committed` the end is the last stable offset, which is as far as read_committed consumers read. Raises
+        ClusterUnreachable after `timeout_s`, and after the connection's own time if that is shorter or it is None.
         """
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:

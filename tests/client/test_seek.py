@@ -8,7 +8,14 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from marshal_py import ClaimLost, InvalidOption, NeedsAtLeastOnce, PositionOutOfRange
+from marshal_py import (
+    ClaimLost,
+    ClusterUnreachable,
+    ConsumerClosed,
+    InvalidOption,
+    NeedsAtLeastOnce,
+    PositionOutOfRange,
+)
 from marshal_py.protocol.records import ReleasingPartition, SeekingPartition
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, collect, joined, owns, until
 
@@ -192,3 +199,54 @@ def test_a_stop_right_after_it_releases_the_new_claim(memory: MemoryTestCluster)
         consumer.seek((topic, 0), 3)
     (released,) = memory.accepted(group, ReleasingPartition)
     assert released.position == 3
+
+
+HOUR_S = 3_600.0
+
+
+def test_a_stop_that_times_out_ends_a_seek_that_waits(memory: MemoryTestCluster) -> None:
+    """The stop has not read back that it left, so the claim is still there; but nobody will ever move it."""
+    topic, raised = memory.topic(), list[BaseException]()
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, memory.group(), [topic])
+        until(owns(consumer, 0), "the partition is claimed")
+
+        def seek() -> None:
+            try:
+                consumer.seek((topic, 0), 3, timeout_s=HOUR_S)
+            except BaseException as error:
+                raised.append(error)
+
+        memory.broker.writable = False
+        seeker = threading.Thread(target=seek, daemon=True)
+        seeker.start()
+        until(lambda: any(claim.seek_sent for claim in consumer._member.claims.values()), "the seek waits")
+        consumer.stop(0.1)
+        seeker.join(DEADLINE_S)
+        assert not seeker.is_alive()
+        memory.broker.writable = True
+    assert [type(error) for error in raised] == [ConsumerClosed]
+
+
+def test_a_seek_without_an_answer_ends_in_time(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is for the question to the cluster and for the record together."""
+    topic, asked = memory.topic(), list[float]()
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is claimed")
+        admin = marshal._context.admin
+        ask = admin.bounds
+
+        def bounds(tps: Any, **options: Any) -> Any:
+            asked.append(options["timeout_s"])
+            return ask(tps, **options)
+
+        monkeypatch.setattr(admin, "bounds", bounds)
+        memory.broker.writable = False
+        with pytest.raises(ClusterUnreachable):
+            consumer.seek((topic, 0), 3, timeout_s=0.2)
+        memory.broker.writable = True
+        until(lambda: consumer.claims()[(topic, 0)].position == 3, "it is moved all the same, once the cluster answers")
+    assert len(asked) == 1
+    assert 0 < asked[0] <= 0.2
