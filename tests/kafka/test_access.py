@@ -24,7 +24,7 @@ import marshal_py
 from marshal_py.admin import permissions
 from marshal_py.admin.group import Group
 from marshal_py.cli.app import app
-from marshal_py.client import log_maintenance
+from marshal_py.client import log_maintenance, position_copies
 from marshal_py.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -39,6 +39,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Note
 from marshal_py.protocol.routing import route
 from marshal_py.transport.kafka import KafkaTransport
+from tests.cli.shell import Shell
 from tests.support.kafka import GuardedCluster, start_guarded, wait_until
 
 DEADLINE_S = 60.0
@@ -199,6 +200,11 @@ def test_a_wrong_password_is_named_long_before_the_timeout(guarded: GuardedClust
         marshal_py.connect({**given, "security.protocol": "SASL_SSL"}, timeout_s=10 * DEADLINE_S)
 
 
+@pytest.fixture(autouse=True)
+def _a_refused_copy_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(position_copies, "LASTS_MS", 0)
+
+
 def consume(settings: dict[str, Any], group: str, topic: str) -> int:
     """Reads every message with the defaults: positions come from Kafka's offsets and are mirrored to them."""
     with (
@@ -263,6 +269,38 @@ def test_each_of_a_consumers_rights_is_necessary(
     assert check["found"] == f"User:{user.name} lacks {left_out.operations[0]} on {left_out.kind} {left_out.name}"
     assert check["advice"].endswith(f"--operation {left_out.operations[0]} --{left_out.kind} {left_out.name}")
     assert f"--allow-principal User:{user.name}" in check["advice"]
+
+
+def test_views_say_of_what_nobody_may_read(
+    new_user: Callable[[], User], guarded: GuardedCluster, root: AdminClient, orders: str, group: str
+) -> None:
+    """D13: a consumer that may read one of its topics alone works on, and each view says what nobody consumes."""
+    secret = f"secret-{group}"
+    root.create_topics([NewTopic(secret, 1, 1)])[secret].result(DEADLINE_S)
+    needed = permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders])
+    user = new_user().may(*needed, permissions.Right("topic", secret, ("Describe",)))
+    kinds: list[tuple[str, str]] = []
+
+    def parked(consumer: marshal_py.Consumer) -> bool:
+        for message in consumer.fetch(MESSAGES, expires_s=0.2):
+            message.ack()
+        kinds.extend((event.kind, event.topic) for event in consumer.events())
+        return ("parked", secret) in kinds
+
+    with (
+        marshal_py.connect(user.settings, timeout_s=DEADLINE_S) as marshal,
+        marshal.consumer(group, [orders, secret], start="earliest", heartbeat_interval_s=1.0) as consumer,
+    ):
+        wait_until(lambda: parked(consumer), DEADLINE_S, "nobody can read it")
+        assert marshal.metrics().consumers[0].not_consumed == {"parked": 1}
+        assert consumer.cached_info().waiting_for == "", "it has other work"
+        admin = Shell(guarded.bootstrap)
+        told = f"1 partitions of '{secret}' are parked (PartitionUnreadable)"
+        assert any(told in notice for notice in admin.json("state", group)["groups"][0]["notices"])
+        assert any(told in notice for notice in admin.json("lag", group)["notices"])
+        checks = json.loads(admin.run("doctor", group, "--json").stdout)["checks"]
+        assert any(told in check["found"] for check in checks if check["name"] == "parked partitions")
+        assert f"parked {secret}:0" in admin.run("advisories", group, "--kind", "alarming").stdout
 
 
 def test_a_client_without_rights_learns_what_to_ask_for(new_user: Callable[[], User], orders: str, group: str) -> None:
