@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import marshal_py
 from marshal_py.spark import QueryListener, prometheus_gauges
 from marshal_py.spark.listener import Progress
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic, offsets_of
+from tests.spark.targets import KINDS, quietly
 from tests.support.client_fixtures import until
 
 if TYPE_CHECKING:
@@ -51,6 +53,32 @@ def committed(orders: KafkaTopic) -> dict[int, int]:
     ) as kafka_consumer:
         tps = [KafkaPartition(orders.topic, number) for number in range(orders.partitions)]
         return {tp.partition: tp.offset for tp in kafka_consumer.committed(tps, timeout=30)}
+
+
+def test_a_backfill_goes_into_the_delta_table_of_the_query(
+    spark: SparkSession, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Finding 53: the history of a query that began later, by a bounded read and the same sink; each message once."""
+    orders = make_topic(2)
+    orders.fill(15)
+    begin, end = (json.dumps({orders.topic: {"0": at, "1": at}}) for at in (10, 12))
+    target = KINDS["delta"](tmp_path)
+    sink = target.sink(quietly)
+    query = (
+        stream(spark, orders, start=begin)
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with running(query):
+        assert query.awaitTermination(PATIENCE_S)
+    assert target.rows() == [(number, at) for number in range(2) for at in range(10, 15)]
+    given = {"bootstrap.servers": orders.bootstrap, "topics": orders.topic, "until": end}
+    for _ in range(2):
+        sink(spark.read.format("marshal").options(**given).load(), 0)
+        assert target.rows() == sorted(orders.written)
+    assert sink.left_out == {"there": 4 + 24}  # type: ignore[attr-defined]
 
 
 def test_available_now_into_parquet_and_again(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
