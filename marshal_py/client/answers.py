@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from marshal_py.client.dead_letters import Letter
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.reports import Reports
+from marshal_py.client.sizes import payload_bytes
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -32,9 +33,10 @@ REASON_CHARS_MAX: Final = 500  # of `term`, in a dead letter; a Note holds half 
 
 
 class LetterWriter(Protocol):
-    """Writes letters to the dead-letter topic; `written` counts them."""
+    """Writes letters to the dead-letter topic; `written` counts them. `held_bytes`: of those that are not written."""
 
     written: int
+    held_bytes: int
 
     def post(self, letter: Letter) -> None: ...
 
@@ -73,6 +75,7 @@ class Answers:
         """
         tracker, now_ms = self.tracker_of(claim, "nak"), self._now().mono_ms
         was_full = tracker.redeliveries is not None and tracker.redeliveries.full
+        before_bytes, most_bytes = self.waiting_bytes(), self._options.prefetch_bytes
         waits = False
         for index, message in enumerate(messages, first):
             if tracker.redelivered(run.offsets[index]) != again:
@@ -83,12 +86,16 @@ class Answers:
                 if self._post(claim, run, index, message, count, f"given back at delivery_count {count}"):
                     waits = True
                     self.naks += 1
-            elif tracker.give_back(run, index, message, now_ms + round(1000 * delay)):
+            elif tracker.give_back(run, index, message, now_ms + round(1000 * delay), payload_bytes((message,))):
                 waits = True
                 self.naks += 1
                 self._report_poison(claim, run.offsets[index], count)
         if not was_full and tracker.redeliveries is not None and tracker.redeliveries.full:
-            self._report_storm(claim, len(tracker.redeliveries.waiting))
+            text = f"{len(tracker.redeliveries.waiting)} messages wait to be delivered again"
+            self._report_storm(claim, f"{text}: nothing new of the partition is delivered meanwhile")
+        if before_bytes < most_bytes <= (size_bytes := self.waiting_bytes()):
+            text = f"messages of {size_bytes} bytes wait to be delivered again, and prefetch_bytes is {most_bytes}"
+            self._report_storm(claim, f"{text}: the consumer receives nothing new of any partition meanwhile")
         return waits
 
     def term(self, claim: Claim, run: OffsetRun, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
@@ -103,6 +110,17 @@ class Answers:
                 self.reports.note("terminated", claim, run.offsets[index], reason)
         self.terminated += ended
         return ended > 0
+
+    def waiting_bytes(self) -> int:
+        """Returns the size in bytes of the keys and values that wait to be delivered again or to become dead letters.
+
+        No handler has them, and this process holds them until they are answered or written.
+        """
+        size_bytes = 0 if self.letters is None else self.letters.held_bytes
+        for claim in self._member.claims.values() if self.naks else ():
+            if isinstance(claim.tracker, AtLeastOnce) and claim.tracker.redeliveries is not None:
+                size_bytes += claim.tracker.redeliveries.size_bytes
+        return size_bytes
 
     # --- dead letters
 
@@ -138,8 +156,7 @@ class Answers:
                 "poison_message", claim, offset, f"{count} deliveries, and its handler gave it back again"
             )
 
-    def _report_storm(self, claim: Claim, waiting: int) -> None:
-        text = f"{waiting} messages wait to be delivered again: nothing new of the partition is delivered meanwhile"
+    def _report_storm(self, claim: Claim, text: str) -> None:
         self._member.advise("nak_storm", claim.tp, epoch=claim.epoch, offset=claim.position(), text=text)
         self._member.request_tick()
 

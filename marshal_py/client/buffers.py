@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.client.acks import Delivered
 from marshal_py.client.message import Message
+from marshal_py.client.sizes import message_bytes, payload_bytes
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -25,7 +26,6 @@ from marshal_py.transport.ports import RawMessage
 _OPEN: Final = ClaimPhase.OPEN  # bound once: an enum looks up its members at every use
 MERGED_MAX: Final = 1_000  # messages; smaller chunks are merged up to this, since reading a buffer costs time per chunk
 MERGED_BYTES_MAX: Final = 1 << 20  # of a merged chunk: it is held in memory until all of it is delivered
-KEYS_SAMPLED: Final = 16  # every value is measured, and the key of one message in this many: that costs as much again
 
 
 class Allowance(NamedTuple):
@@ -67,7 +67,7 @@ class Fetched:
         self.messages = [*self.messages, *messages]
         self.last_offset = messages[-1].offset() or 0
         self.size_bytes = -1
-        self._held_bytes += _payload_bytes(messages) if self._held_bytes >= 0 else 0
+        self._held_bytes += payload_bytes(messages) if self._held_bytes >= 0 else 0
 
     def held_bytes(self) -> int:
         """Returns the size in bytes of the keys and values, about that of keys. A chunk is measured only once.
@@ -75,7 +75,7 @@ class Fetched:
         Delivered ones count, too, because a chunk is freed as a whole.
         """
         if self._held_bytes < 0:
-            self._held_bytes = _payload_bytes(self.messages)
+            self._held_bytes = payload_bytes(self.messages)
         return self._held_bytes
 
     def below(self, offset: int) -> int:
@@ -348,24 +348,12 @@ class Buffer:
         self.fetched.append(part)
 
 
-def _payload_bytes(messages: Sequence[RawMessage]) -> int:
-    keys = [len(message.key() or b"") for message in messages[::KEYS_SAMPLED]]
-    return sum(map(len, messages)) + sum(keys) * len(messages) // len(keys)
-
-
 def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:
     """Returns the offsets of messages, as a range if they are consecutive, which costs no memory per message."""
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
     if last - first + 1 == len(messages):
         return range(first, last + 1)
     return [message.offset() or 0 for message in messages]
-
-
-def message_bytes(raw: RawMessage) -> int:
-    """Returns the size of a message in bytes as `Consumer.fetch` counts it: key, value, headers and topic."""
-    headers = raw.headers() or ()
-    size = len(raw.key() or b"") + len(raw.value() or b"") + len(raw.topic() or "")
-    return size + sum(len(name) + len(value or b"") for name, value in headers)
 
 
 def fit(messages: Sequence[RawMessage], at: int, count: int, limit_bytes: int, at_least_one: bool) -> int:

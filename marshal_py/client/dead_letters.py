@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from marshal_py.client.background_worker import Worker
 from marshal_py.client.context import Context
 from marshal_py.client.reports import Reports
+from marshal_py.client.sizes import payload_bytes
 from marshal_py.errors import MarshalError, MessageTooLarge
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -69,6 +70,7 @@ class DeadLetters:
         """Prepares letters to `topic`. Nothing is opened or started before the first one."""
         self.topic: str = topic
         self.written: int = 0
+        self.held_bytes: int = 0  # of the keys and values of the letters that wait
         self._member, self._context, self._reports, self._open_writer = member, context, reports, open_writer
         self._waiting: deque[Letter] = deque()
         self._worker: Worker | None = None
@@ -87,6 +89,7 @@ class DeadLetters:
         if self._worker is None:
             self._worker = Worker(f"marshal-dead-letters-{self._member.name}")
         self._waiting.append(letter)
+        self.held_bytes += payload_bytes((letter.message,))
         self._worker.submit(f"group {self._member.name}: dead letters", self._write_all)
 
     def close(self) -> None:
@@ -133,6 +136,7 @@ class DeadLetters:
         with self._context.lock:
             needed = [letter for letter in self._waiting if letter.needed]
             self._waiting = deque(needed)
+            self.held_bytes = sum([payload_bytes((letter.message,)) for letter in needed])
             if not needed or len(self._failed) >= REASONS_MAX:
                 self._failed.clear()
             return needed[:at_once]

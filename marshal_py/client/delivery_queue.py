@@ -21,13 +21,14 @@ from marshal_py.client import grants
 from marshal_py.client.ack_window import AckWindow
 from marshal_py.client.acks import Delivered, DeliveryContext
 from marshal_py.client.answers import Answers
-from marshal_py.client.buffers import ENDLESS, Allowance, Buffer, Reserved, fit, message_bytes
+from marshal_py.client.buffers import ENDLESS, Allowance, Buffer, Reserved, fit
 from marshal_py.client.forks import watch_forks
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.prefetch import Prefetch
 from marshal_py.client.redelivery import Redelivering, due_count, redeliveries_of
+from marshal_py.client.sizes import message_bytes
 from marshal_py.client.turns import Turns
 from marshal_py.protocol.at_most_once import AtMostOnce
 from marshal_py.protocol.claim import Claim, ClaimPhase
@@ -76,7 +77,9 @@ class DeliveryQueue:
         self._taking: list[tuple[OffsetRun, int]] = []  # the running fetch's: (run, its `delivered` before)
         self._pid = os.getpid()
         watch_forks(self)
-        self.prefetch: Prefetch = Prefetch(options.prefetch_bytes, options.prefetch_messages)
+        self.prefetch: Prefetch = Prefetch(
+            options.prefetch_bytes, options.prefetch_messages, self.answers.waiting_bytes
+        )
         self._last: int | None = None  # while the consumer drains: the value of `delivered` at which it stops
         self._gate_shut = False  # as the user's thread last found it; while it is, claimed partitions are not fetched
         self.at_most_once: bool = options.delivery == "at_most_once"
@@ -181,9 +184,11 @@ class DeliveryQueue:
         """Returns how many messages to take from the source, at most `most`; 0 while the buffers are full.
 
         It is 1 if they are full and nothing of them can be delivered: the other partitions are not to wait for acks.
+        But it is 0 while messages that were given back fill memory alone (Prefetch.stopped).
         """
-        fitting = self.prefetch.takes(self.buffers.values(), most)
-        return fitting or int(most > 0 and (self._gate_shut or not self.deliverable()))
+        if (fitting := self.prefetch.takes(self.buffers.values(), most)) or most <= 0 or self.prefetch.stopped:
+            return fitting
+        return int(self._gate_shut or not self.deliverable())
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Sorts fetched messages into their buffers, and stops fetching partitions whose buffers are full.

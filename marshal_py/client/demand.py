@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from marshal_py.client.buffers import ENDLESS, Allowance, Reserved, message_bytes
+from marshal_py.client.buffers import ENDLESS, Allowance, Reserved
 from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.group_limits import GroupLimits
@@ -19,6 +19,7 @@ from marshal_py.client.intake import Intake
 from marshal_py.client.redelivery import Redelivered
 from marshal_py.client.refill import Refill
 from marshal_py.client.requests import ConsumeRequest, Request
+from marshal_py.client.sizes import message_bytes
 from marshal_py.client.waits import Steps
 from marshal_py.transport.ports import Chunk
 

@@ -162,7 +162,7 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         `delay_s`: 0 to 86,400. None means 0.5 s after the first delivery, and twice as long after each further one, up
         to 60 s. The other messages keep their order, and `delivery_count` grows. If the consumer ends or the partition
         moves before, the next owner delivers the message at once. While 1,000 messages of a partition wait, nothing new
-        of it is delivered (event `nak_storm`).
+        of it is delivered, and while messages of `prefetch_bytes` wait, nothing new at all (event `nak_storm`).
 
         Returns False if the claim is over, so that the message is delivered again anyway, if the message is done, or if
         it was delivered again since: another handler has it then. Raises NeedsAtLeastOnce, InvalidOption,

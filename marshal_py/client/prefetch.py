@@ -8,12 +8,13 @@ drops what it had queued of them, and fetches it again when the buffer is low. T
 
 Memory is bounded by `prefetch_bytes`, for these buffers and once more for librdkafka's queue. Each is filled up to half
 of it. The other half is for what comes at once: into the buffers what one call of librdkafka returns, which is at most
-its queue, or up to twice a fair share of each partition; into that queue one answer of a broker (settings.py).
+its queue, or up to twice a fair share of each partition; into that queue one answer of a broker (settings.py). Messages
+that no handler has, because they were given back or go to a dead-letter topic, count as if they were in the buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
 from marshal_py.client.buffers import Buffer
@@ -59,9 +60,11 @@ class Prefetch:
     because nothing more is taken once the buffers hold `bytes_max`, unless nothing of it can be delivered.
     """
 
-    __slots__ = ("_full", "_looked_ms", "_piece_messages", "bytes_max", "wanted")
+    __slots__ = ("_aside_bytes", "_full", "_looked_ms", "_most_bytes", "_piece_messages", "bytes_max", "wanted")
 
-    def __init__(self, prefetch_bytes: int, piece_messages: int) -> None:
+    def __init__(self, prefetch_bytes: int, piece_messages: int, aside_bytes: Callable[[], int] = int) -> None:
+        """Begins with empty buffers. `aside_bytes` returns the size of the messages that count as buffered, too."""
+        self._most_bytes, self._aside_bytes = prefetch_bytes, aside_bytes
         self.bytes_max: int = prefetch_bytes // FILLED_SHARE
         self.wanted: int = 0  # messages of the batch that the user asks for: they must fit
         self._piece_messages = piece_messages
@@ -86,7 +89,7 @@ class Prefetch:
         filled = [buffer for buffer in buffers if buffer.fetched]
         messages = sum([buffer.size for buffer in filled])
         size_bytes = held_bytes(filled)
-        self._full = size_bytes >= self.bytes_max
+        self._full = size_bytes + self._aside_bytes() >= self.bytes_max
         if messages <= self._piece_messages and not self._full:
             return None
         each = _share(self.bytes_max, size_bytes, len(filled), len(buffers))
@@ -100,7 +103,7 @@ class Prefetch:
 
         Only messages that come fill them, so where they were not full then, this takes no time.
         """
-        self._full = self._full and held_bytes(buffers) >= self.bytes_max
+        self._full = self._full and held_bytes(buffers) + self._aside_bytes() >= self.bytes_max
         return self._full
 
     def takes(self, buffers: Collection[Buffer], most: int) -> int:
@@ -110,20 +113,23 @@ class Prefetch:
         """
         return self._fitting(buffers, most, 1)
 
+    @property
+    def stopped(self) -> bool:
+        """Tells whether nothing new may be taken, because messages of `prefetch_bytes` bytes wait for an answer."""
+        return self._aside_bytes() >= self._most_bytes
+
     def piece(self, buffers: Collection[Buffer]) -> int:
         """Returns how many messages to take per call during a look: about one partition's share; 0 ends the look."""
         return self._fitting(buffers, self._piece_messages, len(buffers))
 
     def _fitting(self, buffers: Collection[Buffer], most: int, parts: int) -> int:
         """Returns how many messages fit into what is left, but at most `most`, and one of `parts` of the whole."""
-        chunks = [chunk for buffer in buffers for chunk in buffer.fetched]
-        if not chunks:
-            return most
+        chunks, aside_bytes = [chunk for buffer in buffers for chunk in buffer.fetched], self._aside_bytes()
         size_bytes = sum([chunk.held_bytes() for chunk in chunks])
-        left_bytes = self.bytes_max - size_bytes
+        left_bytes = self.bytes_max - size_bytes - aside_bytes
         self._full = left_bytes <= 0
-        if self._full:
-            return 0
+        if self._full or not chunks:
+            return 0 if self._full else most
         mean_bytes = max(1.0, size_bytes / sum([len(chunk.messages) for chunk in chunks]))
         return max(1, min(most, int(min(left_bytes, self.bytes_max // parts) / mean_bytes)))
 

@@ -11,8 +11,9 @@ from itertools import groupby
 from typing import cast
 
 from marshal_py.client.acks import Delivered, DeliveryContext
-from marshal_py.client.buffers import Buffer, Reserved, message_bytes
+from marshal_py.client.buffers import Buffer, Reserved
 from marshal_py.client.message import Message, Part
+from marshal_py.client.sizes import message_bytes
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Instant

@@ -358,12 +358,12 @@ class AtLeastOnce:
                 break  # messages were handed over in order
         return found
 
-    def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int) -> bool:
+    def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int, size_bytes: int = 0) -> bool:
         """Records that the handler of a message gave it back, to be delivered again at `due_ms` (D14).
 
-        `message` is kept for the driver. Returns False if the message is finished.
+        `message` is kept for the driver, as `size_bytes` of its memory. Returns False if the message is finished.
         """
-        return self._redeliveries().give_back(run, index, message, due_ms)
+        return self._redeliveries().give_back(run, index, message, due_ms, size_bytes)
 
     def post(self, run: OffsetRun, index: int) -> bool:
         """Records that a message is on its way to a dead-letter topic: no handler has it, and it is unfinished (D15).

@@ -18,22 +18,24 @@ WAITING_MAX = 1_000
 
 
 class GivenBack(NamedTuple):
-    """Holds a message that waits: its place in the `offsets` of its run, and the driver's own object for it."""
+    """Holds a message that waits: its place in the `offsets` of its run, the driver's own object for it, its size."""
 
     due_ms: int
     offset: int
     at: int
     run: OffsetRun
     message: object
+    size_bytes: int
 
 
 class Redeliveries:
     """Holds the messages of one claim that wait, and how often this claim has delivered each message again."""
 
-    __slots__ = ("_due", "again", "posted", "waiting")
+    __slots__ = ("_due", "again", "posted", "size_bytes", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, GivenBack] = {}  # by offset
+        self.size_bytes: int = 0  # of `waiting`, as far as the driver has said it
         self._due: list[tuple[int, int]] = []  # heap of (due_ms, offset), with entries that are not waiting any more
         self.posted: set[int] = set()  # offsets on their way to a dead-letter topic; they are not delivered again
         self.again: dict[int, int] = {}  # offset -> how often this claim has delivered it after the first time
@@ -43,7 +45,7 @@ class Redeliveries:
         """Returns whether so many messages wait that nothing new of the partition may be delivered."""
         return len(self.waiting) + len(self.posted) >= WAITING_MAX
 
-    def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int) -> bool:
+    def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int, size_bytes: int = 0) -> bool:
         """Makes a message that was handed over wait until `due_ms`. Returns False if it is finished.
 
         Does nothing if it waits already.
@@ -54,7 +56,8 @@ class Redeliveries:
         if offset not in self.waiting:
             # A signal handler may raise between two of these; then the handler still has the message (D4).
             heappush(self._due, (due_ms, offset))
-            self.waiting[offset] = GivenBack(due_ms, offset, index, run, message)
+            self.waiting[offset] = GivenBack(due_ms, offset, index, run, message, size_bytes)
+            self.size_bytes += size_bytes
             run.set_aside(index)
         return True
 
@@ -63,7 +66,8 @@ class Redeliveries:
         offset = run.offsets[index]
         if run.is_finished(index) or offset in self.posted:
             return False
-        self.waiting.pop(offset, None)
+        if offset in self.waiting:
+            self._drop(offset)
         self.posted.add(offset)
         run.set_aside(index, waits=True)
         return True
@@ -88,8 +92,11 @@ class Redeliveries:
         return True
 
     def _forget(self, one: GivenBack) -> None:
-        del self.waiting[one.offset]
+        self._drop(one.offset)
         one.run.take_up(one.at, None)
+
+    def _drop(self, offset: int) -> None:
+        self.size_bytes -= self.waiting.pop(offset).size_bytes
 
     def take(self, now_ms: int) -> GivenBack | None:
         """Returns the next message that is due, which is handed over again at `now_ms`; None if none is due."""
@@ -98,7 +105,7 @@ class Redeliveries:
             if self._waits(entry):
                 one = self.waiting[entry[1]]
                 one.run.take_up(one.at, now_ms)  # first: a signal handler may raise before the rest
-                del self.waiting[one.offset]
+                self._drop(one.offset)
                 self.again[one.offset] = self.again.get(one.offset, 0) + 1
                 return one
         return None
@@ -106,11 +113,12 @@ class Redeliveries:
     def put_back(self, one: GivenBack) -> None:
         """Undoes `take`, because the user did not get the message."""
         self.again[one.offset] = self.again.get(one.offset, 1) - 1
-        self.give_back(one.run, one.at, one.message, one.due_ms)
+        self.give_back(one.run, one.at, one.message, one.due_ms, one.size_bytes)
 
     def end(self) -> None:
         """Forgets the messages that wait; what is known of deliveries stays."""
         self.waiting.clear()
+        self.size_bytes = 0
         self.posted.clear()
         self._due.clear()
 
@@ -118,6 +126,7 @@ class Redeliveries:
         """Forgets what lies below the position, and messages that were finished while they waited."""
         for one in [one for one in self.waiting.values() if one.run.is_finished(one.at)]:
             self._forget(one)
+        self.size_bytes = sum(one.size_bytes for one in self.waiting.values())  # a signal handler may raise in between
         if len(self._due) > 2 * WAITING_MAX:  # most are of messages that were acked long before their time
             self._due = sorted((one.due_ms, one.offset) for one in self.waiting.values())  # a sorted list is a heap
         self.posted = {offset for offset in self.posted if offset >= position}

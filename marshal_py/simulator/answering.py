@@ -8,7 +8,7 @@ letter that is not written when its process dies is never written.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from marshal_py.client.answers import Answers
 from marshal_py.client.dead_letters import Letter
@@ -25,6 +25,7 @@ from marshal_py.simulator.client import Client, ClientEnvironment
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.faults import spread
 from marshal_py.simulator.feed import Feed, HandlerCall
+from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import RawMessage
 
 DELIVERIES_MAX: Final = 3  # of one message: low, so that a run sees dead letters
@@ -48,6 +49,7 @@ class _Letters:
     def __init__(self, client: AnsweringClient) -> None:
         self._client = client
         self.written: int = 0
+        self.held_bytes: int = 0
 
     def post(self, letter: Letter) -> None:
         self._client.write_letter(letter)
@@ -220,5 +222,5 @@ def _redeliveries(claim: Claim) -> Redeliveries | None:
 
 
 def _raw(offset: int) -> RawMessage:
-    """Returns what stands for a message: simulated messages are their offsets."""
-    return cast(RawMessage, offset)
+    """Returns what stands for a message: nobody reads it, and it has no size."""
+    return MemoryMessage("", 0, offset, None, None, None, 0)

@@ -22,7 +22,7 @@ Patch = tuple[Any, str, Any]
 def counts_as_done() -> list[Patch]:
     give_back = Redeliveries.give_back
 
-    def done(self: Redeliveries, run: OffsetRun, index: int, message: object, due_ms: int) -> bool:
+    def done(self: Redeliveries, run: OffsetRun, index: int, message: object, due_ms: int, _: int) -> bool:
         found = give_back(self, run, index, message, due_ms)
         run.finish(index)
         return found
@@ -33,14 +33,14 @@ def counts_as_done() -> list[Patch]:
 def hurries() -> list[Patch]:
     give_back = Redeliveries.give_back
 
-    def at_once(self: Redeliveries, run: OffsetRun, index: int, message: object, due_ms: int) -> bool:
+    def at_once(self: Redeliveries, run: OffsetRun, index: int, message: object, due_ms: int, _: int) -> bool:
         return give_back(self, run, index, message, 0)
 
     return [(Redeliveries, "give_back", at_once)]
 
 
 def forgets() -> list[Patch]:
-    def forgotten(self: Redeliveries, run: OffsetRun, index: int, message: object, due_ms: int) -> bool:
+    def forgotten(self: Redeliveries, run: OffsetRun, index: int, message: object, due_ms: int, _: int) -> bool:
         """Sets the message aside and remembers nothing else."""
         if run.is_finished(index):
             return False

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 
 from marshal_py import Consumer, Message
-from marshal_py.client import prefetch
-from marshal_py.client.buffers import KEYS_SAMPLED, MERGED_MAX, Buffer, Reserved
+from marshal_py.client import dead_letters, prefetch
+from marshal_py.client.buffers import MERGED_MAX, Buffer, Reserved
 from marshal_py.client.delivery_queue import AHEAD_MESSAGES_MAX
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.options import PREFETCH_BYTES, PREFETCH_BYTES_MAX, PREFETCH_BYTES_MIN
@@ -25,10 +25,13 @@ from marshal_py.client.prefetch import (
     Room,
     held_bytes,
 )
+from marshal_py.client.sizes import KEYS_SAMPLED
 from marshal_py.client.waits import complete
+from marshal_py.errors import PartitionError
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.transport import settings
+from marshal_py.transport.memory import MemoryWriter
 from marshal_py.transport.memory_broker import MemoryMessage
 from tests.support.client_fixtures import collect, joined, owns, places, until
 from tests.support.one_queue import BLOCK, OneQueueSource, OneQueueTestCluster
@@ -413,6 +416,131 @@ def test_partitions_that_wait_for_acks_neither_fill_memory_nor_keep_the_others_w
                 if count == COUNT:
                     break
         assert max(held) <= BOUND
+
+
+MEGABYTE = b"x" * 1_000_000
+NEVER_S = 3_600.0  # longer than any test
+
+
+def megabytes(cluster: OneQueueTestCluster, partitions: int) -> str:
+    """A topic with more messages of 1 MB than `prefetch_bytes` may hold: it takes 34 to reach the default."""
+    topic = cluster.topic(partitions)
+    for number in range(60):
+        cluster.put(topic, number % partitions, MEGABYTE)
+    return topic
+
+
+def by_fetch(consumer: Consumer) -> Iterator[Message]:
+    while batch := consumer.fetch(5, expires_s=0.2):
+        yield from batch
+
+
+def by_fetch_each(consumer: Consumer) -> Iterator[Message]:
+    yield from consumer.fetch_each(1_000, expires_s=1.0)
+
+
+def by_next(consumer: Consumer) -> Iterator[Message]:
+    while (message := consumer.next(expires_s=0.2)) is not None:
+        yield message
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("way", [by_fetch, by_fetch_each, by_next])
+@pytest.mark.parametrize("partitions", [1, 12])
+def test_messages_that_were_given_back_count_among_the_buffered_ones(
+    cluster: OneQueueTestCluster, partitions: int, way: Callable[[Consumer], Iterator[Message]]
+) -> None:
+    """All are given back for an hour: at `prefetch_bytes` no new one comes. What is due comes all the same."""
+    topic = megabytes(cluster, partitions)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+        until(owns(consumer, *range(partitions)), "all partitions are its")
+        waiting, queue = [], consumer._queue
+        while queue.answers.waiting_bytes() < PREFETCH_BYTES:
+            for message in way(consumer):
+                message.nak(NEVER_S)
+                waiting.append(message)
+                held = queue.answers.waiting_bytes() + held_bytes(queue.buffers.values())
+                assert held < PREFETCH_BYTES + 2 * len(MEGABYTE)
+        assert len(waiting) == PREFETCH_BYTES // len(MEGABYTE) + 1
+        assert queue.takes(1_000) == 0
+        until(lambda: any(event.kind == "nak_storm" for event in consumer.events()), "it is reported")
+        for message in waiting[:3]:
+            message.ack()
+        more = next(way(consumer))
+        assert more.offset >= max(one.offset for one in waiting if one.partition == more.partition)
+        more.nak(0)
+        assert next(way(consumer)).nak(NEVER_S), "the one that is due comes again"
+        for message in [*waiting, more]:
+            message.ack()
+        assert len(collect(consumer, 60 - len(waiting) - 1)) == 60 - len(waiting) - 1
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("partitions", [1, 12])
+def test_a_consume_whose_handler_fails_for_every_message_is_bounded(
+    cluster: OneQueueTestCluster, partitions: int
+) -> None:
+    topic = megabytes(cluster, partitions)
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
+        until(owns(consumer, *range(partitions)), "all partitions are its")
+        waiting: list[Message] = []
+
+        def handle(message: Message) -> None:
+            waiting.append(message)
+            message.nak(NEVER_S)
+
+        context, queue = consumer.consume(handle), consumer._queue
+        until(lambda: queue.answers.waiting_bytes() >= PREFETCH_BYTES, "the bound is reached")
+        assert queue.takes(1_000) == 0
+        assert len(waiting) <= PREFETCH_BYTES // len(MEGABYTE) + 2
+        done: set[int] = set()
+
+        def all_came() -> bool:
+            for at in range(len(waiting)):
+                if at not in done:
+                    done.add(at)
+                    waiting[at].ack()
+            return len(waiting) == 60
+
+        until(all_came, "acks make room")
+        context.stop()
+
+
+@pytest.mark.usefixtures("slow")
+def test_dead_letters_that_are_not_written_count_among_the_buffered_messages(
+    cluster: OneQueueTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dead-letter topic does not answer, and every message must go there. Then it answers."""
+    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
+    monkeypatch.setattr(dead_letters, "RETRY_S_MAX", 0.01)
+    answers, write = threading.Event(), MemoryWriter.write
+
+    def refuse(writer: MemoryWriter, topic: str, *rest: Any) -> None:
+        if topic == letters and not answers.is_set():
+            raise PartitionError(topic, 0, "the test says so")
+        write(writer, topic, *rest)
+
+    topic, letters = megabytes(cluster, 12), cluster.topic()
+    monkeypatch.setattr(MemoryWriter, "write", refuse)
+    with (
+        cluster.connect() as marshal,
+        joined(marshal, cluster.group(), [topic], max_deliver=2, dead_letter_topic=letters) as consumer,
+    ):
+        until(owns(consumer, *range(12)), "all partitions are its")
+        ended, queue = 0, consumer._queue
+        while queue.answers.waiting_bytes() < PREFETCH_BYTES:
+            for message in consumer.fetch(5, expires_s=1.0):
+                message.term("bad")
+                ended += 1
+        assert ended <= PREFETCH_BYTES // len(MEGABYTE) + 1
+        assert queue.takes(1_000) == 0
+        answers.set()
+        while ended < 60:
+            for message in consumer.fetch(5, expires_s=1.0):
+                message.term("bad")
+                ended += 1
+        until(lambda: queue.answers.letters is not None and queue.answers.letters.written == 60, "all are written")
+        assert queue.answers.waiting_bytes() == 0
 
 
 def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(cluster: OneQueueTestCluster) -> None:

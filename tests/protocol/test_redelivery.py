@@ -195,6 +195,28 @@ def test_the_number_of_waiting_messages_is_bounded() -> None:
     assert not redeliveries_of(tracker).full
 
 
+def test_the_size_of_what_waits_is_known_at_every_step() -> None:
+    """D14: a driver bounds what it holds in memory."""
+    tracker, run = delivered(6)
+    for index in range(5):
+        tracker.give_back(run, index, None, index, 10**index)
+        tracker.give_back(run, index, None, index, 10**index)
+    found = redeliveries_of(tracker)
+    assert found.size_bytes == 11_111
+    one = found.take(0)
+    assert one is not None
+    assert found.size_bytes == 11_110
+    found.put_back(one)
+    assert found.size_bytes == 11_111
+    assert tracker.post(run, 2)
+    assert found.size_bytes == 11_011, "the writer of dead letters has it"
+    run.finish(1)
+    found.forget_finished(0)
+    assert found.size_bytes == 11_001
+    tracker.end_redeliveries(0)
+    assert found.size_bytes == 0
+
+
 def test_a_message_on_its_way_to_a_dead_letter_topic() -> None:
     """D15: no handler has it, a Release waits for it, it does not come again, and it counts when it is written."""
     tracker, run = delivered(3)
