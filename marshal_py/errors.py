@@ -156,15 +156,20 @@ class InvalidName(CallerError):
 
 
 class InvalidOption(CallerError):
-    """A setting is out of bounds or contradicts another. Raised before anything is sent."""
+    """A setting is missing, out of bounds or contradicts another. Raised before anything is sent.
+
+    `given`: whether the caller has named it at all.
+    """
 
     option: str
     value: object
     rule: str
+    given: bool
 
-    def __init__(self, option: str, value: object, rule: str) -> None:
-        self.option, self.value, self.rule = option, value, rule
-        super().__init__(f"{option}={value!r} is not allowed: {rule}")
+    def __init__(self, option: str, value: object, rule: str, *, given: bool = True) -> None:
+        self.option, self.value, self.rule, self.given = option, value, rule, given
+        found = f"{option}={value!r} is not allowed" if given else f"no {option} given"
+        super().__init__(f"{found}: {rule}")
 
 
 class InvalidRecord(CallerError):

@@ -121,7 +121,7 @@ class Group:
     def pin_info(self) -> PinInfo:
         """Returns who is pinned in a group with the policy `pinned`, the pin's id, and the standbys in their order.
 
-        Raises InvalidOption if the group has another policy.
+        Raises GroupMissing if the group has another policy.
         """
         with self.runner() as runner:
             return pins.info(_state(runner), runner.incarnation, runner.pinned_ms)
@@ -206,7 +206,7 @@ class Group:
         """
         wanted = _named(settings)
         if not wanted:
-            raise InvalidOption("settings", None, "name what should change")
+            raise InvalidOption("settings", None, "name what should change", given=False)
         return self._settle(wanted, False, reason, token, adopt, take_over, watcher)
 
     def add_members(self, *members: str, reason: str = "") -> int:
@@ -436,8 +436,9 @@ class Group:
     def unpin(self, reason: str = "") -> int:
         """Ends the pin: another consumer is pinned once the handlers of this one are done. Returns its session.
 
-        It stays in the group, the last in line until the settings change; if it is alone, it gets a new pin. Raises
-        InvalidOption if the group has another policy, GroupMissing if nobody is pinned.
+        It stays in the group, the last in line until the settings change; if it is alone, it gets a new pin. `reason`
+        is the text of the advisory `stepped_down`. Raises GroupMissing if nobody is pinned, or the group has another
+        policy.
         """
         with self.runner() as runner:
             plan = StepDownPlan(runner.context, pins.owner(_state(runner)), reason)

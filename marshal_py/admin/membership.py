@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from marshal_py.client.group_config import Wanted
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.group_rules import PARTITIONED
-from marshal_py.protocol.group_settings import OWN_POLICY
 from marshal_py.protocol.records import GroupConfig
 
 Edit = Callable[[GroupConfig], Wanted]
@@ -40,7 +39,7 @@ def with_mappings(mappings: Mapping[str, Iterable[int]]) -> Edit:
     given = {name: list(partitions) for name, partitions in mappings.items()}
 
     def edit(config: GroupConfig) -> Wanted:
-        _check_partitioned(config)
+        _check_partitioned(config, "mappings", given)
         if not given:
             raise InvalidOption("mappings", given, "name every partition; to have none, delete the mappings")
         return {"members": [], "mappings": given}
@@ -52,24 +51,25 @@ def without_mappings(config: GroupConfig) -> Wanted:
     """Deletes the mappings: nobody consumes until there are members or mappings again. Raises InvalidOption if there
     are none.
     """
-    _check_partitioned(config)
+    _check_partitioned(config, "mappings", {})
     if not config.mappings:
-        raise InvalidOption("mappings", None, "the group has none")
+        raise InvalidOption("mappings", {}, "the group has none that could be deleted")
     return {"mappings": {}}
 
 
-def _check_partitioned(config: GroupConfig) -> None:
+def _check_partitioned(config: GroupConfig, option: str, value: object) -> None:
     if config.policy not in PARTITIONED:
+        has = f"the policy {config.policy}" if config.policy else "no policy in its settings"
         raise InvalidOption(
-            "policy",
-            config.policy or OWN_POLICY,
-            f"only a group with policy {' or '.join(sorted(PARTITIONED))} has members; it gets that policy when it is "
-            "created",
+            option,
+            value,
+            f"the group has {has}; only one with policy {' or '.join(sorted(PARTITIONED))} has members, and it gets "
+            "that policy when it is created",
         )
 
 
 def _check_list(config: GroupConfig, names: list[str]) -> None:
-    _check_partitioned(config)
+    _check_partitioned(config, "members", names)
     if config.mappings:
         raise InvalidOption("members", names, "the group has mappings: change these, or delete them first")
     if not names:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from marshal_py.admin.group_info import PinInfo, PriorityGroupState
-from marshal_py.errors import GroupMissing, InvalidOption
+from marshal_py.errors import GroupMissing
 from marshal_py.protocol.assignment import candidate_order, covering
-from marshal_py.protocol.group_settings import OWN_POLICY
 from marshal_py.protocol.identity import NONE, PIN, Token
 from marshal_py.protocol.world import Group
 
@@ -33,7 +32,7 @@ def _time(ms: int | None) -> str | None:
 def info(group: Group, incarnation: bytes, pinned_ms: int | None) -> PinInfo:
     """Returns who is pinned and who stands by. The parameters are those of `entries`.
 
-    Raises InvalidOption if the group has another policy.
+    Raises GroupMissing if the group has another policy.
     """
     check(group)
     owner = covering.owner_of(group, PIN)
@@ -51,16 +50,15 @@ def info(group: Group, incarnation: bytes, pinned_ms: int | None) -> PinInfo:
 
 
 def check(group: Group) -> None:
-    """Raises InvalidOption if nobody can be pinned in the group, because it has another policy."""
+    """Raises GroupMissing if nobody can be pinned in the group, because it has another policy."""
     policy = group.config.policy if group.config is not None else ""
     if policy != "pinned":
-        raise InvalidOption("policy", policy or OWN_POLICY, f"group {group.name!r} pins nobody: only pinned does")
+        has = f"its policy is {policy}" if policy else "it has no policy in its settings"
+        raise GroupMissing(group.name, f"pins nobody: {has}, and only pinned does")
 
 
 def owner(group: Group) -> int:
-    """Returns the session that is pinned. Raises InvalidOption if the group has another policy, GroupMissing if nobody
-    is pinned.
-    """
+    """Returns the session that is pinned. Raises GroupMissing if nobody is pinned, or the group has another policy."""
     check(group)
     found = covering.owner_of(group, PIN)
     if found == NONE:

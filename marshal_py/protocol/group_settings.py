@@ -191,7 +191,8 @@ def check_consumer(group: str, config: GroupConfig | None, options: MemberOption
     settings = GroupConfig(NONE) if config is None else config
     value = MODE_NAMES[options.mode] if field == "mode" else getattr(options, field) or None
     option = {"mode": "delivery", "claims_max": "max_claims"}.get(field, field)
-    raise InvalidOption(option, value, _unfit(group, settings, field, value is None))
+    missing = value is None
+    raise InvalidOption(option, value, _unfit(group, settings, field, missing), given=not missing)
 
 
 def _unfit(group: str, config: GroupConfig, field: str, missing: bool) -> str:

@@ -300,7 +300,8 @@ def source_of(options: Mapping[str, str]) -> LogSource:
     """
     path, servers = options.get("path"), options.get("bootstrap.servers") or options.get("kafka.bootstrap.servers")
     if (path is None) == (servers is None):
-        raise InvalidOption("path", path, "give bootstrap.servers (a live topic) or path (a dump or archive), not both")
+        rule = "give bootstrap.servers (a live topic) or path (a dump or archive), not both"
+        raise InvalidOption("path", path, rule, given=path is not None)
     if path is not None:
         local = path.removeprefix("file://")
         return DumpSource(local) if Path(local).is_file() else ArchiveSource(local)

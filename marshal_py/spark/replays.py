@@ -44,7 +44,8 @@ def replay(
     check_columns(df)
     found = root or find_root(df)
     if found is None:
-        raise InvalidOption("root", None, "log 0 of the DataFrame holds no Genesis: give the root, or all logs")
+        rule = "log 0 of the DataFrame holds no Genesis: give the root, or all logs"
+        raise InvalidOption("root", None, rule, given=False)
     beginnings = _beginnings(df, found)
     if tasks is not None and tasks < 1:
         raise InvalidOption("tasks", tasks, "1 or more")

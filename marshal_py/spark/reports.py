@@ -200,5 +200,5 @@ def check_questions(names: Sequence[str], at: datetime | None) -> list[str]:
         if name not in QUESTIONS:
             raise InvalidOption("questions", name, f"of {', '.join(QUESTIONS)}")
         if ":at" in QUESTIONS[name].sql and at is None:
-            raise InvalidOption("at", None, f"a time, for the question {name!r}")
+            raise InvalidOption("at", None, f"a time, for the question {name!r}", given=False)
     return list(names) or [name for name, asked in QUESTIONS.items() if at is not None or ":at" not in asked.sql]

@@ -321,7 +321,7 @@ class Topic:
     def _indexed(self) -> IndexedReads:
         reads = self._reads()
         if not isinstance(reads, IndexedReads):
-            raise InvalidOption("key_index", None, "open one first: topic.key_index(path)")
+            raise InvalidOption("key_index", None, "open one first: topic.key_index(path)", given=False)
         return reads
 
     def _connection(self) -> tuple[ClusterAdmin, MessageReader]:

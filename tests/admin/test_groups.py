@@ -127,6 +127,12 @@ def test_a_group_with_members(owner: Any, broker: MemoryBroker) -> None:
     group.delete_mappings()
     with pytest.raises(InvalidOption, match="the group has none"):
         group.delete_mappings()
+    plain = owner.create_group("plain")
+    for call in (lambda: plain.add_members("a"), lambda: plain.set_mappings({"a": [0]}), plain.delete_mappings):
+        with pytest.raises(InvalidOption, match=r"^m\w+=.* is not allowed: the group has no policy in its settings"):
+            call()
+    with pytest.raises(InvalidOption, match=r"^no settings given: name what should change$"):
+        plain.set_config()
     with pytest.raises(InvalidOption, match="never both"):
         owner.create_group("shipping", GroupConfig(policy="blocks", max_members=1, members=["a"], mappings={"a": [0]}))
 

@@ -184,6 +184,8 @@ def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
         while len(one.claims()) < 2:
             one.fetch(1, expires_s=0.1)
         assert arrived.acquire(timeout=60)
+    (why,) = [event.text for event in group.advisories() if event.kind == "stepped_down"]
+    assert why.startswith("maintenance, by "), "the reason is kept"
     reasons = [event.text for event in group.advisories() if event.kind == "unpinned"]
     assert reasons[:2] == ["admin", "timeout"]
     with pytest.raises(GroupMissing, match="no pinned consumer"):
@@ -193,7 +195,7 @@ def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
 def test_only_a_pinned_group_is_unpinned(marshal: marshal_py.Marshal) -> None:
     with marshal.consumer("billing", ["orders"]):
         for call in (marshal_py.group(marshal, "billing").pin_info, marshal_py.group(marshal, "billing").unpin):
-            with pytest.raises(InvalidOption, match="pins nobody"):
+            with pytest.raises(GroupMissing, match="pins nobody: it has no policy in its settings"):
                 call()
 
 

@@ -240,7 +240,7 @@ def test_a_coordination_topic_without_records_is_empty(
 @pytest.mark.parametrize(
     ("form", "options", "message"),
     [
-        ("marshal-log", {}, "path=None is not allowed"),
+        ("marshal-log", {}, "no path given"),
         ("marshal-log", {"path": "/nowhere/at/all"}, "path='/nowhere/at/all' is not allowed"),
         (
             "marshal-log",

@@ -118,7 +118,7 @@ def test_lag_is_per_hour(answers: dict[str, list[dict[str, Any]]]) -> None:
 def test_bad_questions_are_named(spark: SparkSession) -> None:
     with pytest.raises(InvalidOption, match="questions='why' is not allowed: of owners, take_overs"):
         report(spark, {"path": "x"}, ["why"])
-    with pytest.raises(InvalidOption, match="at=None is not allowed: a time, for the question 'owners'"):
+    with pytest.raises(InvalidOption, match="no at given: a time, for the question 'owners'"):
         report(spark, {"path": "x"}, ["owners"])
     with pytest.raises(InvalidOption, match="with a column `table`"):
         views(spark.range(1))
