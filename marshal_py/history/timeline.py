@@ -23,7 +23,7 @@ from marshal_py.history.open_state import (
     offset_or_none,
 )
 from marshal_py.history.tables import TABLES, DigestRow, MoveRow, RaceRow, Row
-from marshal_py.history.timeline_rows import STILL_OPEN, Moment, TimelineRows
+from marshal_py.history.timeline_rows import STILL_OPEN, Moment, TimelineRows, part_of
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -221,8 +221,7 @@ class Timeline(TimelineRows):
         """
         claim = opened.claims.pop(epoch)
         self._emit_interval(group, epoch, claim, end, ended)
-        owner = opened.sessions[claim.session]
-        part = group.partitions[TopicPartition(claim.topic, claim.partition)]
+        owner, part = opened.sessions[claim.session], part_of(group, claim)
         if (lost := group.unsettled(part.tp)) is not None:
             assert end.offset is not None
             assert end.time_ms is not None

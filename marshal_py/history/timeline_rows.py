@@ -55,6 +55,16 @@ class Moment(NamedTuple):
 STILL_OPEN: Final = Moment(None, None)  # the end of what has not ended
 
 
+def part_of(group: Group, claim: Claim) -> Partition:
+    """Returns the state of what was claimed, after the record that ended the claim.
+
+    If that record deleted the group, nothing is left of it. Only a topic as a whole or the pin can be claimed then
+    (F9.5), and neither ever has a position.
+    """
+    tp = TopicPartition(claim.topic, claim.partition)
+    return group.partitions.get(tp) or Partition(tp, 0)
+
+
 class TimelineRows:
     """Keeps what a Timeline knows, and the rows of the wanted tables. Each `_emit` method makes one row."""
 
@@ -161,7 +171,7 @@ class TimelineRows:
         )
 
     def _emit_interval(self, group: Group, epoch: int, claim: Claim, end: Moment, ended: str | None = None) -> None:
-        part = group.partitions[TopicPartition(claim.topic, claim.partition)]
+        part = part_of(group, claim)
         self._emit(
             IntervalRow(
                 log=self.world.log,

@@ -21,6 +21,7 @@ from marshal_py.protocol.records import (
     ClaimingPartition,
     ClaimState,
     Evict,
+    GroupConfig,
     Heartbeat,
     Join,
     Leave,
@@ -428,6 +429,22 @@ def test_a_recreated_topic() -> None:
     (moved,) = tables["moves"]
     assert (moved.from_position, moved.to_position, moved.generation) == (None, 7, 2)
     assert {row.partition for row in tables["gaps"]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("topic", [TOPIC, ""])
+def test_a_deletion_ends_the_claim_of_a_whole_topic_and_of_the_pin(topic: str) -> None:
+    """F9.5: one record ends sessions, claims and the pause, and leaves nothing of the group to look up."""
+    book = DifferentialLog()
+    session, epoch = book.owner()
+    cover = book.claim(session, -1, topic=topic)
+    token = book.pause()
+    book.release(session, epoch, 110)
+    deletion = book.must(GroupConfig(-1, token, deleted=True))
+    tables = fold(book.values)
+    found = {row.epoch: (row.partition, row.ended, row.to_offset, row.to_position) for row in tables["intervals"]}
+    assert found == {epoch: (0, "release", deletion - 1, 110), cover: (-1, "deleted", deletion, None)}
+    assert [(row.session, row.ended, row.to_offset) for row in tables["sessions"]] == [(session, "deleted", deletion)]
+    assert [row.ended for row in tables["pauses"]] == ["deleted"]
 
 
 def test_only_wanted_tables_are_made() -> None:
