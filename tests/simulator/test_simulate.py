@@ -48,7 +48,7 @@ from tests.support.handmade_evidence import (
     EvidenceBuilder,
 )
 
-SEEDS = range(100)
+SEEDS = (*range(99), 140)  # 140: a topic of the log is created again, which is rare
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -162,13 +162,15 @@ def test_handlers_that_give_back_and_end_messages_break_nothing() -> None:
         watched.append(Cluster(scenario, rng))
         return watched[-1]
 
-    runs = [simulate(seed, Options(answers=1), cluster) for seed in (*range(9), 76)]
+    crashes = frozenset({"crash"})
+    runs = [simulate(seed, Options(answers=1), cluster) for seed in range(9)]
+    runs += [simulate(seed, Options(answers=1, kinds=crashes), cluster) for seed in (1, 30, 44)]
     assert not {run.seed: run.violations[:2] for run in runs if run.violations}
     evidence = [each.evidence for each in watched]
     assert sum(delivery.again_ms >= 0 for one in evidence for delivery in one.deliveries) > 200
     letters = [letter for one in evidence for letter in one.letters]
     assert sum(letter.written_ms >= 0 for letter in letters) > 20
-    assert any(letter.written_ms < 0 for letter in letters)
+    assert any(letter.written_ms < 0 for letter in letters), "its owner died before"
     assert any(letter.delivery is None for letter in letters), "instead of one delivery more"
 
 
@@ -764,7 +766,7 @@ RARE = {
     "T19E": 60,
 }  # need a message, an outage, within few ms of the right one
 # Seeds that show nothing of these mutants, and cost seconds. The search begins shortly before the one that does.
-SKIPPED = {"X5": 14, "X23": 12, "A3": 12, "T19A": 38, "T19B": 22}
+SKIPPED = {"X5": 14, "X23": 12, "X30": 45, "A3": 12, "T19A": 38, "T19B": 22}
 
 
 @pytest.mark.parametrize("name", QUICK)
