@@ -63,7 +63,8 @@ class Study:
     """
 
     def __init__(self, now_ms: int, clock: Callable[[], int]) -> None:
-        self.now_ms, self._clock = now_ms, clock
+        self.now_ms: int = now_ms
+        self._clock = clock
         self.last_ms: dict[str, int] = {}  # by group: the newest timestamp
         self.sizes: dict[int, list[int]] = {}  # by log: how many records were read, and their bytes
         self.snapshot_at: dict[int, int] = {}  # by log: offset of the newest snapshot record

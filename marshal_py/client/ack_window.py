@@ -28,7 +28,7 @@ class AckWindow:
     __slots__ = ("_delivered", "_wait_s", "most")
 
     def __init__(self, most: int | None) -> None:
-        self.most = most
+        self.most: int | None = most
         self._delivered = 0
         self._wait_s = WAIT_S_MIN
 

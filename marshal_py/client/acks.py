@@ -102,6 +102,7 @@ class Delivered:
     claim: Claim
     context: DeliveryContext
     run: OffsetRun | None
+    again: int
 
     def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None, again: int = 0) -> None:
         """Stands for a delivery under `claim`. `run` tracks which messages are acked; None in at-most-once mode.
@@ -134,7 +135,7 @@ class Delivered:
     def returned(self) -> None:
         """Notes an ack in at-most-once mode, where it only says that the handler has returned."""
         if isinstance(self.claim.tracker, AtMostOnce):
-            self.claim.tracker.returned()
+            self.claim.tracker.acked()
 
     def finish_range(self, first: int, stop: int) -> bool:
         """Acks the messages with the indexes [first, stop) of `run`.

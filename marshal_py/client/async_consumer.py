@@ -46,6 +46,9 @@ class Iterating:
 
     __slots__ = ("messages", "reader", "task")
 
+    reader: Reader
+    task: asyncio.Task[Any] | None
+
     def __init__(self, reader: Reader) -> None:
         self.reader, self.task = reader, asyncio.current_task()
         self.messages: Generator[Message[Any, Any], None, None] | None = None

@@ -24,7 +24,7 @@ from marshal_py.protocol.world import Group
 
 Wanted = Mapping[str, Any]  # setting -> its new value; check_settings says which there are
 
-WORDS: Final = {
+WORDS: Final[dict[str, tuple[str, ...]]] = {
     "delivery": tuple(MODES),
     "policy": group_settings.known_policies(),
     "on_topic_recreated": ON_TOPIC_RECREATED,

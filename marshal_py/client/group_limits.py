@@ -20,7 +20,7 @@ Number = TypeVar("Number", int, float)
 # Events that are remembered. Most programs ask for a few values; one that asks for many may get an event again.
 REPORTED_MAX: Final = 1_000
 # Of `fetch` and `consume`: an event says so, because the program may have named no value.
-DEFAULTS: Final = {"max_request_batch": FETCH_MESSAGES, "max_request_expires_s": FETCH_EXPIRES_S}
+DEFAULTS: Final[dict[str, float]] = {"max_request_batch": FETCH_MESSAGES, "max_request_expires_s": FETCH_EXPIRES_S}
 
 
 class GroupLimits:

@@ -23,7 +23,7 @@ class AtMostOnce:
     Invariants:
       M1  delivered_to never falls: no offset below it is handed over again
       M2  handed_to is the offset after the highest one handed over or skipped under this epoch, or where it began
-      M3  handled_to is handed_to as it was when no handler had a message for the last time
+      M3  handled_to is handed_to as it was when the user asked for more for the last time
     """
 
     __slots__ = (
@@ -86,9 +86,16 @@ class AtMostOnce:
         """Records that no message is left below `offset`: what is granted of it is used up, and not given back."""
         to = min(offset, self.granted_to())
         if self.handed_to == self.delivered_to < to:  # otherwise messages were dropped, which may be given back
-            self.delivered_to = self.handed_to = to
-            if not self.in_flight:
+            if self.handled_to == self.handed_to:
                 self.handled_to = to
+            self.delivered_to = self.handed_to = to
+
+    def acked(self) -> None:
+        """Records that the handler has acked a message, so that a release need not wait for it.
+
+        It may have others, of a batch or of a reservation, so this says nothing about which ones are handled.
+        """
+        self.in_flight, self.in_flight_since_ms = 0, None
 
     def returned(self) -> None:
         """Records that the handler has finished all messages that it got, because it asked for more."""

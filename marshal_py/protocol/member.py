@@ -58,6 +58,7 @@ class Member(MemberState):
 
     candidacy: Candidacy
     divergence: DivergenceCheck
+    join_sent: Instant | None
     rebalancer: Rebalancer
     releases: Releases
     quiescence: Quiescence

@@ -36,10 +36,15 @@ _MARKS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 class DatabaseEntry(guards.Entry):
     """Writes a batch in an open transaction. A statement belongs to it only if it runs on `cursor`."""
 
+    name: str
+    spans: Mapping[Source, Span]
+    missing: Mapping[Source, Ranges]
+
     def __init__(self, database: Database, spans: Mapping[Source, Span]) -> None:
         self.name, self.spans = database.name, spans
         self._session = _Session(database)
-        self.missing = missing = {}
+        missing: dict[Source, Ranges] = {}
+        self.missing = missing
         try:
             for source, span in sorted(spans.items()):  # all writers lock in this order
                 found = run(self._session.run, database.rules.take(database.group_of(span), source, span))

@@ -119,6 +119,7 @@ class IcebergOutput(lakes.LakeOutput):
 
     catalog: Catalog
     merge_schema: bool
+    name: str
     spark_uri: Callable[[str], str]
 
     def __init__(

@@ -59,6 +59,7 @@ class QueryMember:
     """Holds a query's membership in its group. It joins when it is made, and leaves when it is closed or overdue."""
 
     settled: bool
+    stateful: bool
     warned: bool
 
     def __init__(self, options: StreamOptions, earlier: MicroBatches | None = None) -> None:

@@ -424,6 +424,22 @@ def test_what_may_be_given_back() -> None:
     assert tracker.handed_to == 42
 
 
+def test_an_ack_does_not_say_that_the_rest_of_a_batch_is_handled() -> None:
+    """T11: what the user got is handled when it asks for more; a Release need not wait for it any longer (A3)."""
+    tracker = AtMostOnce(5)
+    tracker.granted(5, 20)
+    tracker.deliver(9, 0, 5)
+    tracker.acked()
+    assert (tracker.in_flight, tracker.in_flight_since_ms, tracker.handled_to) == (0, None, 5)
+    tracker.deliver(19, 0)
+    tracker.skipped(20)
+    assert tracker.handled_to == 5, "a message is in hand"
+    tracker.returned()
+    tracker.granted(20, 25)
+    tracker.skipped(22)
+    assert tracker.handled_to == 22
+
+
 MOST_OPS = st.lists(
     st.one_of(
         st.tuples(st.just("grant"), st.integers(0, 30), st.integers(1, 10)),
