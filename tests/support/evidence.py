@@ -124,6 +124,8 @@ class JournalReader:
                 self.evidence.faults.append(Fault(line["ns"], "kill", self._life[file].client))
             elif kind in ("begin", "end", "ack"):
                 self._delivery(self._life[file].client, kind, line)
+            elif kind == "fail" and self._life[file].delivery == "at_most_once":
+                self._delivery(self._life[file].client, "end", line)  # it is not tried again, so this was its end
 
     def _delivery(self, client: str, kind: str, line: dict[str, Any]) -> None:
         for offset in line["o"]:
