@@ -147,12 +147,15 @@ def test_the_buffer_is_filled_to_its_limit_and_never_above(
 
 
 @pytest.mark.parametrize("threshold", [None, 8])
-def test_the_buffer_is_filled_in_bytes(memory: MemoryTestCluster, threshold: int | None) -> None:
+def test_the_buffer_is_filled_in_bytes(
+    memory: MemoryTestCluster, threshold: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ADR-37: "max_bytes?: number - max number of bytes stored in the buffer"
     ADR-37: "threshold_bytes?: number - hint for the number of bytes left in buffer that should trigger a low watermark
     on the client, and influence it to request more data."
     ADR-37: "pending byte count reaches threshold"
     """
+    monkeypatch.setattr(prefetch, "SLOW_PER_S", 0)  # as above
     topic = memory.topic()
     for _ in range(100):
         memory.put(topic, 0, b"v")
