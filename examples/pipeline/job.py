@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 ROWS_PER_BATCH = 1_500
 PARSED = (
-    "topic string, partition int, offset bigint, token string, value binary, customer string, product string, "
-    "cents bigint, event_time timestamp, problem string"
+    "topic string, partition int, offset bigint, token string, source string, value binary, customer string, "
+    "product string, cents bigint, event_time timestamp, problem string"
 )
 
 
@@ -84,7 +84,7 @@ def stream(spark: SparkSession, servers: str, topic: str, group: str) -> DataFra
 
 def parsed(df: DataFrame) -> DataFrame:
     """The service's own `parse`, on the executors."""
-    return df.select("topic", "partition", "offset", "token", "value").mapInArrow(parse_batches, PARSED)
+    return df.select("topic", "partition", "offset", "token", "source", "value").mapInArrow(parse_batches, PARSED)
 
 
 def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -110,7 +110,7 @@ def storing(sink: KafkaProducer) -> Any:
         for row in df.where("problem <> ''").select("topic", "partition", "offset", "value", "problem").collect():
             bury(sink, row.topic, row.partition, row.offset, bytes(row.value), row.problem)
         sink.flush()
-        good = df.where("problem = ''").drop("token", "value", "problem")
+        good = df.where("problem = ''").drop("token", "source", "value", "problem")
         good.withColumn("day", F.date_format("event_time", "yyyy-MM-dd")).write.partitionBy("day").parquet(
             entry.folder("orders")
         )

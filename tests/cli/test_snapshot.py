@@ -83,8 +83,10 @@ def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, t
     assert shell.run("log", "dump", GROUP, "--json", "--output", str(path)).exit_code == 0
     for where in ((), ("--dump", str(path))):
         shown = shell.json("explain", GROUP, "orders:0", "--offset", str(newest), *where)
-        assert {**shown, "records": [], "left_out": 0} == {**whole, "records": [], "left_out": 0, "began_at": oldest}
-        assert shown["records"], "further back than the newest snapshot"
+        changing: dict[str, object] = {"records": [], "left_out": 0, "began_at": 0}
+        assert {**shown, **changing} == {**whole, **changing}
+        assert shown["began_at"] >= oldest
+        assert shown["records"]
         changed = shell.json("diff", GROUP, "--at", str(oldest), "--at", str(newest), *where)
         assert (changed["from_offset"], changed["to_offset"]) == (oldest, newest)
         assert changed["records"]["Join accepted"] > 0
