@@ -184,12 +184,11 @@ class DeliveryQueue:
         """Returns how many messages to take from the source, at most `most`; 0 while the buffers are full.
 
         It is 1 if they are full and nothing of them can be delivered: the other partitions are not to wait for acks.
-        But it is 0 while messages that were given back fill memory alone (Prefetch.stopped), and while some wait for
-        nothing but a grant: the log answers soon, whatever else is taken.
+        It is 0 while messages that were given back fill memory alone (Prefetch.stopped), or a grant is asked for.
         """
         if (fitting := self.prefetch.takes(self.buffers.values(), most)) or most <= 0 or self.prefetch.stopped:
             return fitting
-        return int(self._gate_shut or not (self.to_deliver()[0] if self.at_most_once else self.deliverable()))
+        return int(self._gate_shut or not (self.deliverable() or grants.asked(self.delivering())))
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Sorts fetched messages into their buffers, and stops fetching partitions whose buffers are full.

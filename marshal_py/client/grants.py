@@ -52,6 +52,16 @@ def awaited(delivering: Iterable[tuple[Buffer, Claim]]) -> bool:
     )
 
 
+def asked(delivering: Iterable[tuple[Buffer, Claim]]) -> bool:
+    """Tells whether a grant of fetched messages was asked for and not read yet, or is about to be asked for."""
+    return any(
+        buffer.fetched
+        and isinstance(claim.tracker, AtMostOnce)
+        and (claim.offer is not None or claim.tracker.asked is not None)
+        for buffer, claim in delivering
+    )
+
+
 class Offered(NamedTuple):
     """Says what `offer` did. `something`: the member can ask for a grant now. `spent`: no more may be granted now."""
 
