@@ -32,7 +32,7 @@ def candidacy(group: Group, me: int, out: set[int], policy: str) -> Candidacy:
     clock = SimpleNamespace(counted_ms=0, step_ms_max=1)
     detector = SimpleNamespace(waited_out=lambda group: set(out), clock=clock, watch_covers=lambda **watched: None)
     options = SimpleNamespace(policy=policy, topics=group.sessions[me].join.topics, group_config=None)
-    member = SimpleNamespace(session=me, detector=detector, options=options, gone_topics=frozenset())
+    member = SimpleNamespace(session=me, pin=NONE, detector=detector, options=options, gone_topics=frozenset())
     found = Candidacy(cast(Member, member))
     found.refresh(group)
     return found

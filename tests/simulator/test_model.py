@@ -153,7 +153,7 @@ def test_a_session_that_outlives_its_leave_is_found(weaken: Weaken) -> None:
     built.say(6, LEAVE, built.one)
     assert built.found() == set()
     weaken("Leave", accepts)
-    assert built.found() == {"S2"}
+    assert built.found() == {"S2", "S18"}, "it keeps its claim, and with it the floor"
 
 
 def test_a_claim_of_what_is_owned_is_found(weaken: Weaken) -> None:
@@ -178,7 +178,7 @@ def test_a_release_by_somebody_else_is_found(weaken: Weaken) -> None:
     built.say(6, RELEASE, two, built.epoch, 0)
     assert built.found() == set()
     weaken("ReleasingPartition", frees)
-    assert built.found() == {"S2"}
+    assert built.found() == {"S2", "S18"}, "the claim is gone, and with it the floor"
 
 
 # --- S10, S11, S12: positions and pauses
@@ -258,7 +258,8 @@ def test_a_move_outside_of_its_pause_and_under_an_owner_is_found(weaken: Weaken)
     owned.say(6, MOVE, token, [["t", 0, owned.epoch, 3]])
     assert outside.found() | owned.found() == set()
     weaken("SetPosition", moves)
-    assert outside.found() == owned.found() == {"S12"}
+    assert outside.found() == {"S12"}
+    assert owned.found() == {"S12", "S18"}, "the owner's floor is another one"
 
 
 # --- S6: grants

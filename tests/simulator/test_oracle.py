@@ -736,7 +736,7 @@ def test_state_digest() -> None:
     other = log.must(CLAIM, session, "t", 1, -1, 5)
     assert log.release(session, other, parked="looked at by nobody") == "accepted"
     version = log.last
-    config = pack([CONFIG, gone + 1, -1, 0, False, "p"])
+    config = pack([CONFIG, gone + 1, -1, 0, False, "greedy"])
     assert log.put(envelope(GROUP, CONFIG, config)).outcome == "accepted"
     config_offset = log.last
     mark = log.must(STEP_DOWN, session, -1)
