@@ -28,7 +28,9 @@ def test_the_first_job_on_a_broker_that_creates_topics_automatically(spark: Spar
         for number in range(MESSAGES):
             producer.produce("orders", str(number))
         assert producer.flush(60) == 0
-        exec(PROGRAMS[0].replace("localhost:9092", broker.bootstrap).replace('"/data/', f'"{tmp_path}/'), {})
+        program = PROGRAMS[0].replace("localhost:9092", broker.bootstrap).replace('"/data/', f'"{tmp_path}/')
+        assert "spark.stop()" in program
+        exec(program.replace("spark.stop()", "pass"), {})  # the session is that of all tests
         rows = Ledger(tmp_path / "orders").read(spark, "orders").collect()
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         topics = admin.list_topics(timeout=30).topics
