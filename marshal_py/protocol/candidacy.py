@@ -117,7 +117,7 @@ class Candidacy:
         config = group.config
         if config is not None and (config.policy in POLICIES or config.policy in RESTRICTED):
             self.policy = config.policy
-        detector.watch_covers(topics=self.policy == "topic", pin=self.policy == "pinned")
+        detector.watch_covers(group, topics=self.policy == "topic", pin=self.policy == "pinned")
         self.order = candidate_order(group, self.waited_out)
         self._note_pin(group)
         self.lines = self._lines(group, self.order)

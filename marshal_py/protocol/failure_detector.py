@@ -65,11 +65,17 @@ class FailureDetector:
         """
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
-    def watch_covers(self, *, topics: bool, pin: bool) -> None:
-        """Sets whether `free` names whole topics (partition -1), and the pin. From the next refresh on it does."""
+    def watch_covers(self, group: Group, *, topics: bool, pin: bool) -> None:
+        """Sets whether `free` names whole topics (partition -1), and the pin. If that changes, it names them at once.
+
+        Not from the next refresh on: who reads what has changed since `Group.shape` would never look at them then,
+        because they become free without a change of the group.
+        """
         watched = -1 if topics else 0, pin
         if watched != (self._first, self._pin):
             (self._first, self._pin), self._shape = watched, -1
+            self._refresh_free(group, self.clock.counted_ms)
+            self._shape = group.shape
 
     def _refresh_free(self, group: Group, counted: int) -> None:
         """Updates which partitions are free: nobody owns them, and they are not parked.

@@ -16,7 +16,7 @@ from marshal_py.protocol.assignment import POLICIES, candidate_order
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.head_starts import HeadStarts
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import Leave, Topology
 from marshal_py.protocol.world import Group
@@ -30,7 +30,9 @@ SEEDS = st.integers(0, 2**32)
 def candidacy(group: Group, me: int, out: set[int], policy: str) -> Candidacy:
     """As a member that has waited out these sessions sees it."""
     clock = SimpleNamespace(counted_ms=0, step_ms_max=1)
-    detector = SimpleNamespace(waited_out=lambda group: set(out), clock=clock, watch_covers=lambda **watched: None)
+    detector = SimpleNamespace(
+        waited_out=lambda group: set(out), clock=clock, watch_covers=lambda group, **watched: None
+    )
     options = SimpleNamespace(policy=policy, topics=group.sessions[me].join.topics, group_config=None)
     member = SimpleNamespace(session=me, pin=NONE, detector=detector, options=options, gone_topics=frozenset())
     found = Candidacy(cast(Member, member))
@@ -151,7 +153,7 @@ def test_a_partition_is_tried_when_its_wait_is_over(seed: int) -> None:
         0,
         0,
     )
-    ranks = {number: chance.randrange(3) for number in range(20)}
+    ranks = {number: chance.randrange(3) for number in range(-1, 20)}
 
     def rank(tp: TopicPartition) -> int:
         return ranks[tp.partition]
@@ -162,10 +164,13 @@ def test_a_partition_is_tried_when_its_wait_is_over(seed: int) -> None:
             happens()
         if chance.random() < 0.1:
             revision += 1
-            ranks.update({number: chance.randrange(3) for number in range(20)})
+            ranks.update({number: chance.randrange(3) for number in range(-1, 20)})
         detector.refresh(book.group, at(ms), chance.random() < 0.98)
         if chance.random() < 0.9:  # a member that may not act does not look
-            due = starts.due(book.group, detector, revision, rank, (TOPIC,))
+            if chance.random() < 0.1:  # by another policy covers are free; the group is as it was
+                revision += 1
+                detector.watch_covers(book.group, topics=chance.random() < 0.5, pin=chance.random() < 0.5)
+            due = starts.due(book.group, detector, revision, rank, frozenset({TOPIC, PIN.topic}))
             over = {
                 tp
                 for tp, (_, began) in detector.free().items()

@@ -163,6 +163,17 @@ def test_a_crash_and_a_leave() -> None:
     assert told(clients[1]) == ["pinned", "unpinned left"]
 
 
+def test_the_only_consumer_of_a_group_is_pinned_again_when_it_is_restarted() -> None:
+    """A11, A2: nothing in the group changes after its Join, and it must not need that to see the free pin."""
+    cluster, clients = cluster_of("one")
+    clients[0].member.leave(clients[0].now, "", 0)
+    cluster.run(2 * INTERVAL_MS)
+    clients.append(cluster.add("one again", priority_group="jobs"))
+    cluster.run(INTERVAL_MS)
+    assert owned(clients)[1] == PARTITIONS
+    under_the_pin(cluster)
+
+
 def test_a_pause_takes_the_pin_and_gives_one_back() -> None:
     """A11, T12"""
     cluster, clients = cluster_of("one", "two")

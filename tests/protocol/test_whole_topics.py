@@ -136,6 +136,20 @@ def test_topics_move_whole_on_a_join_a_crash_a_step_down_and_a_pause() -> None:
     never_split(cluster)
 
 
+def test_the_only_consumer_of_a_group_takes_all_again_when_it_is_restarted() -> None:
+    """A9, A2: nothing in the group changes after its Join, and it must not need a change to see free topics."""
+    cluster, counts = cluster_of(), {"a": 2, "b": 1}
+    one = add(cluster, "one", counts)
+    cluster.run(2 * INTERVAL_MS)
+    assert topics_of(one) == {"a", "b"}
+    one.member.leave(one.now, "", 0)
+    cluster.run(2 * INTERVAL_MS)
+    again = add(cluster, "one again", counts)
+    cluster.run(INTERVAL_MS)
+    assert topics_of(again) == {"a", "b"}
+    never_split(cluster)
+
+
 def test_a_busy_handler_holds_the_whole_topic_until_its_time_is_over() -> None:
     """A9, A3"""
     cluster, counts = cluster_of(), {"a": 2, "b": 2}
