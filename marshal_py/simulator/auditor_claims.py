@@ -61,11 +61,9 @@ def s2_one_owner(history: History) -> Iterator[Violation]:
 
 def _covered(history: History, d: Delivery, claim: ClaimSpan) -> bool:
     """Returns whether the session of a delivery owned the claim that its group's policy demands above it (A9, A11)."""
-    config = history.oracle.groups[d.group].config
-    policy = "" if config is None else config.fields["policy"]
-    if policy not in COVERED or d.read_to < 0:
+    if claim.policy not in COVERED or d.read_to < 0:
         return True
-    covers = history.by_key.get((d.group, d.topic if policy == "topic" else "", -1), ())
+    covers = history.by_key.get((d.group, d.topic if claim.policy == "topic" else "", -1), ())
     return any(cover.session == claim.session and cover.epoch < d.read_to <= cover.end for cover in covers)
 
 

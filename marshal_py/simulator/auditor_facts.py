@@ -30,6 +30,7 @@ class ClaimSpan:
         "key",
         "mode",
         "ms",
+        "policy",
         "position",
         "raised",
         "released",
@@ -45,6 +46,7 @@ class ClaimSpan:
     key: Key
     mode: int
     ms: float
+    policy: str
     position: int
     sent_ms: float
     session: int
@@ -60,10 +62,14 @@ class ClaimSpan:
         position: int,
         generation: int,
         mode: int,
+        policy: str,
     ) -> None:
         self.key, self.epoch, self.session, self.client_id = key, epoch, session, client_id
         self.ms, self.sent_ms = ms, sent_ms  # when it was read, and when it was first sent
         self.position, self.generation, self.mode = position, generation, mode
+        self.policy = (
+            policy  # of its group, "" if its settings name none; another life of the group may have another one
+        )
         self.attempts: int = 0  # at-least-once: how often the log says that the message at `position` was delivered
         self.end: int = FOREVER
         self.ended_by: str = ""

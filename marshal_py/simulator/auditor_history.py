@@ -92,7 +92,7 @@ class History:
         self.asked: dict[tuple[str, int, Client], dict[bytes, float]] = {}
         self.pauses: dict[str, list[tuple[int, int]]] = {}
         self.moved: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
-        self.set_at: dict[Key, list[int]] = {}  # by partition: records that set its position, or forgot it (F9.2)
+        self.set_at: dict[Key, list[int]] = {}  # by partition: records that set its position, or forgot it (F9.2, F9.5)
         self.evictions: list[Eviction] = []
         self.claim_records: list[tuple[float, Key]] = []
         self.claimants: list[tuple[int, Client, float]] = []  # of each claim record: offset, sender, first sent
@@ -222,9 +222,8 @@ class History:
                 if part.owner >= 0:
                     client_id = group.sessions[part.owner].join["client_id"]
                     ms = evidence.appended_ms[part.epoch]
-                    claim = ClaimSpan(
-                        key, part.epoch, part.owner, client_id, ms, ms, part.position, part.generation, group.mode
-                    )
+                    where, rules = (part.position, part.generation), (group.mode, self._models[name].policy)
+                    claim = ClaimSpan(key, part.epoch, part.owner, client_id, ms, ms, *where, *rules)
                     self._open.setdefault(name, {})[key] = self.claims[name, part.epoch] = claim
                     self.by_key.setdefault(key, []).append(claim)
             if group.paused:
@@ -332,6 +331,9 @@ class History:
             self.moved.setdefault((group, fields["by"]), []).append((offset, fields))
             for move in fields["moves"]:
                 self.set_at.setdefault((group, move["topic"], move["partition"]), []).append(offset)
+        elif kind == "GroupConfig" and fields["deleted"]:
+            for place in self._models[group].positions:
+                self.set_at.setdefault((group, *place), []).append(offset)
         elif kind == "Note":
             self.notes.append((self.evidence.read_ms[offset], group, fields))
             if fields["kind"] == LOST:
@@ -380,6 +382,7 @@ class History:
             part.position,
             part.generation,
             group.mode,
+            self._models[key[0]].policy,
         )
         if claim.mode != AT_MOST_ONCE:
             claim.finished = finished_spans(part.position, part.progress)

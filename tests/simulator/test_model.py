@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from marshal_py.simulator import oracle
+from marshal_py.simulator.auditor_evidence import ToolReport
 from marshal_py.simulator.oracle import Group, Record, Session
 from marshal_py.simulator.oracle_rules import delete_group
 from tests.support.handmade_evidence import (
     CLAIM,
     EVICT,
     GRANT,
+    GROUP,
     HEARTBEAT,
     INTERVAL,
     JOIN,
@@ -395,6 +397,27 @@ def test_a_deletion_of_a_group_in_use_is_found(weaken: Weaken) -> None:
     assert live.found() | stranger.found() | owned.found() == set()
     weaken("GroupConfig", deletes)
     assert live.found() == stranger.found() == owned.found() == {"S17"}
+
+
+def test_each_life_of_a_group_is_judged_by_its_own_settings_and_positions() -> None:
+    """F9.5: before the deletion nothing covers a claim and an admin moves a position, afterwards neither holds."""
+    built = EvidenceBuilder()
+    built.deliver(0, 5, 6)
+    released = built.say(7, RELEASE, built.one, built.epoch, 1)
+    token = built.say(8, PAUSE, -1, -1, 60_000)
+    built.say(9, MOVE, token, [["t", 0, released, 3]], False, "admin")
+    built.evidence.reports.append(ToolReport(GROUP, "admin", "moved", (("t", 0, 3),)))
+    deleted = built.say(11, CONFIG, -1, token, 0, True)
+    built.say(12, CONFIG, deleted, -1, 0, False, "topic")
+    built.say(13, TOPOLOGY, "t", 1, deleted)
+    two = built.join(14, TWO)
+    cover = built.say(15, CLAIM, two, "t", -1, -1)
+    epoch = built.say(16, CLAIM, two, "t", 0, -1, 0)
+    built.deliver(0, 17, 18, epoch=epoch, instance=TWO, client=1)
+    assert built.judged() == []
+    built.say(19, RELEASE, two, cover, -1)
+    built.deliver(1, 20, 21, epoch=epoch, instance=TWO, client=1)
+    assert built.found() == {"S2"}, "the second life has covers"
 
 
 def test_a_record_that_counts_in_a_deleted_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
