@@ -38,6 +38,7 @@ from marshal_py.simulator.scenario import GroupPlan, Scenario
 from marshal_py.simulator.trace import Trace
 from marshal_py.simulator.witness import KEPT_PER_INTERVAL
 
+RESTARTED = ("SessionCloned", "ModeMismatch", "TopicRecreated", "DuplicateClientId", "GroupDeleted", "InvalidOption")
 EVENTS_MAX = 5_000_000  # a run that needs more is in an endless loop
 HANDLER_TIMEOUT_INTERVALS = 5  # short enough that a run sees it happen
 HAND_OVER_INTERVALS = 2  # another number than the handler timeout, so that the two cannot be confused
@@ -206,7 +207,7 @@ class Cluster:
         group = client.world.groups.get(client.group)
         if error == "ModeMismatch" and group is not None and group.mode:
             self.modes[client.group] = group.mode  # the operator learns the mode from the error
-        if error in ("SessionCloned", "ModeMismatch", "TopicRecreated", "DuplicateClientId"):
+        if error in RESTARTED:
             # A clone, or a client displaced by its namesake, is restarted only if the other one is gone as well.
             doubled = client.clone_of >= 0 or error == "DuplicateClientId"
             self.schedule(self.scenario.interval_ms, None, self._start_missed if doubled else self._start_again, client)
@@ -218,7 +219,7 @@ class Cluster:
     def _start_again(self, old: Client) -> None:
         # Two processes that each declare the other dead would displace each other without end: an operator's mistake.
         options = replace(old.options, fast_reclaim=False, mode=self.modes[old.group])
-        self.add_client(old.group, options, old.clock)
+        self.add_client(old.group, restricted.fitting(old, options, self.scenario), old.clock)
 
     # --- the world outside of the processes
 

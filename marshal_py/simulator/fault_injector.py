@@ -7,27 +7,36 @@ notices faults only through clocks, bytes and silence.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
 
-from marshal_py.admin.change import ConfigPlan, ShrinkPlan
+from marshal_py.admin.change import ShrinkPlan
 from marshal_py.admin.operation import GroupContext, Operation
 from marshal_py.admin.pause import PausePlan
 from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan
 from marshal_py.protocol.group_rules import PARTITIONED
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, MODE_NAMES, Genesis, StepDown
+from marshal_py.protocol.records import Genesis, StepDown
 from marshal_py.protocol.refusals import LEFT_INTERVALS
 from marshal_py.simulator import restricted
 from marshal_py.simulator.admins import AdminProcess, CrashPoint
 from marshal_py.simulator.broker import MISSING
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.cluster import Cluster
-from marshal_py.simulator.faults import ASKED_KINDS, DAMAGE_KINDS, LATE_MS_MAX, STRIKE_KINDS, TRACED_KINDS, spread
+from marshal_py.simulator.faults import (
+    ASKED_KINDS,
+    DAMAGE_KINDS,
+    LATE_MS_MAX,
+    LIFE_KINDS,
+    LONG_KINDS,
+    STRIKE_KINDS,
+    TRACED_KINDS,
+    spread,
+)
+from marshal_py.simulator.group_lives import PATIENCE_INTERVALS, GroupLives
 from marshal_py.simulator.malformed_records import damaged_envelope, harmless, newer_record
 from marshal_py.simulator.query import Checkpoint, Query
 from marshal_py.simulator.restricted import MEMBERS
@@ -36,10 +45,6 @@ from marshal_py.simulator.witness import Witnesses
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two faults
 QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
-LONG_KINDS: Final = frozenset(
-    {"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink", "recreate", "beyond", "fetch_error"}
-)
-PATIENCE_INTERVALS: Final = 12  # how long tools wait: most end before the heal
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
 FLAP_MS: Final = 1_000  # invariants.md: leaders change up to once per second
@@ -55,10 +60,13 @@ class FaultInjector:
         self.cluster = cluster
         self.rng: random.Random = cluster.rng
         self.interval_ms: int = cluster.scenario.interval_ms
-        self.kinds: list[str] = [kind for kind in STRIKE_KINDS + ASKED_KINDS if kind in cluster.scenario.kinds]
+        self.kinds: list[str] = [
+            kind for kind in STRIKE_KINDS + LIFE_KINDS + ASKED_KINDS if kind in cluster.scenario.kinds
+        ]
         self.strikes: dict[str, int] = {}
         self.names: int = 0
         self._witnesses: Witnesses = Witnesses()
+        self._lives: GroupLives = GroupLives(cluster, self._run_tool)
         self._struck = 0  # the number of faults, including skipped ones
         self.healed: bool = False
         self._actions: dict[str, Callable[[], object]] = {
@@ -83,12 +91,13 @@ class FaultInjector:
             "broker_clock": self._broker_clock,
             "onlooker": self._evict_sessions,
             "false_reclaim": self._false_reclaim,
-            "mode_change": self._mode_change,
+            "mode_change": lambda: self._lives.change_mode(self._group()),
             "shrink": self._shrink,
             "recreate": self._recreate,
             "beyond": self._beyond,
             "fetch_error": self._fetch_error,
             "witness": self._witness,
+            "deletion": lambda: self._lives.delete(self._group()),
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }
 
@@ -103,12 +112,15 @@ class FaultInjector:
             within_ms = 1 if "genesis_race" in scenario.kinds else self.interval_ms // 2
             delay_ms = int(rng.random() * (8 * self.interval_ms if late else within_ms))
             self.cluster.schedule(delay_ms, None, self._join, group)
+        self._lives.begin()
         if self.kinds:
             self._schedule()
         for group in scenario.groups:
             for change in range(restricted.CHANGES if group.policy in PARTITIONED else 0):
                 at_ms = int(rng.random() * scenario.safety_ms)
-                self.cluster.schedule(at_ms, None, self._change_members, (group, MEMBERS[change % 3 : change % 3 + 1]))
+                self.cluster.schedule(
+                    at_ms, None, self._lives.change_members, (group, MEMBERS[change % 3 : change % 3 + 1])
+                )
         for kind in DAMAGE_KINDS:
             if kind in scenario.kinds:
                 self.cluster.schedule(int((0.2 + 0.6 * rng.random()) * scenario.safety_ms), None, self._damage, kind)
@@ -145,6 +157,7 @@ class FaultInjector:
             if process.frozen and not process.dead:
                 process.thaw()
         self._recover(None)
+        self._lives.heal()
         for group in cluster.scenario.groups:
             while not restricted.enough(group, cluster.staying()):
                 self._join(group)
@@ -347,14 +360,11 @@ class FaultInjector:
         cluster.processes.append(tool)
         cluster.schedule(int(rng.random() * self.interval_ms), tool, lambda _: tool.wake_reader())
 
-    def _pause_ms(self) -> int:
-        return int((1 + self.rng.random() * 3) * self.interval_ms)
-
     def _admin(self) -> None:
         cluster, rng, group = self.cluster, self.rng, self._group()
         places = [place for place in cluster.broker.topics if place[0] in group.topics and rng.random() < 0.7]
         moves = {TopicPartition(*place): int(rng.random() * (cluster.broker.ends[place] + 1)) for place in places}
-        duration_ms, patience_ms = self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
+        duration_ms, patience_ms = self._lives.pause_ms(), PATIENCE_INTERVALS * self.interval_ms
         if moves:
             self._run_tool(
                 group,
@@ -375,7 +385,7 @@ class FaultInjector:
         places = [place for place in cluster.broker.topics if place[0] in group.topics]
         place = TopicPartition(*places[int(rng.random() * len(places))])
         moves = {place: cluster.broker.ends[place] + 50 + int(rng.random() * 50)}
-        duration_ms, patience_ms = self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
+        duration_ms, patience_ms = self._lives.pause_ms(), PATIENCE_INTERVALS * self.interval_ms
         self._run_tool(
             group, lambda context: PositionPlan(context, moves, duration_ms=duration_ms, patience_ms=patience_ms), moves
         )
@@ -384,23 +394,9 @@ class FaultInjector:
         self._admin()
         self._admin()
 
-    def _mode_change(self) -> None:
-        group, duration_ms = self._group(), self._pause_ms()
-        wanted = {"delivery": MODE_NAMES[AT_LEAST_ONCE if self.rng.random() < 0.5 else AT_MOST_ONCE]}
-        patience_ms = PATIENCE_INTERVALS * self.interval_ms
-        self._run_tool(
-            group, lambda context: ConfigPlan(context, wanted, duration_ms=duration_ms, patience_ms=patience_ms), {}
-        )
-
-    def _change_members(self, change: tuple[GroupPlan, Sequence[str]]) -> None:
-        """Lets an admin set a partitioned group's list of members, without those that `change` names."""
-        group, dropped = change
-        edit, patience_ms = partial(restricted.changed, dropped=dropped), PATIENCE_INTERVALS * self.interval_ms
-        self._run_tool(group, lambda context: ConfigPlan(context, edit, patience_ms=patience_ms), {})
-
     def _shrink(self) -> None:
         """Lets an admin say that a topic has become smaller. It has not, and consumers that see this say so."""
-        group, duration_ms, patience_ms = self._group(), self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
+        group, duration_ms, patience_ms = self._group(), self._lives.pause_ms(), PATIENCE_INTERVALS * self.interval_ms
         count = self.cluster.broker.counts[group.topics[0]] - 1
         self._run_tool(
             group,

@@ -62,6 +62,11 @@ RUN_KINDS: Final = (
     "drain",
     "busy_join",
 )
+# Kinds of a group's life. `deletion`: an admin deletes a group with its live consumers, and another one revives it.
+# `create_race`, a property of the whole run: an admin creates each group, and a consumer brings other settings, while
+# the first consumers join.
+LIFE_KINDS: Final = ("deletion",)
+LIFE_RUN_KINDS: Final = ("create_race",)
 # Kinds that happen only where they are asked for, because old seeds must stay what they are. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
 # witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
@@ -69,11 +74,35 @@ RUN_KINDS: Final = (
 # behind (D16).
 ASKED_KINDS: Final = ("witness",)
 ASKED_RUN_KINDS: Final = ("answers", "behind")
+# Kinds that end shortly before the healing, or take long: none begins late in a run.
+LONG_KINDS: Final = frozenset(
+    {
+        "admin",
+        "two_admins",
+        "stuck_handler",
+        "mode_change",
+        "onlooker",
+        "shrink",
+        "recreate",
+        "beyond",
+        "fetch_error",
+        "deletion",
+    }
+)
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer", "unclean")
-TRACED_KINDS: Final = STRIKE_KINDS + DAMAGE_KINDS + ASKED_KINDS  # by the number that a trace has
+TRACED_KINDS: Final = STRIKE_KINDS + DAMAGE_KINDS + ASKED_KINDS + LIFE_KINDS  # by the number that a trace has
 KINDS: Final = (
-    NETWORK_KINDS + FETCH_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS + DAMAGE_KINDS + ASKED_KINDS + ASKED_RUN_KINDS
+    NETWORK_KINDS
+    + FETCH_KINDS
+    + STALL_KINDS
+    + STRIKE_KINDS
+    + RUN_KINDS
+    + LIFE_KINDS
+    + LIFE_RUN_KINDS
+    + DAMAGE_KINDS
+    + ASKED_KINDS
+    + ASKED_RUN_KINDS
 )
 
 LATE_MS_MAX: Final = 600_000  # invariants.md: delays and late copies up to 10 minutes
@@ -95,6 +124,9 @@ def draw_kinds(rng: Random) -> frozenset[str]:
     kinds = {kind for kind in usual if rng.random() < chance}
     if rng.random() < DAMAGE_CHANCE:
         kinds.add(DAMAGE_KINDS[int(rng.random() * len(DAMAGE_KINDS))])
+    # Of each group's life, by the number that is drawn already: the runs without these kinds stay what they are.
+    kinds |= {"create_race"} if shape >= 0.88 else set()
+    kinds |= {"deletion"} if 0.82 <= shape < 0.94 else set()
     return frozenset(kinds)
 
 

@@ -402,6 +402,9 @@ _FOLD_BIAS: Final = {
     "R4": _bias("arrive", "leave", "delay", "reorder", mode=AT_MOST_ONCE),
     "R5": _bias("leave", "arrive", mode=AT_MOST_ONCE),
     "L3": _bias("crash", mode=AT_MOST_ONCE),
+    "U1": _bias("create_race", "delay"),
+    "U2": _bias("create_race", "delay"),
+    "U3": _bias("deletion", "delay"),
     "P3": _bias("admin", "two_admins", "stuck_handler", "slow_handler", mode=AT_LEAST_ONCE),
 }
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.admin.pause import Drain
-from marshal_py.protocol import transitions
+from marshal_py.protocol import admin_rules, transitions, world
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.record_handler import RecordHandler
 from marshal_py.protocol.records import (
@@ -316,6 +316,35 @@ def _g4(rule: Rule) -> Rule:
     return heartbeat
 
 
+def _u1(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    def any_join(config: GroupConfig | None, join: Join) -> str:
+        return ""
+
+    return [(module, "misfit", any_join) for module in (rationalizer, world)]  # world: W9
+
+
+def _u2(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    def nothing_stays(config: GroupConfig | None, mode: int, after: GroupConfig) -> str:
+        return ""
+
+    return [(admin_rules, "lifelong", nothing_stays)]
+
+
+def _u3(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    """Plants U3: a deletion needs no pause, and its tool does not wait until all partitions are free."""
+    rules, config = list(rationalizer._RULES), rationalizer._RULES[CONFIG]
+
+    def delete(group: Group, offset: int, record: GroupConfig, body: bytes) -> str:
+        if record.deleted and record.observed == group.config_offset:
+            for session in tuple(group.sessions.values()):
+                transitions.end_session(group, session)
+        reason: str = config(group, offset, record, body)
+        return reason
+
+    rules[CONFIG] = delete
+    return [(rationalizer, "_RULES", tuple(rules)), (Drain, "empty", lambda self, group, now: True)]
+
+
 def _refused(answer: Any) -> bool:
     """Returns whether a rule of the fold has refused the record. A rule that accepts may answer with what it found (a
     span that a claim leaves unsettled), which is no reason.
@@ -357,5 +386,8 @@ MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "R4": ("a Release gives back whatever it has observed", RELEASE, _r4),
     "R5": ("a Release gives back what its owner had reported as handled", -1, mutants_claims.r5),
     "L3": ("nothing says what an owner that died had not reported", -1, mutants_claims.l3),
+    "U1": ("a Join counts whatever the settings of the group are", -1, _u1),
+    "U2": ("settings for the life of a group change", -1, _u2),
+    "U3": ("a group is deleted under its owners", -1, _u3),
     "P3": ("progress outlives a generation", -1, mutants_claims.p3),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from marshal_py.simulator import mutants_claims, oracle
+from marshal_py.simulator import mutants_claims, oracle, oracle_rules
 from marshal_py.simulator.auditor_model import AT_MOST_ONCE
 from marshal_py.simulator.oracle import Group, Partition
 
@@ -303,6 +303,24 @@ def _r5(rule: Rule) -> Rule:
     return release
 
 
+def _u1() -> list[Patch]:
+    return [(oracle_rules, "fits", lambda join, policy, priority_groups: True)]
+
+
+def _u2() -> list[Patch]:
+    return [(oracle_rules, "changes_what_stays", lambda group, wanted: False)]
+
+
+def _u3(rule: Rule) -> Rule:
+    def config(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
+        if fields["deleted"] and fields["observed"] == group.config_offset:
+            for session in list(group.sessions):
+                group.end_session(session)
+        return rule(group, fields, offset, body)
+
+    return config
+
+
 def _known(group: Group, fields: dict[str, Any]) -> Partition:
     """Returns the partition that a record names. If the group does not have it, returns an empty one outside the
     group.
@@ -343,5 +361,8 @@ COUNTERPARTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "R4": lambda: _rules(ReleasingPartition=_r4),
     "R5": lambda: _rules(ReleasingPartition=_r5),
     "L3": mutants_claims.l3_in_the_oracle,
+    "U1": _u1,
+    "U2": _u2,
+    "U3": lambda: _rules(GroupConfig=_u3),
     "P3": mutants_claims.p3_in_the_oracle,
 }

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from marshal_py.admin.change import exists
+from marshal_py.errors import InvalidOption
 from marshal_py.protocol.assignment import DEFAULT_POLICY, RESTRICTED
 from marshal_py.protocol.group_rules import PARTITIONED, PRIORITY
 from marshal_py.protocol.identity import NONE
@@ -61,6 +63,34 @@ def options_of(options: MemberOptions, group: GroupPlan, scenario: Scenario) -> 
     member = MEMBERS[int(options.client_id[1:]) % len(MEMBERS)]
     settings = GroupConfig(NONE, policy=group.policy, max_members=scenario.partitions, members=MEMBERS)
     return replace(options, policy=DEFAULT_POLICY, member=member, group_config=settings)
+
+
+def fitting(old: Client, options: MemberOptions, scenario: Scenario) -> MemberOptions:
+    """Returns options that fit the group as `old` has last read it. Its operator learns that from the error."""
+    if old.member is None or not isinstance(old.member.error, InvalidOption):
+        return options
+    group = old.world.groups.get(old.group)
+    plan = next(plan for plan in scenario.groups if plan.name == old.group)
+    if not exists(group):
+        return of_policy(options, plan, plan.policy, scenario)
+    policy = "" if group is None or group.config is None else group.config.policy
+    return of_policy(options, plan, policy or DEFAULT_POLICY, scenario)
+
+
+def of_policy(options: MemberOptions, group: GroupPlan, policy: str, scenario: Scenario) -> MemberOptions:
+    """Returns the options that a consumer needs in a group with this policy."""
+    plain = replace(
+        options,
+        policy=DEFAULT_POLICY,
+        group_config=None,
+        member="",
+        priority_group="",
+        priority=0,
+        claims_max=0,
+        min_pending=0,
+        min_ack_pending=0,
+    )
+    return options_of(plain, group._replace(policy=policy), scenario)
 
 
 def enough(group: GroupPlan, staying: Iterable[Client]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final, NamedTuple
 
+from marshal_py.protocol.group_rules import EXPLICIT
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE
 from marshal_py.simulator import dump_state
 from marshal_py.simulator.dump_state import DumpState
@@ -111,7 +112,7 @@ def draw(rng: Random, options: Options) -> Scenario:
     )
     clients = spread(rng, FEW_CLIENTS, CLIENTS_MAX) if rng.random() < CROWD else 1 + int(rng.random() * FEW_CLIENTS)
     partitions, clients = options.partitions or partitions, options.clients or clients
-    first_mode = AT_LEAST_ONCE if options.queries else options.mode
+    first_mode = AT_LEAST_ONCE if options.queries or options.policy in EXPLICIT else options.mode
     first_mode = first_mode or (AT_LEAST_ONCE if rng.random() < 0.5 else AT_MOST_ONCE)
     policy = "greedy" if rng.random() < 0.2 or "behind" in kinds else "balanced"
     groups = [GroupPlan("billing", first_mode, TOPICS[:1], policy)]
@@ -139,8 +140,12 @@ def draw(rng: Random, options: Options) -> Scenario:
         until_ms=options.until_ms,
         queries=options.queries,
     )
+    if "create_race" in kinds:
+        scenario = scenario._replace(kinds=kinds - NOT_RESTRICTED)
     if options.policy:
         groups = [group._replace(policy=options.policy) for group in groups]
+        if options.policy in EXPLICIT:
+            groups = [group._replace(mode=AT_LEAST_ONCE) for group in groups]
         scenario = scenario._replace(groups=tuple(groups), kinds=kinds - NOT_RESTRICTED)
     return _from_dump(scenario, options, dump_state.read(options.dump, options.group)) if options.dump else scenario
 

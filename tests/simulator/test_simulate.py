@@ -22,7 +22,7 @@ from marshal_py.simulator.auditor import judge
 from marshal_py.simulator.auditor_evidence import Crash, DeadLetter, Presence, Stop, ToolReport
 from marshal_py.simulator.auditor_liveness import Demands, Departure, judge_liveness
 from marshal_py.simulator.cluster import Cluster
-from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
+from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, LIFE_KINDS, STRIKE_KINDS
 from marshal_py.simulator.malformed_records import harmless
 from marshal_py.simulator.mutants import MUTANTS, SEEDS_BASE, VAGUE, find, switched_on
 from marshal_py.simulator.oracle_snapshot import FOLD_VERSION, Snapshots
@@ -48,7 +48,7 @@ from tests.support.handmade_evidence import (
     EvidenceBuilder,
 )
 
-SEEDS = (*range(99), 140)  # 140: a topic of the log is created again, which is rare
+SEEDS = (*range(99), 111, 140)  # 111: an admin deletes a group; 140: a topic of the log is created again; both are rare
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -71,12 +71,13 @@ def test_the_runs_are_not_void(results: list[Result]) -> None:
     assert sum(result.handovers for result in results) >= 100
     assert sum(result.deliveries for result in results) >= 10_000
     struck = {kind for result in results for kind in result.strikes}
-    assert struck >= set(STRIKE_KINDS)
+    assert struck >= {*STRIKE_KINDS, *LIFE_KINDS}
+    assert any("create_race" in result.scenario.kinds for result in results)
     assert struck & set(DAMAGE_KINDS)
 
 
 def test_no_client_of_a_run_is_refused_for_its_settings() -> None:
-    """A refused client is not replaced, so that the run would show less, and its partitions might wait (V3)."""
+    """A refused client begins again an interval later, with the group's settings, so that the run would show less."""
     options = Options(clients=5, partitions=2, interval_ms=1_000, intervals=8, kinds=frozenset({"arrive"}))
     endings = {ending for seed in (0, 1, 3) for ending in simulate(seed, options).endings}
     assert endings == {"stopped"}
@@ -730,6 +731,9 @@ QUICK = (
     "H1",
     "L1",
     "L2",
+    "U1",
+    "U2",
+    "U3",
     "Q1",
     "Q2",
     "Q3",
@@ -783,6 +787,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     others |= {"T19A", "T19B", "T19C", "T19D", "T19E", "T19F"}
     others |= {"D14A", "D14B", "D14C", "D14D", "D15A", "D15B", "D15C", "D15D", "D15E", "D16A", "D16B", "D16C"}
     others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P5", "P6", "W1", "W2", "O1", "O2"}
+    others |= {"U1", "U2", "U3"}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(COUNTED) == {"X3", "X12"}
 
