@@ -23,6 +23,7 @@ pytest_plugins = [
     "tests.support.clusters",
     "tests.support.postgres",
     "tests.support.file_scheduler",
+    "tests.support.file_times",
     "marshal_py.testing.plugin",
     "pytester",
 ]

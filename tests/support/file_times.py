@@ -1,0 +1,88 @@
+"""A pytest plugin that says how long each test file takes, and fails the run if a file takes far more than its budget.
+
+`--file-times=PATH` writes the table: CPU seconds and wall seconds per file, the greatest first. tests/file_times.tsv is
+such a table, made on two quiet cores (CONTRIBUTING.md names the command), and is the budget: CPU, because wall time
+measures what else the machine does. CPU seconds are those of the test's process and of the processes for which it has
+waited; a broker or a Spark that outlives its test is counted where it ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+TABLE: Final = Path(__file__).parents[1] / "file_times.tsv"
+TIMES: Final = 4  # a file exceeds its budget by far if it takes so many times the CPU seconds of its line
+EXTRA_S: Final = 30.0  # and so many more: starting a broker or Spark moves from one file to another
+NEW_S: Final = 10.0  # what a file without a line may take, before the factor
+
+
+def used_s() -> float:
+    """CPU seconds of this process so far, and of the child processes that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def read(table: str) -> dict[str, float]:
+    """CPU seconds by file, as a table says."""
+    rows = [line.split("\t") for line in table.splitlines()[1:]]
+    return {file: float(cpu) for file, cpu, _ in rows}
+
+
+def written(times: Mapping[str, tuple[float, float]]) -> str:
+    """The table of these (CPU seconds, wall seconds) by file."""
+    rows = sorted(times.items(), key=lambda row: (-row[1][0], row[0]))
+    return "file\tcpu_s\twall_s\n" + "".join(f"{file}\t{cpu:.1f}\t{wall:.1f}\n" for file, (cpu, wall) in rows)
+
+
+def exceeded(times: Mapping[str, tuple[float, float]], budget: Mapping[str, float]) -> list[str]:
+    """A sentence for each file that has taken far more CPU seconds than its budget."""
+    return [
+        f"{file} took {cpu:.0f} CPU seconds; its line in tests/file_times.tsv says {budget.get(file, NEW_S):.0f}"
+        for file, (cpu, _) in sorted(times.items())
+        if cpu > TIMES * budget.get(file, NEW_S) + EXTRA_S
+    ]
+
+
+class FileTimes:
+    """Adds up the times of the tests of each file, in the process that reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._used_s = used_s()
+        self.times: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
+        """In the process that runs the test: notes what this phase of it has used."""
+        report = yield
+        now_s = used_s()
+        report.cpu_s, self._used_s = now_s - self._used_s, now_s
+        return report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        file = report.nodeid.partition("::")[0]
+        cpu_s, wall_s = self.times[file]
+        self.times[file] = (cpu_s + report.cpu_s, wall_s + report.duration)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if path := self._config.getoption("--file-times"):
+            Path(path).write_text(written(self.times), encoding="utf-8")
+        for sentence in exceeded(self.times, read(TABLE.read_text(encoding="utf-8"))):
+            terminalreporter.write_line(f"BUDGET {sentence}", red=True)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if exceeded(self.times, read(TABLE.read_text(encoding="utf-8"))) and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--file-times", metavar="PATH", help="write CPU and wall seconds per test file to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FileTimes(config), "file-times")

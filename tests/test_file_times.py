@@ -1,0 +1,58 @@
+"""The times per test file: how they are added up, written and held against the budget (tests/support/file_times.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import file_times
+
+ROOT = Path(__file__).parents[1]
+
+HEAD = "file\tcpu_s\twall_s\n"
+
+
+def test_the_table_names_every_file_once_and_no_other() -> None:
+    lines = file_times.TABLE.read_text(encoding="utf-8").splitlines()
+    files = [line.partition("\t")[0] for line in lines[1:]]
+    present = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert len(files) == len(set(files))
+    assert set(files) <= present, "a file that is gone has no budget"
+
+
+def test_a_table_is_read_as_it_was_written() -> None:
+    text = file_times.written({"tests/a.py": (1.0, 2.0), "tests/b.py": (3.25, 0.5)})
+    assert text == HEAD + "tests/b.py\t3.2\t0.5\ntests/a.py\t1.0\t2.0\n"
+    assert file_times.read(text) == {"tests/a.py": 1.0, "tests/b.py": 3.2}
+
+
+@pytest.mark.parametrize(("cpu_s", "told"), [(70.0, False), (70.1, True)])
+def test_a_file_may_take_four_times_its_budget_and_half_a_minute(cpu_s: float, told: bool) -> None:
+    for budget in ({"tests/a.py": 10.0}, {}):
+        assert bool(file_times.exceeded({"tests/a.py": (cpu_s, 0.0)}, budget)) is told
+
+
+@pytest.mark.parametrize("processes", ([], ["-n", "2"]), ids=["one", "two"])
+@pytest.mark.parametrize("budget", [0.1, 100.0])
+def test_a_run_beyond_the_budget_fails(
+    processes: list[str], budget: float, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with xdist, whose processes send what each test has used."""
+    pytester.makepyfile(test_it="def test_it(): pass")
+    pytester.makeconftest(
+        f"""
+        import pathlib
+        from tests.support import file_times
+        file_times.EXTRA_S = -1.0
+        file_times.TABLE = pathlib.Path(__file__).with_name("times.tsv")
+        """
+    )
+    pytester.path.joinpath("times.tsv").write_text(f"{HEAD}test_it.py\t{budget}\t0\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = pytester.runpytest_subprocess(
+        "-p", "tests.support.file_times", *processes, "--file-times=all.tsv", "-p", "no:cacheprovider"
+    )
+    assert bool(done.ret) is (budget < 1.0)
+    assert ("BUDGET test_it.py took 0 CPU seconds" in done.stdout.str()) is (budget < 1.0)
+    assert list(file_times.read(pytester.path.joinpath("all.tsv").read_text(encoding="utf-8"))) == ["test_it.py"]
