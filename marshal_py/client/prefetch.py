@@ -131,7 +131,7 @@ class Prefetch:
         if self._full or not chunks:
             return 0 if self._full else most
         mean_bytes = max(1.0, size_bytes / sum([len(chunk.messages) for chunk in chunks]))
-        return max(1, min(most, int(min(left_bytes, self.bytes_max // parts) / mean_bytes)))
+        return min(most, max(1, int(min(left_bytes, self.bytes_max // parts) / mean_bytes)))
 
 
 def held_bytes(buffers: Iterable[Buffer]) -> int:
