@@ -3,7 +3,8 @@
 #   make demo ARGS="--delivery at_most_once"
 #   make pipeline                           orders through Kafka and Spark, about a minute; ARGS=--kill kills it midway
 #   make check                              lint, types and the tests that need neither Kafka nor Spark; 3 minutes
-#   make test                               lint, types and every test
+#   make test                               lint, types and every test but those of `make proof`
+#   make proof                              tests that take long and prove more of the same; before a release
 #   make test ARGS="tests/client -k lease"  some of the tests; ARGS are pytest's
 #   make lint                               format, lint and types alone
 #   make soak                               long random searches, until Ctrl-C
@@ -25,7 +26,7 @@ CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline check test lint versions bench api soak clean
+.PHONY: help demo pipeline check test proof lint versions bench api soak clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,11 +54,16 @@ check: lint
 test: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# `make test` runs the tests of the transport and of a consumer's life also with the oldest confluent-kafka that
+# What is marked with `proof`: models beyond the smallest, benchmarks on Kafka beyond one, guides a second time on Kafka,
+# kills of Spark beyond one kind, the oldest confluent-kafka, the API reference, the types as an editor sees them.
+proof: $(TEST_STAMP)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m proof $(ARGS)
+
+# `make proof` runs the tests of the transport and of a consumer's life also with the oldest confluent-kafka that
 # pyproject.toml allows; this runs them with every minor version since. Each version is fetched once, into
 # ~/.cache/marshal_py (tests/support/client_versions.py).
 versions: $(TEST_STAMP)
-	CONFLUENT_KAFKA=all $(BIN)/python -m pytest tests/transport/test_client_versions.py $(ARGS)
+	CONFLUENT_KAFKA=all $(BIN)/python -m pytest -m proof tests/transport/test_client_versions.py $(ARGS)
 
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)

@@ -14,6 +14,9 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "docs" / "api_reference.py"
 
 
+pytestmark = pytest.mark.proof
+
+
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("api_reference", SCRIPT)

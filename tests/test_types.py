@@ -15,10 +15,13 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 KNOWN_MIN: Final = 0.98  # of all names that a program could import, their parameters and attributes
 
 
+@pytest.mark.proof
 def test_the_types_of_nearly_all_names_are_known() -> None:
     python = Path(sys.executable)
     environment = os.environ | {

@@ -23,6 +23,7 @@ def results(
         yield results
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_program(results: dict[str, Future[None]], name: str) -> None:
     results[name].result(PROGRAM_S)

@@ -26,6 +26,7 @@ def test_a_bug_of_both_folds_leaves_them_agreed(name: str) -> None:
         assert "S1" not in found
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", COUNTERPARTS)
 def test_a_bug_of_both_folds_is_found_by_what_it_breaks(name: str) -> None:
     hunt = find(name, SCHEDULES)

@@ -52,6 +52,7 @@ def test_every_block_is_classified() -> None:
         compile(block, "docs/spark-formats.md", "exec")
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_a_message_that_cannot_be_decoded_is_a_row_and_no_error(
     spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def doubled(rows: Rows) -> Rows:
     return [row for row, times in Counter(rows).items() if times > 1]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(400)
 def test_at_least_once_killed_twice_once_without_its_checkpoint(make_topic: MakeTopic, tmp_path: Path) -> None:
     """Nothing is missing. At most the batch that was in the sink comes twice, also without the checkpoint."""
@@ -144,6 +145,7 @@ def owners(orders: KafkaTopic) -> Counter[str]:
     return Counter()
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_a_query_and_two_services_share_a_topic_and_survive_each_other(make_topic: MakeTopic, tmp_path: Path) -> None:
     """Twelve partitions, three members. Spark is killed, then a service: nothing is missing, and only messages that the

@@ -25,6 +25,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 MESSAGES = 20  # per partition
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path) -> None:
     """The second time there are more messages and no checkpoints."""

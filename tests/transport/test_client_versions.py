@@ -26,6 +26,7 @@ CHOSEN = "embedded and not Truncate"
 RELEASES = client_versions.releases() if os.environ.get("CONFLUENT_KAFKA") == "all" else ["oldest"]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_transport_and_a_life_over_another_client(release: str) -> None:
