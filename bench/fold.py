@@ -12,8 +12,10 @@ from random import Random
 from typing import Any, Final
 
 from bench.environment import BenchEnvironment, Result, spread
-from marshal_py.protocol import codec, rationalizer
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import (
     Checkpoint,
     ClaimingPartition,
     ClaimState,
@@ -23,8 +25,7 @@ from marshal_py.protocol.records import (
     Record,
     Topology,
 )
-from marshal_py.protocol.routing import HASH_NAME
-from marshal_py.protocol.world import World
+from marshal_py.protocol.wire.routing import HASH_NAME
 
 RECORDS: Final = 200_000
 RECORDS_TINY: Final = 4_000

@@ -29,15 +29,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import BenchEnvironment, Result, Work
-from marshal_py.protocol import codec, rationalizer
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.identity import Instant, TopicPartition
-from marshal_py.protocol.member import Member
-from marshal_py.protocol.offset_run import OffsetRun
-from marshal_py.protocol.ready import MemberOptions, Ready
-from marshal_py.protocol.records import Genesis
-from marshal_py.protocol.routing import HASH_NAME
-from marshal_py.protocol.world import World
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.ready import MemberOptions, Ready
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import Instant, TopicPartition
+from marshal_py.protocol.wire.records import Genesis
+from marshal_py.protocol.wire.routing import HASH_NAME
 
 TRACKED, TINY_TRACKED = 100_000, 10_000
 CHUNK = 1_000  # the consumer's default `prefetch_messages`

@@ -24,9 +24,9 @@ import marshal_py
 from bench.environment import BenchEnvironment, Result, spread
 from bench.group_load import LoadGroup, MemberProcess, Span
 from bench.scale import INTERVAL_MS, TOPIC, Fleet
-from marshal_py.protocol.assignment import POLICIES, RESTRICTED, candidate_order
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import ClaimingPartition, GroupConfig, Join
+from marshal_py.protocol.policy import POLICIES, RESTRICTED, candidate_order
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import ClaimingPartition, GroupConfig, Join
 
 PARTITIONS, MEMBERS = 1_000, 100
 PARTITIONS_TINY, MEMBERS_TINY = 40, 4

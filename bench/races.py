@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bench.environment import BenchEnvironment, Result
-from marshal_py.simulator import races
+from marshal_sim.tools import races
 
 SEEDS: Final = 400
 SEEDS_TINY: Final = 3

@@ -17,7 +17,7 @@ import time
 from bench.environment import BenchEnvironment, Result, percentile, spread
 from bench.group_load import LoadGroup, Span
 from marshal_py.admin.group import Group
-from marshal_py.admin.operation import Progress
+from marshal_py.admin.plans.operation import Progress
 from marshal_py.transport.kafka import KafkaTransport
 
 MOVES = 30

@@ -21,12 +21,14 @@ from typing import Any, Final
 
 from bench.environment import BenchEnvironment, Result, spread
 from bench.fold import GROUP, INCARNATION
-from marshal_py.protocol import codec, rationalizer
-from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES, candidate_order
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.member import Member
-from marshal_py.protocol.ready import MemberOptions, Ready
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.ready import MemberOptions, Ready
+from marshal_py.protocol.policy import DEFAULT_POLICY, POLICIES, candidate_order
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     Genesis,
     Heartbeat,
@@ -36,8 +38,7 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     Topology,
 )
-from marshal_py.protocol.routing import HASH_NAME
-from marshal_py.protocol.world import Group, World
+from marshal_py.protocol.wire.routing import HASH_NAME
 
 PARTITIONS: Final = 10_000
 PARTITIONS_TINY: Final = 60

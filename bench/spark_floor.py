@@ -30,7 +30,7 @@ class FloorSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        from marshal_py.spark.messages import spark_schema
+        from marshal_py.spark.stream.messages import spark_schema
 
         return spark_schema()
 
@@ -75,7 +75,7 @@ def rows(count: int, partition: int) -> pa.RecordBatch:
     import numpy as np
     import pyarrow as pa
 
-    from marshal_py.spark.messages import arrow_schema
+    from marshal_py.spark.stream.messages import arrow_schema
 
     schema = arrow_schema()
     constant = {"value": b"x" * VALUE_BYTES, "topic": "bench-0123456789ab", "partition": partition, "token": "1024"}

@@ -19,11 +19,11 @@ from confluent_kafka import Producer
 import marshal_py
 from bench.environment import QUIET, BenchEnvironment, Result, Work, ratio, spread
 from bench.fold import GROUP, INCARNATION, MEMBERS, history
-from marshal_py.protocol import codec
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Leave
-from marshal_py.protocol.snapshot import digest_of, split, state_of, witness
-from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.snapshot import digest_of, split, state_of, witness
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Leave
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 TINY_SIZES: Final = (1_000, 10_000)

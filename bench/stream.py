@@ -20,11 +20,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.replay import spark_session
 from marshal_py.client.observer import Observer
-from marshal_py.protocol.records import Heartbeat
-from marshal_py.spark.messages import spark_schema
-from marshal_py.spark.options import READ_TIMEOUT_S, kafka_options
-from marshal_py.spark.range_reader import RangePartition, read_ranges
-from marshal_py.spark.tasks import Piece
+from marshal_py.protocol.wire.records import Heartbeat
+from marshal_py.spark.stream.messages import spark_schema
+from marshal_py.spark.stream.options import READ_TIMEOUT_S, kafka_options
+from marshal_py.spark.stream.range_reader import RangePartition, read_ranges
+from marshal_py.spark.stream.tasks import Piece
 from marshal_py.transport.kafka import KafkaTransport
 
 if TYPE_CHECKING:

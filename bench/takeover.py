@@ -28,7 +28,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from bench.environment import BenchEnvironment, Result, percentile, ratio, spread
 from bench.group_load import PARTITIONS, PERIOD_S, LoadGroup
 from bench.group_member import KAFKA_KINDS
-from marshal_py.client.last_wills import KEEP_S
+from marshal_py.client.driver.last_wills import KEEP_S
 from tests.support.kafka_topics import ADMIN_TIMEOUT_S
 
 WITNESSED = 'marshal, last_will="process"'

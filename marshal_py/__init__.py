@@ -8,13 +8,15 @@ Packages; each may import from those above it (tests/test_architecture.py checks
   last_will   the process that ends the sessions of a dead one
   client      the client API: Consumer, Message
   admin       operations on live groups, and what ties all together: connect, Marshal
-  simulator   the same core under faults, and the oracle that judges it
   spark, cli  pipelines, and the command line
   testing     for tests of code that uses this library
+
+Beside it, marshal_sim proves it: the same core under faults, and the oracle that judges it.
 """
 
 from marshal_py.admin.group import Group, group
-from marshal_py.admin.group_info import (
+from marshal_py.admin.marshal import Marshal, MarshalInfo, Topic, connect
+from marshal_py.admin.views.group_info import (
     GroupInfo,
     MemberInfo,
     MemberState,
@@ -24,14 +26,13 @@ from marshal_py.admin.group_info import (
     PriorityGroupState,
     SettingsOrigin,
 )
-from marshal_py.admin.marshal import Marshal, MarshalInfo, Topic, connect
-from marshal_py.client.consume import ConsumeContext
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.group_config import GroupConfig
-from marshal_py.client.info import ClaimInfo, ConsumerInfo
-from marshal_py.client.message import Batch, Message, Part
-from marshal_py.client.options import ConsumerOptions
+from marshal_py.client.messages.message import Batch, Message, Part
+from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.signals import stop_on_signals
+from marshal_py.client.values.group_config import GroupConfig
+from marshal_py.client.values.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.errors import (
     AccessDenied,
     AckNotConfirmed,
@@ -122,8 +123,8 @@ from marshal_py.errors import (
     WriteFenced,
     WrongTopicSetting,
 )
-from marshal_py.protocol.advisory import Advisory, AdvisoryKind
-from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
+from marshal_py.protocol.wire.identity import Token, TopicPartition
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
 from marshal_py.topics.subject_keys import SubjectKey, subject_key

@@ -402,7 +402,7 @@ class MissingSpark(CallerError):
     found: str
     way_out: str
 
-    def __init__(self, what: str, found: str, way_out: str) -> None:
+    def __init__(self, what: str, found: str, way_out: str = "pip install 'marshal_py[spark]'") -> None:
         self.what, self.found, self.way_out = what, found, way_out
         super().__init__(f"Spark needs {what}, {found}: {way_out}")
 

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader
     from pyspark.sql.types import StructType
 
-    from marshal_py.spark.stream_source import StreamReader
+    from marshal_py.spark.stream.stream_source import StreamReader
 
 
 class DefaultSource(DataSource):
-    """A structured stream that is a member of a group (spark/stream_source.py), or a batch read without group and
-    claims (spark/backfills.py). Spark does not say which one it wants the schema of; the option `group` does.
+    """A structured stream that is a member of a group (spark/stream/stream_source.py), or a batch read without group
+    and claims (spark/stream/backfills.py). Spark does not say which one it wants the schema of; the option `group`
+    does.
     """
 
     @classmethod
@@ -26,18 +27,18 @@ class DefaultSource(DataSource):
         return "marshal"
 
     def schema(self) -> str:
-        from marshal_py.spark.backfills import BackfillOptions
-        from marshal_py.spark.messages import spark_schema
-        from marshal_py.spark.options import StreamOptions
+        from marshal_py.spark.stream.backfills import BackfillOptions
+        from marshal_py.spark.stream.messages import spark_schema
+        from marshal_py.spark.stream.options import StreamOptions
 
         kind = StreamOptions if self.options.get("group") else BackfillOptions
         return spark_schema(kind.of(self.options).columns)  # raises InvalidOption at load()
 
     def streamReader(self, schema: StructType | None) -> StreamReader:
         """`schema` may be the user's, which Spark passes here first. Raises InvalidOption."""
-        from marshal_py.spark.messages import check_schema
-        from marshal_py.spark.options import StreamOptions
-        from marshal_py.spark.stream_source import StreamReader
+        from marshal_py.spark.stream.messages import check_schema
+        from marshal_py.spark.stream.options import StreamOptions
+        from marshal_py.spark.stream.stream_source import StreamReader
 
         options = StreamOptions.of(self.options)
         if schema is not None:
@@ -46,8 +47,8 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises InvalidOption."""
-        from marshal_py.spark.backfills import BackfillOptions, BackfillReader
-        from marshal_py.spark.messages import check_schema
+        from marshal_py.spark.stream.backfills import BackfillOptions, BackfillReader
+        from marshal_py.spark.stream.messages import check_schema
 
         options = BackfillOptions.of(self.options)
         check_schema(schema.simpleString(), options.columns)

@@ -1,7 +1,10 @@
-"""Which file may import what. CONTRIBUTING.md explains the order of the packages.
+"""Which file may import what. CONTRIBUTING.md explains the packages and their rooms.
 
-`violations(root)` parses every file of the package below `root` and returns the rules that it breaks; nothing is
+`violations(root)` parses every file of both packages below `root` and returns the rules that they break; nothing is
 imported or run. Imports inside functions and under TYPE_CHECKING count: a name that a type needs is a dependency too.
+
+A room is a folder inside a package. Rooms have an order, as packages do, and doors: the files that may be imported from
+outside the room. The room's `__init__` lists them as DOORS.
 
 The second half plants one fault per rule in a small tree and expects that exactly this rule is reported: a checker that
 cannot fail proves nothing.
@@ -17,26 +20,30 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = "marshal_py"
+PROOF = "marshal_sim"  # what proves the product: beside it, and no part of it
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # A file may import from its own package and from those further left.
 # `testing` is the last one, so that nothing that runs in production can depend on it.
 PACKAGES = (
-    *(
-        "errors",
-        "protocol",
-        "history",
-        "transport",
-        "topics",
-        "last_will",
-        "client",
-        "admin",
-        "simulator",
-        "spark",
-        "cli",
-    ),
+    *("errors", "protocol", "history", "transport", "topics", "last_will", "client", "admin", "spark", "cli"),
     "testing",
 )
+
+# A file may import from its own room and from those further left. A file directly in a package comes after its rooms.
+ROOMS = {
+    "protocol": ("wire", "fold", "policy", "claims", "time", "member", "duties"),
+    "client": ("values", "connection", "messages", "delivery", "ranges", "driver", "receive", "aio"),
+    "admin": ("views", "plans"),
+    "spark": ("stream", "sinks", "log"),
+    PROOF: ("oracle", "judge", "cluster", "mutants", "tools", "exhaustive"),
+}
+
+# The product imports the proof in these places alone: the commands that run it.
+RUNS_THE_PROOF = ("cli/simulate/", "cli/bench.py", "cli/verify.py")
+
+# The proof may import these packages.
+PROVEN = ("errors", "protocol", "history", "transport", "topics", "client", "admin", "spark")
 
 # The public modules collect what users import, so they may import anything; nothing inside the package imports them.
 PUBLIC_MODULES = ("__init__", "aio", "embedded", "metrics", "sql")
@@ -50,12 +57,6 @@ FORBIDDEN_IN_CORE = frozenset(
 
 # Names that say nothing about their content, so that everything ends up there.
 EMPTY_NAMES = frozenset({"utils", "helpers", "common", "base", "manager"})
-
-# A file should be readable in one sitting. At about 450 lines, look for a place to split it.
-MODULE_LINES_MAX = 500
-
-# errors.py has no limit: it is a list of errors, looked up and not read from start to end.
-LOOKED_UP = f"{PACKAGE}/errors.py"
 
 PYTEST_PLUGIN = f"{PACKAGE}/testing/plugin.py"
 
@@ -83,8 +84,11 @@ class Module(NamedTuple):
 
     @property
     def top(self) -> str:
-        """The package below marshal_py that the file belongs to, or the file's own name if it is directly in it."""
-        return self.name[1] if len(self.name) > 1 else "__init__"
+        return top_of(self.name)
+
+    @property
+    def room(self) -> str:
+        return room_of(self.name)
 
 
 class Import(NamedTuple):
@@ -92,9 +96,27 @@ class Import(NamedTuple):
     line: int
 
 
+def top_of(name: ModuleName) -> str:
+    """The package that a module belongs to: one below marshal_py, or marshal_sim. A public module's own name."""
+    if name[0] == PROOF:
+        return PROOF
+    return name[1] if len(name) > 1 else "__init__"
+
+
+def room_of(name: ModuleName) -> str:
+    """The room that a module belongs to; "" if it is directly in its package, or the package has no rooms."""
+    at = 1 if name[0] == PROOF else 2
+    return name[at] if len(name) > at and name[at] in ROOMS.get(top_of(name), ()) else ""
+
+
+def place_of(name: ModuleName) -> str:
+    """ "client/driver" for a file of a room, "client" for one directly in a package."""
+    return "/".join(filter(None, (top_of(name), room_of(name))))
+
+
 def modules_of(root: Path) -> list[Module]:
     found = []
-    for file in sorted((root / PACKAGE).rglob("*.py")):
+    for file in sorted([*(root / PACKAGE).rglob("*.py"), *(root / PROOF).rglob("*.py")]):
         relative = file.relative_to(root)
         is_package = file.name == "__init__.py"
         name = relative.parent.parts if is_package else relative.with_suffix("").parts
@@ -124,42 +146,69 @@ def imports_of(module: Module, known: frozenset[ModuleName]) -> Iterator[Import]
                 yield Import(tuple(str(argument.value).split(".")), node.lineno)
 
 
-def is_judge(module: Module) -> bool:
-    """Whether this is the oracle or the auditor: they judge the rest, so they share no code with it."""
-    return module.top == "simulator" and len(module.name) > 2 and module.name[2].startswith(("oracle", "auditor"))
+def doors_of(modules: list[Module]) -> dict[str, frozenset[str]]:
+    """The doors of each room: what its `__init__` lists as DOORS."""
+    found = {}
+    for module in modules:
+        if not (module.is_package and module.room):
+            continue
+        for node in ast.parse(module.text).body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "DOORS":
+                assert node.value is not None
+                found[place_of(module.name)] = frozenset(ast.literal_eval(node.value))
+    return found
 
 
 def may_touch_kafka(module: Module) -> bool:
-    return module.top == "transport" or module.path == f"{PACKAGE}/spark/range_reader.py"
+    return module.top == "transport" or module.path == f"{PACKAGE}/spark/stream/range_reader.py"
 
 
 def broken_by(module: Module, target: ModuleName) -> Iterator[tuple[str, str]]:
-    """The rules that one import breaks, each with a message."""
+    """The rules about packages that one import breaks, each with a message."""
     dotted = ".".join(target)
-    if target[0] != PACKAGE:
+    if target[0] not in (PACKAGE, PROOF):
         if module.top in ("protocol", "errors") and target[0] in FORBIDDEN_IN_CORE:
             yield "core", f"imports {dotted}; the core gets it as an argument or does without"
         if target[0] == "confluent_kafka" and not may_touch_kafka(module):
-            yield "kafka", f"imports {dotted}; only transport/ and spark/range_reader.py use the Kafka client"
+            yield "kafka", f"imports {dotted}; only transport/ and spark/stream/range_reader.py use the Kafka client"
         if target[0] in ("pytest", "_pytest") and module.path != PYTEST_PLUGIN:
             yield "pytest", f"imports {dotted}; users who do not test with pytest do not have it"
         return
 
-    if is_judge(module):
-        judges = ("oracle", "auditor") if module.name[2].startswith("auditor") else ("oracle",)
-        if target[1:2] != ("simulator",) or not (target[2:3] and target[2].startswith(judges)):
+    if module.room in ("oracle", "judge"):
+        if target[0] != PROOF or room_of(target) not in ("oracle", module.room):
             yield "alone", f"imports {dotted}; a judge shares no code with what it judges"
         return
+    if target[0] == PROOF:
+        if module.top != PROOF and not module.path.startswith(tuple(f"{PACKAGE}/{path}" for path in RUNS_THE_PROOF)):
+            yield "proof", f"imports {dotted}; only the commands that run the proof import it"
+        return
 
-    if module.top in PUBLIC_MODULES or module.top not in PACKAGES:
+    if module.top in PUBLIC_MODULES or module.top not in (*PACKAGES, PROOF):
         return  # a public module may import anything; an unknown place is reported once, by the rule "place"
-    top = target[1] if len(target) > 1 else "__init__"
+    top = top_of(target)
     if top == "transport" and module.top == "history":
         yield "history", f"imports {dotted}; history reads verdicts and never Kafka"
     if top not in PACKAGES:
         yield "order", f"imports {dotted}; that is a public module, which nothing inside the package imports"
+    elif module.top == PROOF:
+        if top not in PROVEN:
+            yield "order", f"imports {dotted}; the proof does not prove {top}"
     elif PACKAGES.index(top) > PACKAGES.index(module.top):
         yield "order", f"imports {dotted}; {top} comes after {module.top}"
+
+
+def broken_by_rooms(module: Module, target: ModuleName, doors: dict[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
+    """The rules about rooms that one import of a file that exists breaks, each with a message."""
+    dotted, top, room = ".".join(target), top_of(target), room_of(target)
+    if top == module.top and (room or module.room) and room != module.room:
+        order = (*ROOMS[top], "")
+        if order.index(room) > order.index(module.room):
+            yield "room", f"imports {dotted}; {room or 'a file directly in ' + top} comes after {module.room}"
+    if room and place_of(target) != place_of(module.name):
+        inner = target[(2 if target[0] == PROOF else 3) :]
+        if inner and inner[0] not in doors.get(place_of(target), frozenset()):
+            yield "door", f"imports {dotted}; {inner[0]} is not among the DOORS of {place_of(target)}"
 
 
 def reachable(graph: Graph, start: ModuleName) -> set[ModuleName]:
@@ -204,69 +253,92 @@ def circle_violations(modules: list[Module], graph: Graph) -> Iterator[Violation
 def violations(root: Path) -> list[Violation]:
     modules = modules_of(root)
     known = frozenset(module.name for module in modules)
+    doors = doors_of(modules)
     graph: Graph = {name: set() for name in known}
     found = []
     for module in modules:
-        if module.top not in PACKAGES and module.top not in PUBLIC_MODULES:
+        if module.top not in (*PACKAGES, *PUBLIC_MODULES, PROOF):
             found.append(
                 Violation("place", module.path, 1, f"{module.top} is neither a known package nor a public module")
             )
+        elif module.is_package and module.top in ROOMS and not module.room and module.name[-1] != module.top:
+            found.append(Violation("place", module.path, 1, f"{module.name[-1]} is no room of {module.top}"))
+        elif module.room and not module.is_package and place_of(module.name) not in doors:
+            found.append(Violation("door", module.path, 1, f"the __init__ of {place_of(module.name)} lists no DOORS"))
         for part in module.name[1:]:
             if part.strip("_") in EMPTY_NAMES:
                 found.append(Violation("name", module.path, 1, f"{part} does not say what is in it"))
-        lines = len(module.text.splitlines())
-        if lines > MODULE_LINES_MAX and module.path != LOOKED_UP:
-            found.append(Violation("length", module.path, lines, f"{lines} lines; at most {MODULE_LINES_MAX}"))
         for target, line in imports_of(module, known):
-            if target in known and target[1:2] == module.name[1:2]:  # across packages, the order forbids circles
+            if target in known and top_of(target) == module.top:  # across packages, the order forbids circles
                 graph[module.name].add(target)
-            found.extend(Violation(rule, module.path, line, message) for rule, message in broken_by(module, target))
+            broken = [*broken_by(module, target)]
+            if target in known:
+                broken += broken_by_rooms(module, target, doors)
+            found.extend(Violation(rule, module.path, line, message) for rule, message in broken)
     found.extend(circle_violations(modules, graph))
     return sorted(set(found))
 
 
-def test_the_package_obeys_the_rules() -> None:
+def test_the_packages_obey_the_rules() -> None:
     found = violations(REPOSITORY)
     assert not found, "\n".join(map(str, found))
 
 
-def test_the_checker_reads_the_package() -> None:
+def test_the_checker_reads_the_packages() -> None:
     """A wrong path would make the test above pass on nothing."""
     paths = {module.path for module in modules_of(REPOSITORY)}
     assert f"{PACKAGE}/__init__.py" in paths
     assert f"{PACKAGE}/errors.py" in paths
-    assert any(path.startswith(f"{PACKAGE}/protocol/") for path in paths)
+    for package, rooms in ROOMS.items():
+        folder = package if package == PROOF else f"{PACKAGE}/{package}"
+        for room in rooms:
+            assert any(path.startswith(f"{folder}/{room}/") for path in paths), (package, room)
 
 
 # A tree that obeys every rule and uses everything that the rules allow.
 CLEAN = {
-    "__init__.py": "from marshal_py import aio, embedded\nfrom marshal_py.client.marshal import connect\n",
-    "aio.py": "from marshal_py.client import marshal\n",
-    "embedded.py": "from marshal_py.transport.embedded import Broker\n",
-    "errors.py": "import enum\n",
-    "protocol/__init__.py": "",
-    "protocol/codec.py": "import msgspec\nfrom .. import errors\nfrom . import records\n",
-    "protocol/records.py": "from marshal_py.errors import BadInput\n",
-    "history/explain.py": "from ..protocol.codec import decode\n",
-    "transport/embedded.py": "import os, threading\nfrom confluent_kafka import Producer\n",
-    "transport/kafka.py": "import confluent_kafka.admin\nfrom marshal_py.protocol import records\n",
-    "client/marshal.py": "import time\nimport marshal_py.transport.kafka\nfrom marshal_py import errors\n",
-    "admin/pause.py": "from marshal_py.client import marshal\n",
-    "simulator/__init__.py": "",
-    "simulator/oracle.py": "import struct\nfrom marshal_py.simulator.oracle_wire import decode\n",
-    "simulator/oracle_wire.py": "import zlib\n",
-    "simulator/auditor.py": "from marshal_py.simulator import auditor_evidence, oracle\n",
-    "simulator/auditor_evidence.py": "",
-    "simulator/clock.py": "",
-    "simulator/cluster.py": "from marshal_py.protocol import codec\nfrom . import auditor\n",
-    "spark/range_reader.py": "from confluent_kafka import Consumer\n",
-    "cli/__init__.py": "from marshal_py.simulator import cluster\n",
+    "marshal_py/__init__.py": "from marshal_py import aio, embedded\nfrom marshal_py.client.marshal import connect\n",
+    "marshal_py/aio.py": "from marshal_py.client import marshal\n",
+    "marshal_py/embedded.py": "from marshal_py.transport.embedded import Broker\n",
+    "marshal_py/errors.py": "import enum\n",
+    "marshal_py/protocol/__init__.py": "",
+    "marshal_py/protocol/wire/__init__.py": "DOORS: tuple[str, ...] = ('codec', 'records')\n",
+    "marshal_py/protocol/wire/codec.py": "import msgspec\nfrom ... import errors\nfrom . import records, varint\n",
+    "marshal_py/protocol/wire/records.py": "from marshal_py.errors import BadInput\n",
+    "marshal_py/protocol/wire/varint.py": "",
+    "marshal_py/protocol/fold/__init__.py": "DOORS: tuple[str, ...] = ()\n",
+    "marshal_py/protocol/fold/world.py": "from marshal_py.protocol.wire import codec\n",
+    "marshal_py/history/explain.py": "from ..protocol.wire.codec import decode\n",
+    "marshal_py/transport/embedded.py": "import os, threading\nfrom confluent_kafka import Producer\n",
+    "marshal_py/transport/kafka.py": "import confluent_kafka.admin\nfrom marshal_py.protocol.wire import records\n",
+    "marshal_py/client/__init__.py": "",
+    "marshal_py/client/values/__init__.py": "DOORS: tuple[str, ...] = ()\n",
+    "marshal_py/client/driver/__init__.py": "DOORS: tuple[str, ...] = ('loop',)\n",
+    "marshal_py/client/driver/loop.py": "import marshal_py.protocol.wire.codec\n",
+    "marshal_py/client/marshal.py": "import time\nimport marshal_py.transport.kafka\nfrom .driver import loop\n",
+    "marshal_py/admin/__init__.py": "",
+    "marshal_py/admin/marshal.py": "from marshal_py.client import marshal\n",
+    "marshal_py/spark/stream/__init__.py": "DOORS: tuple[str, ...] = ()\n",
+    "marshal_py/spark/stream/range_reader.py": "from confluent_kafka import Consumer\n",
+    "marshal_py/cli/__init__.py": "from marshal_py.admin import marshal\n",
+    "marshal_py/cli/verify.py": "from marshal_sim.cluster import run\n",
+    "marshal_sim/__init__.py": "",
+    "marshal_sim/oracle/__init__.py": "DOORS: tuple[str, ...] = ('oracle',)\n",
+    "marshal_sim/oracle/oracle.py": "import struct\nfrom marshal_sim.oracle.wire import decode\n",
+    "marshal_sim/oracle/wire.py": "import zlib\n",
+    "marshal_sim/judge/__init__.py": "DOORS: tuple[str, ...] = ('auditor',)\n",
+    "marshal_sim/judge/auditor.py": "from marshal_sim.judge import evidence\nfrom marshal_sim.oracle import oracle\n",
+    "marshal_sim/judge/evidence.py": "",
+    "marshal_sim/cluster/__init__.py": "DOORS: tuple[str, ...] = ('run',)\n",
+    "marshal_sim/cluster/clock.py": "",
+    "marshal_sim/tools/__init__.py": "DOORS: tuple[str, ...] = ()\n",
+    "marshal_sim/cluster/run.py": "from marshal_py.protocol.wire import codec\nfrom ..judge import auditor\n",
 }
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
     for name, text in {**CLEAN, **files}.items():
-        file = root / PACKAGE / name
+        file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     return root
@@ -276,66 +348,73 @@ def test_a_clean_tree_has_no_violation(tmp_path: Path) -> None:
     assert violations(plant(tmp_path, {})) == []
 
 
-def test_a_file_of_the_longest_length_is_allowed(tmp_path: Path) -> None:
-    assert violations(plant(tmp_path, {"client/delivery_queue.py": "x = 1\n" * MODULE_LINES_MAX})) == []
-
-
 PLANTED = [
     # (a) the order of the packages, however the import is spelled
-    ("order", "errors.py", "from marshal_py.protocol import records"),
-    ("order", "protocol/world.py", "from marshal_py.history.explain import explain"),
-    ("order", "protocol/world.py", "from ..transport import kafka"),
-    ("order", "protocol/world.py", "from .. import client"),
-    ("order", "transport/memory.py", "import marshal_py.client.marshal"),
-    ("order", "client/loop.py", "from marshal_py.admin import pause"),
-    ("order", "admin/plan.py", "def run():\n    from marshal_py.cli import main"),
-    ("order", "admin/plan.py", "if TYPE_CHECKING:\n    from marshal_py.simulator.cluster import Cluster"),
-    ("order", "simulator/run.py", "from importlib import import_module\nimport_module('marshal_py.spark.ranges')"),
-    ("order", "spark/stream_source.py", "__import__('marshal_py.cli')"),
+    ("order", "marshal_py/errors.py", "from marshal_py.protocol.wire import records"),
+    ("order", "marshal_py/protocol/wire/varint.py", "from marshal_py.history.explain import explain"),
+    ("order", "marshal_py/protocol/wire/varint.py", "from ...transport import kafka"),
+    ("order", "marshal_py/protocol/wire/varint.py", "from ... import client"),
+    ("order", "marshal_py/transport/memory.py", "import marshal_py.client.marshal"),
+    ("order", "marshal_py/client/driver/loop.py", "from marshal_py.admin import marshal"),
+    ("order", "marshal_py/admin/plan.py", "def run():\n    from marshal_py.cli import main"),
+    ("order", "marshal_py/admin/plan.py", "if TYPE_CHECKING:\n    from marshal_py.cli.verify import verify"),
+    ("order", "marshal_py/admin/plan.py", "from importlib import import_module\nimport_module('marshal_py.spark.log')"),
+    ("order", "marshal_py/spark/stream/ranges.py", "__import__('marshal_py.cli')"),
+    ("order", "marshal_sim/cluster/clock.py", "from marshal_py.cli import main"),
+    ("order", "marshal_sim/cluster/clock.py", "from marshal_py.testing import make_message"),
     # nothing inside imports a public module
-    ("order", "cli/demo.py", "import marshal_py"),
-    ("order", "cli/demo.py", "from marshal_py import connect"),
-    ("order", "client/loop.py", "from marshal_py import embedded"),
-    ("order", "client/loop.py", "from marshal_py.aio import connect"),
+    ("order", "marshal_py/cli/demo.py", "import marshal_py"),
+    ("order", "marshal_py/cli/demo.py", "from marshal_py import connect"),
+    ("order", "marshal_py/client/driver/loop.py", "from marshal_py import embedded"),
+    ("order", "marshal_py/client/driver/loop.py", "from marshal_py.aio import connect"),
+    ("order", "marshal_py/cli/demo/__init__.py", "from marshal_py.testing import make_message"),
+    # the order of the rooms, and their doors
+    ("room", "marshal_py/protocol/wire/varint.py", "from marshal_py.protocol.fold import FOLD_VERSION"),
+    ("room", "marshal_py/client/values/info.py", "from marshal_py.client.driver.loop import Loop"),
+    ("room", "marshal_py/client/values/info.py", "def run():\n    from marshal_py.client.marshal import connect"),
+    ("room", "marshal_sim/cluster/clock.py", "from marshal_sim.tools import TOOLS"),
+    ("door", "marshal_py/protocol/fold/world.py", "from marshal_py.protocol.wire.varint import read"),
+    ("door", "marshal_py/client/marshal.py", "from marshal_py.protocol.wire import varint"),
+    ("door", "marshal_sim/cluster/run.py", "import marshal_sim.judge.evidence"),
+    # the product does not import the proof
+    ("proof", "marshal_py/cli/state.py", "from marshal_sim.cluster import run"),
+    ("proof", "marshal_py/__init__.py", "import marshal_sim"),
     # a judge shares no code with what it judges
-    ("alone", "simulator/oracle.py", "from marshal_py.protocol import codec"),
-    ("alone", "simulator/oracle_fold.py", "from marshal_py.errors import BadInput"),
-    ("alone", "simulator/oracle.py", "from . import clock"),
-    ("alone", "simulator/oracle.py", "from marshal_py.simulator import auditor_evidence"),
-    ("alone", "simulator/auditor.py", "from marshal_py.simulator import run_seed"),
-    ("alone", "simulator/auditor_model.py", "import marshal_py"),
-    # a file in no known package
-    ("place", "extras.py", ""),
-    ("place", "server/http.py", ""),
+    ("alone", "marshal_sim/oracle/wire.py", "from marshal_py.protocol.wire import codec"),
+    ("alone", "marshal_sim/oracle/fold.py", "from marshal_py.errors import BadInput"),
+    ("alone", "marshal_sim/judge/evidence.py", "from marshal_sim.mutants import MUTANTS"),
+    ("alone", "marshal_sim/judge/model.py", "import marshal_py"),
+    # a file in no known package or room
+    ("place", "marshal_py/extras.py", ""),
+    ("place", "marshal_py/server/http.py", ""),
+    ("place", "marshal_py/client/lobby/__init__.py", ""),
     # (c) who uses the Kafka client
-    ("kafka", "client/loop.py", "import confluent_kafka"),
-    ("kafka", "spark/stream_source.py", "from confluent_kafka import Consumer"),
-    ("kafka", "cli/produce.py", "def run():\n    from confluent_kafka.admin import AdminClient"),
-    ("kafka", "__init__.py", "import confluent_kafka as kafka"),
-    ("kafka", "simulator/oracle.py", "import confluent_kafka"),
-    ("pytest", "testing/cluster.py", "import pytest"),
-    ("order", "cli/demo/__init__.py", "from marshal_py.testing import make_message"),
+    ("kafka", "marshal_py/client/driver/loop.py", "import confluent_kafka"),
+    ("kafka", "marshal_py/spark/stream/ranges.py", "from confluent_kafka import Consumer"),
+    ("kafka", "marshal_py/cli/produce.py", "def run():\n    from confluent_kafka.admin import AdminClient"),
+    ("kafka", "marshal_py/__init__.py", "import confluent_kafka as kafka"),
+    ("kafka", "marshal_sim/oracle/wire.py", "import confluent_kafka"),
+    ("pytest", "marshal_py/testing/cluster.py", "import pytest"),
     # (d) names that say nothing
-    *[("name", f"client/{name}.py", "") for name in sorted(EMPTY_NAMES)],
-    ("name", "client/_helpers.py", ""),
-    ("name", "transport/common/__init__.py", ""),
-    # (e) length
-    ("length", "client/delivery_queue.py", "x = 1\n" * (MODULE_LINES_MAX + 1)),
+    *[("name", f"marshal_py/client/{name}.py", "") for name in sorted(EMPTY_NAMES)],
+    ("name", "marshal_py/client/_helpers.py", ""),
+    ("name", "marshal_py/transport/common/__init__.py", ""),
 ]
 
 
 @pytest.mark.parametrize(("rule", "name", "text"), PLANTED)
 def test_a_planted_violation_is_found(tmp_path: Path, rule: str, name: str, text: str) -> None:
     found = violations(plant(tmp_path, {name: text}))
-    assert {(violation.rule, violation.path) for violation in found} == {(rule, f"{PACKAGE}/{name}")}
+    assert {(violation.rule, violation.path) for violation in found} == {(rule, name)}
 
 
+IN = "marshal_py/client"
 CIRCLES = [
-    {"client/acks.py": "from . import message", "client/message.py": "from marshal_py.client.acks import Acks"},
-    {"client/acks.py": "from . import message", "client/message.py": "if TYPE_CHECKING:\n    from .acks import Acks"},
-    {"client/acks.py": "from . import message", "client/message.py": "def ack():\n    from .acks import Acks"},
-    {"client/acks.py": "from . import buffers", "client/buffers.py": "from . import message"}
-    | {"client/message.py": "from .acks import Acks"},
+    {f"{IN}/acks.py": "from . import message", f"{IN}/message.py": "from marshal_py.client.acks import Acks"},
+    {f"{IN}/acks.py": "from . import message", f"{IN}/message.py": "if TYPE_CHECKING:\n    from .acks import Acks"},
+    {f"{IN}/acks.py": "from . import message", f"{IN}/message.py": "def ack():\n    from .acks import Acks"},
+    {f"{IN}/acks.py": "from . import buffers", f"{IN}/buffers.py": "from . import message"}
+    | {f"{IN}/message.py": "from .acks import Acks"},
 ]
 
 
@@ -343,36 +422,42 @@ CIRCLES = [
 def test_files_that_import_each_other_are_found(tmp_path: Path, files: dict[str, str]) -> None:
     """(f) In one package too, also for a type alone, inside a function, and through a third file."""
     (found,) = violations(plant(tmp_path, files))
-    assert (found.rule, found.path) == ("circle", "marshal_py/client/acks.py")
+    assert (found.rule, found.path) == ("circle", f"{IN}/acks.py")
     assert found.message.startswith(" -> ".join(["acks", *(Path(name).stem for name in [*files][1:]), "acks"]))
 
 
 def test_each_circle_is_reported_once_and_alone(tmp_path: Path) -> None:
     """A file that imports one of a circle is not in it."""
-    files = {**CIRCLES[0], "client/loop.py": "from . import acks", "admin/a.py": "from . import b"}
-    found = violations(plant(tmp_path, {**files, "admin/b.py": "from . import a\nfrom marshal_py.client import loop"}))
+    files = {**CIRCLES[0], f"{IN}/reader.py": "from . import acks", "marshal_py/admin/a.py": "from . import b"}
+    other = {"marshal_py/admin/b.py": "from . import a\nfrom marshal_py.client import reader"}
+    found = violations(plant(tmp_path, {**files, **other}))
     assert [violation.message.split("; ")[1] for violation in found] == [
         "these import each other: a b",
         "these import each other: acks message",
     ]
 
 
-@pytest.mark.parametrize("name", ["protocol/world.py", "protocol/assignment/greedy.py", "errors.py"])
+def test_a_room_without_doors_is_found(tmp_path: Path) -> None:
+    (found,) = violations(plant(tmp_path, {"marshal_py/client/aio/__init__.py": "", "marshal_py/client/aio/a.py": ""}))
+    assert (found.rule, found.path) == ("door", "marshal_py/client/aio/a.py")
+
+
+@pytest.mark.parametrize("name", ["protocol/wire/varint.py", "protocol/fold/greedy.py", "errors.py"])
 @pytest.mark.parametrize("module", sorted(FORBIDDEN_IN_CORE))
 @pytest.mark.parametrize("spelling", ["import {}", "from {} import x", "import {}.inner as y"])
 def test_the_core_imports_nothing_forbidden(tmp_path: Path, name: str, module: str, spelling: str) -> None:
     """(b) Each forbidden module, in each spelling of an import. Kafka breaks two rules at once."""
-    found = violations(plant(tmp_path, {name: spelling.format(module)}))
+    found = violations(plant(tmp_path, {f"{PACKAGE}/{name}": spelling.format(module)}))
     expected = {"core", "kafka"} if module == "confluent_kafka" else {"core"}
     assert {violation.rule for violation in found} == expected
 
 
 def test_history_that_imports_a_transport_breaks_two_rules(tmp_path: Path) -> None:
     """(c) It breaks the order, and a rule of its own says that history never reads Kafka."""
-    found = violations(plant(tmp_path, {"history/lag.py": "from ..transport.kafka import read"}))
+    found = violations(plant(tmp_path, {"marshal_py/history/lag.py": "from ..transport.kafka import read"}))
     assert {violation.rule for violation in found} == {"history", "order"}
 
 
 def test_a_violation_says_where(tmp_path: Path) -> None:
-    (found,) = violations(plant(tmp_path, {"protocol/lease.py": '"""Doc."""\n\nimport time\n'}))
-    assert str(found).startswith("marshal_py/protocol/lease.py:3: [core] imports time")
+    (found,) = violations(plant(tmp_path, {"marshal_py/protocol/wire/lease.py": '"""Doc."""\n\nimport time\n'}))
+    assert str(found).startswith("marshal_py/protocol/wire/lease.py:3: [core] imports time")

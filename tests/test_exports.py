@@ -16,7 +16,7 @@ import pytest
 
 import marshal_py
 from marshal_py import Advisory, ClaimInfo, ConsumerInfo, MarshalError, MarshalInfo, errors, metrics
-from marshal_py.admin import group_info
+from marshal_py.admin.views import group_info
 from marshal_py.topics.key_index import Status
 from marshal_py.topics.purging import TopicInfo
 from marshal_py.transport.ports import BrokerInfo
@@ -110,7 +110,7 @@ def test_the_types_of_public_names_can_be_resolved(name: str) -> None:
 def test_the_types_of_the_names_for_spark_can_be_resolved() -> None:
     """One test, because importing Spark takes a second, which collecting the tests must not wait for."""
     found = public_objects("marshal_py.spark")
-    assert {"marshal_py.spark.batches.claimed_batches", "marshal_py.spark.batches.Batch"} <= found.keys()
+    assert {"marshal_py.spark.stream.batches.claimed_batches", "marshal_py.spark.stream.batches.Batch"} <= found.keys()
     for one in found.values():
         check_types(one)
 
@@ -125,7 +125,7 @@ def check_types(one: Any) -> None:
 
 def test_classes_in_public_signatures_are_checked_too() -> None:
     """Otherwise the test above would miss classes without a public name."""
-    assert {"marshal_py.client.message.Part", "marshal_py.client.planner.ClaimedBatch"} <= OBJECTS.keys()
+    assert {"marshal_py.client.messages.message.Part", "marshal_py.client.planner.ClaimedBatch"} <= OBJECTS.keys()
 
 
 def test_every_error_can_be_imported_from_the_package() -> None:

@@ -57,7 +57,7 @@ def test_a_process_without_files_of_its_kind_starts_spark_last() -> None:
 
 def test_quick_collects_every_other_file() -> None:
     """A folder that holds quick and slow files, and those of Kafka and Spark, which are ignored before their import."""
-    folders = ("tests/simulator", "tests/kafka", "tests/spark")
+    folders = ("tests/marshal_sim", "tests/kafka", "tests/spark")
     command = [sys.executable, "-B", "-m", "pytest", "--quick", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run([*command, *folders], cwd=ROOT, capture_output=True, text=True, timeout=COLLECT_TIMEOUT_S)
     assert done.returncode == 0, done.stdout

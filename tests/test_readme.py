@@ -18,7 +18,7 @@ from examples.payments import ADVANCE
 from marshal_py import GroupConfig
 from marshal_py.aio import AsyncGroup
 from marshal_py.embedded import Broker
-from marshal_py.protocol.advisory import ALARMING, KINDS
+from marshal_py.protocol.member.advisory import ALARMING, KINDS
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 

@@ -19,7 +19,7 @@ import pytest
 
 from examples.transfers import Store, run, settle, transfer
 from marshal_py import ClaimInfo, ClaimLost
-from marshal_py.protocol.identity import Token
+from marshal_py.protocol.wire.identity import Token
 from tests.support.client_fixtures import MemoryTestCluster, joined, positions
 
 TRANSFERS = [{"debit": "alice", "credit": "bob", "cents": 1}, {"debit": "alice", "credit": "eve", "cents": 10}]

@@ -26,7 +26,7 @@ from marshal_py.transport.producer import KafkaProducer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from marshal_py.spark.ledger import Entry
+    from marshal_py.spark.sinks.ledger import Entry
 
 ROWS_PER_BATCH = 1_500
 PARSED = (

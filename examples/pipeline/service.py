@@ -16,7 +16,7 @@ import marshal_py
 from examples.pipeline.orders import parse
 from marshal_py.errors import ClaimLost, WriteFenced
 from marshal_py.spark import Ledger, write_batch
-from marshal_py.spark.ledger import Entry
+from marshal_py.spark.sinks.ledger import Entry
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 

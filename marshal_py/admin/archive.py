@@ -15,9 +15,9 @@ from marshal_py.client.marshal import VERSION
 from marshal_py.client.observer import Observer
 from marshal_py.errors import LoadRefused
 from marshal_py.history.describe import as_dict
-from marshal_py.protocol import rationalizer
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.world import World
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.dump import Header, Reader, Span, Writer
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer

@@ -17,14 +17,14 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, U
 
 from marshal_py.admin.group import Group
 from marshal_py.admin.marshal import Marshal, Topic
+from marshal_py.client.aio.event_loop import VERBS_AT_ONCE_MAX, EventLoop, Opening, Threads
 from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.ending import LEAVE_TIMEOUT_S
-from marshal_py.client.event_loop import VERBS_AT_ONCE_MAX, EventLoop, Opening, Threads
-from marshal_py.client.keywords import ConsumerKeywords, explicit, parameters_of
 from marshal_py.client.metrics import Metrics
-from marshal_py.client.options import ConsumerOptions
-from marshal_py.protocol.advisory import Advisory
+from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.values.keywords import ConsumerKeywords, explicit, parameters_of
+from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.topics.keys import Key
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredBatch, StoredMessage

@@ -12,29 +12,29 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
-from marshal_py.admin import overview, pins
-from marshal_py.admin.author import Author
-from marshal_py.admin.change import ConfigPlan, DeletionPlan, ShrinkPlan
-from marshal_py.admin.group_info import GroupInfo, MemberInfo, PinInfo
-from marshal_py.admin.impact import Impact, check_pause, of_shrink
-from marshal_py.admin.membership import Edit, with_mappings, with_members, without_mappings, without_members
-from marshal_py.admin.operation import GroupContext
-from marshal_py.admin.pause import PausePlan, ResumePlan
-from marshal_py.admin.position import PositionPlan, check_size
-from marshal_py.admin.position_preview import Row, owners_of, parked_of, preview, rows_of
-from marshal_py.admin.position_resolver import PositionResolver
-from marshal_py.admin.recreated_topics import RecreatedTopic, check_smaller
-from marshal_py.admin.runner import OperationRunner, Watcher
-from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.admin.suggestions import suggestion
-from marshal_py.admin.targets import Target, target_of
-from marshal_py.client.group_config import Wanted
+from marshal_py.admin.plans.author import Author
+from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, ShrinkPlan
+from marshal_py.admin.plans.impact import Impact, check_pause, of_shrink
+from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
+from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.pause import PausePlan, ResumePlan
+from marshal_py.admin.plans.position import PositionPlan, check_size
+from marshal_py.admin.plans.position_preview import Row, owners_of, parked_of, preview, rows_of
+from marshal_py.admin.plans.position_resolver import PositionResolver
+from marshal_py.admin.plans.runner import OperationRunner, Watcher
+from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
+from marshal_py.admin.plans.targets import Target, target_of
+from marshal_py.admin.views import overview, pins
+from marshal_py.admin.views.group_info import GroupInfo, MemberInfo, PinInfo
+from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_smaller
+from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
+from marshal_py.client.values.group_config import Wanted
 from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
-from marshal_py.protocol.advisory import Advisory
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.world import Group as GroupState
+from marshal_py.protocol.fold.world import Group as GroupState
+from marshal_py.protocol.member.advisory import Advisory
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Transport
 
@@ -148,7 +148,8 @@ class Group:
     def impact(self, judge: Callable[[GroupContext], Impact]) -> Impact:
         """Returns what an operation would do now; writes nothing.
 
-        `judge` is called with the group's context, and calls the function of marshal_py.admin.impact for the operation.
+        `judge` is called with the group's context, and calls the function of marshal_py.admin.plans.impact for the
+        operation.
         """
         return self._impact(lambda runner: judge(runner.context))
 
@@ -240,7 +241,8 @@ class Group:
         return self.change_members(without_mappings, reason)
 
     def change_members(self, edit: Edit, reason: str = "") -> int:
-        """Changes settings by a function of admin/membership.py that returns them; returns the offset of the record."""
+        """Changes settings by a function of admin/plans/membership.py that returns them; returns the offset of the
+        record."""
         return self._settle(edit, False, reason)
 
     def _settle(

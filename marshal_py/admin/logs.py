@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from marshal_py.client import replay_start
+from marshal_py.client.connection import replay_start
 from marshal_py.errors import (
     ClusterUnreachable,
     CoordinationTopicMissing,
@@ -22,12 +22,13 @@ from marshal_py.errors import (
     SnapshotNotConfirmed,
     UnsupportedPlatform,
 )
-from marshal_py.protocol import codec, rationalizer, snapshot
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import Genesis, Snapshot
-from marshal_py.protocol.routing import HASH_NAME
-from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS, Snapshotter
-from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
+from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS, Snapshotter
+from marshal_py.protocol.fold import rationalizer, snapshot
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import Genesis, Snapshot
+from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, Transport
 

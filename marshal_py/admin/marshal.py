@@ -13,10 +13,10 @@ from msgspec import Struct
 from marshal_py.admin.group import Group
 from marshal_py.admin.groups import Groups
 from marshal_py.client import marshal
-from marshal_py.client.group_config import EMPTY, GroupConfig
-from marshal_py.client.options import check_topics
-from marshal_py.protocol.rationalizer import PROTOCOL_VERSION
-from marshal_py.protocol.world import FOLD_VERSION
+from marshal_py.client.values.group_config import EMPTY, GroupConfig
+from marshal_py.client.values.options import check_topics
+from marshal_py.protocol.fold.rationalizer import PROTOCOL_VERSION
+from marshal_py.protocol.fold.world import FOLD_VERSION
 from marshal_py.topics import changes, topic
 from marshal_py.topics.keys import ALL
 from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT

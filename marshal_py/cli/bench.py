@@ -10,7 +10,7 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
 from marshal_py.cli.simulate.seeds import seed_range
-from marshal_py.simulator import races, sweep
+from marshal_sim.tools import races, sweep
 
 app: Final = typer.Typer(no_args_is_help=True, help="Measure the protocol code on this machine.", rich_markup_mode=None)
 EXAMPLE: Final = output.example("marshal bench races --seconds 2 --json")

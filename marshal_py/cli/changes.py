@@ -13,12 +13,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from marshal_py.admin.group import Group
-from marshal_py.admin.impact import Impact
-from marshal_py.admin.operation import Progress
+from marshal_py.admin.plans.impact import Impact
+from marshal_py.admin.plans.operation import Progress
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.identity import Instant
+from marshal_py.protocol.wire.identity import Instant
 from marshal_py.transport.clock import SystemClock
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]

@@ -12,13 +12,14 @@ import typer
 from marshal_py.cli import lines, output
 from marshal_py.cli.decoding import DecodingOptions
 from marshal_py.cli.options import command
-from marshal_py.client import last_wills, start_positions
+from marshal_py.client.driver import last_wills
 from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import Marshal, connect
-from marshal_py.client.message import Message
-from marshal_py.client.options import HEARTBEAT_INTERVAL_S
+from marshal_py.client.messages.message import Message
 from marshal_py.client.signals import stop_on_signals
-from marshal_py.protocol.records import PRIORITY_MAX
+from marshal_py.client.values import start_positions
+from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S
+from marshal_py.protocol.wire.records import PRIORITY_MAX
 
 EXAMPLE: Final = output.example("marshal consume orders --group billing --start earliest --max-messages 10")
 

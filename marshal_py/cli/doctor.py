@@ -13,17 +13,18 @@ from typing import Annotated, Final
 
 import typer
 
-from marshal_py.admin import diagnosis, overview, permissions
-from marshal_py.admin.diagnosis import Check, Study
-from marshal_py.admin.looking import Looking
-from marshal_py.admin.recreated_topics import find_recreated
-from marshal_py.admin.suggestions import suggestion
+from marshal_py.admin import permissions
+from marshal_py.admin.views import diagnosis, overview
+from marshal_py.admin.views.diagnosis import Check, Study
+from marshal_py.admin.views.looking import Looking
+from marshal_py.admin.views.recreated_topics import find_recreated
+from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, command
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
-from marshal_py.protocol.waiting import Facts
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.member.waiting import Facts
 from marshal_py.transport.connection_errors import UNKNOWN_PRINCIPAL, principal_of
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import KafkaAdmin

@@ -11,20 +11,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.admin.suggestions import suggestion
-from marshal_py.admin.targets import parse
+from marshal_py.admin.plans.targets import parse
+from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
-from marshal_py.client import divergence_report
+from marshal_py.client.driver import divergence_report
 from marshal_py.client.observer import Observer
-from marshal_py.client.start_positions import EARLIEST, OFFSET, TIME
+from marshal_py.client.values.start_positions import EARLIEST, OFFSET, TIME
 from marshal_py.errors import InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import states
 from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing
-from marshal_py.protocol import parking
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.world import World
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport.ports import LogRecord
 
 EXAMPLE: Final = output.example("marshal explain billing orders:0 --json")

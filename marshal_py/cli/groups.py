@@ -8,13 +8,14 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from marshal_py.admin import impact, overview
-from marshal_py.admin.group_info import plain
-from marshal_py.admin.targets import print_table
+from marshal_py.admin.plans import impact
+from marshal_py.admin.plans.targets import print_table
+from marshal_py.admin.views import overview
+from marshal_py.admin.views.group_info import plain
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.client.group_config import LIMITS, NAMES, check_settings
 from marshal_py.client.marshal import connect
+from marshal_py.client.values.group_config import LIMITS, NAMES, check_settings
 from marshal_py.errors import CoordinationTopicMissing, GroupMissing
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")

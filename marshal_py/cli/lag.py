@@ -7,14 +7,14 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from marshal_py.admin import overview
-from marshal_py.admin.looking import Looking
-from marshal_py.admin.recreated_topics import find_recreated
+from marshal_py.admin.views import overview
+from marshal_py.admin.views.looking import Looking
+from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command, require_group
 from marshal_py.cli.state import notices
 from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
-from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.wire.identity import NONE
 
 RATE_RECORDS: Final = 16_384  # tell the speed well; a busy log may have many more in a minute
 EXAMPLE: Final = output.example("marshal lag billing")

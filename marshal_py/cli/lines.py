@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from marshal_py.cli import output
-from marshal_py.client.message import Message
+from marshal_py.client.messages.message import Message
 from marshal_py.topics.stored import StoredMessage
 
 Headers = list[tuple[str, bytes | None]]

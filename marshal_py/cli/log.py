@@ -24,7 +24,7 @@ from marshal_py.cli.options import (
 )
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.history.describe import as_dict, describe
-from marshal_py.protocol.world import World
+from marshal_py.protocol.fold.world import World
 
 TAIL_EXAMPLE: Final = output.example("marshal log tail billing -n 20")
 DUMP_EXAMPLE: Final = output.example("marshal log dump --output billing.dump")

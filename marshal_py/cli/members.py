@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from marshal_py.admin import impact, overview
-from marshal_py.admin.membership import Edit, with_mappings, with_members, without_mappings, without_members
+from marshal_py.admin.plans import impact
+from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
+from marshal_py.admin.views import overview
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
 

@@ -19,7 +19,7 @@ from msgspec import to_builtins
 from rich.console import Console
 from rich.table import Table
 
-from marshal_py.admin.runner import SAME_S
+from marshal_py.admin.plans.runner import SAME_S
 from marshal_py.errors import MarshalError
 
 FAILED: Final = 1

@@ -7,7 +7,7 @@ from typing import Final
 import typer
 from msgspec import structs
 
-from marshal_py.admin import impact
+from marshal_py.admin.plans import impact
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
 

@@ -10,12 +10,12 @@ import typer
 from rich.table import Table
 
 from marshal_py.admin.group import Group, Moved
-from marshal_py.admin.position_preview import Row
-from marshal_py.admin.targets import WORDS, Target, parse, parse_table
+from marshal_py.admin.plans.position_preview import Row
+from marshal_py.admin.plans.targets import WORDS, Target, parse, parse_table
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import command, number_or_none
 from marshal_py.errors import AdminBusy, InvalidOption, PositionNotMoved, PositionUnknown
-from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.wire.identity import NONE
 
 EXAMPLE: Final = output.example("marshal set-position billing orders --to earliest --dry-run")
 

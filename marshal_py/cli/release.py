@@ -7,11 +7,11 @@ from typing import Annotated, Final
 
 import typer
 
-from marshal_py.admin import impact
-from marshal_py.admin.operation import Progress
+from marshal_py.admin.plans import impact
+from marshal_py.admin.plans.operation import Progress
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import command, number_or_none
-from marshal_py.protocol.records import PAUSE_MS_MAX
+from marshal_py.protocol.wire.records import PAUSE_MS_MAX
 
 EXAMPLE: Final = output.example("marshal release billing --for 60s --reason 'schema change' --yes")
 RESUME_EXAMPLE: Final = output.example("marshal resume billing")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from marshal_py.admin.targets import parse
+from marshal_py.admin.plans.targets import parse
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.client.start_positions import TIME
+from marshal_py.client.values.start_positions import TIME
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import require_spark
 
@@ -48,7 +48,7 @@ def archive(
     settings = options.settings()
     path = _located(path, master)
     with _session("marshal spark archive", master) as session:
-        from marshal_py.spark import archives
+        from marshal_py.spark.log import archives
 
         done = archives.archive(session, settings, path, coordination_topic=options.coordination_topic)
     if options.as_json:
@@ -86,8 +86,8 @@ def report(
     The questions are SQL; docs/spark.md lists them.
     """
     require_spark()
-    from marshal_py.spark import reports
-    from marshal_py.spark.options import as_options
+    from marshal_py.spark.log import reports
+    from marshal_py.spark.stream.options import as_options
 
     moment = None if at is None else _time(at)
     source = {name: text for name, text in (("group", group), ("since", since), ("until", until)) if text is not None}
@@ -114,7 +114,7 @@ def _session(name: str, master: str) -> Iterator[SparkSession]:
     require_spark()
     from pyspark.errors import PySparkException
 
-    from marshal_py.spark.session import local_session
+    from marshal_py.spark.stream.session import local_session
 
     session = local_session(master, name=name, settings=QUIET)
     try:

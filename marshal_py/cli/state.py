@@ -8,15 +8,15 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from marshal_py.admin import overview
-from marshal_py.admin.looking import Looking
-from marshal_py.admin.recreated_topics import find_recreated
+from marshal_py.admin.views import overview
+from marshal_py.admin.views.looking import Looking
+from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.client.observer import Observer
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.waiting import standstills
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.member.waiting import standstills
+from marshal_py.protocol.wire.identity import TopicPartition
 
 EXAMPLE: Final = output.example("marshal state billing --json")
 

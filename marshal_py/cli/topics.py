@@ -14,7 +14,7 @@ from marshal_py.admin.groups import Groups
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.options import CommonOptions, check_time, command
-from marshal_py.client.options import check_topics
+from marshal_py.client.values.options import check_topics
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
 from marshal_py.topics.purging import info_of

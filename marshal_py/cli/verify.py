@@ -10,8 +10,8 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.errors import DumpDamaged
-from marshal_py.simulator.verify import Comparison
-from marshal_py.simulator.verify import verify as fold_twice
+from marshal_sim.tools.verify import Comparison
+from marshal_sim.tools.verify import verify as fold_twice
 
 EXAMPLE: Final = output.example("marshal verify --dump billing.dump --json")
 

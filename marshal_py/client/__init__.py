@@ -1,11 +1,13 @@
 """The client API: Marshal, Consumer, Message, and the background thread that drives their members.
 
-How the files build on each other:
+Rooms, each built on those before it:
 
-- context.py holds what all parts of a Marshal share: lock, clock, connections, workers.
-- consumer_driver.py drives one member; loop.py is the thread that drives all of them and follows the logs.
-- fetched_claims.py, delivery_queue.py and buffers.py deliver messages; planned_claims.py and ranges.py plan ranges.
-- membership.py is what consumer.py (messages) and planner.py (ranges) share; marshal.py makes both.
+- values: what users pass in and get back. connection: what all consumers of a Marshal share.
+- messages: a message and its answers. delivery: from fetched messages to deliveries. ranges: claims that others read.
+- driver: drives one member, and the thread that drives all of them and follows the logs.
+- receive: the calls of a consumer. aio: the same on an event loop.
+
+The files beside the rooms are the doors: consumer.py (messages) and planner.py (ranges), which marshal.py makes.
 
 No protocol decision is made here: the driver executes what `Member.tick` returns, and delivery_queue.py asks
 `Member.may_deliver` before every delivery.

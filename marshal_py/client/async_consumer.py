@@ -16,24 +16,24 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self
 
-from marshal_py.client.acks import ACK_TIMEOUT_S, Acked
-from marshal_py.client.async_consume import AsyncConsumeContext
-from marshal_py.client.buffers import Reserved
-from marshal_py.client.confirmations import Confirmations
+from marshal_py.client.aio.async_consume import AsyncConsumeContext
+from marshal_py.client.aio.event_loop import EventLoop, Feed, Threads
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.consuming import Handler, Reader, iterator_of
-from marshal_py.client.demand import Demand
-from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.event_loop import EventLoop, Feed, Threads
-from marshal_py.client.info import ClaimInfo, ConsumerInfo
-from marshal_py.client.keywords import parameters_of
-from marshal_py.client.membership import HAND_OVER_S, Call
-from marshal_py.client.message import Batch, Message, Part
-from marshal_py.client.requests import AnyPartition, ConsumeRequest, OnError, Request, check_timeout, check_wait
-from marshal_py.client.waits import Poll, PollAhead, Steps, T, Wait, following
+from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked
+from marshal_py.client.messages.message import Batch, Message, Part
+from marshal_py.client.receive.confirmations import Confirmations
+from marshal_py.client.receive.consuming import Handler, Reader, iterator_of
+from marshal_py.client.receive.demand import Demand
+from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
+from marshal_py.client.receive.membership import HAND_OVER_S, Call
+from marshal_py.client.values.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.values.keywords import parameters_of
+from marshal_py.client.values.requests import AnyPartition, ConsumeRequest, OnError, Request, check_timeout, check_wait
+from marshal_py.client.values.waits import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, InvalidOption, MarshalError
-from marshal_py.protocol.advisory import Advisory
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.member.advisory import Advisory
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.serialization import K_co, V_co
 
 # Seconds. Other tasks of the event loop have their turn at least so often while messages are there without a wait.

@@ -12,26 +12,27 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from marshal_py.client import requests, seeking
-from marshal_py.client.acks import ACK_TIMEOUT_S
-from marshal_py.client.buffers import Reserved
-from marshal_py.client.consume import ConsumeContext
-from marshal_py.client.consumer_driver import ConsumerDriver
-from marshal_py.client.consuming import AWAIT_IT, Consuming, Handler
-from marshal_py.client.context import Context
-from marshal_py.client.delivery_queue import DeliveryQueue
-from marshal_py.client.demand import ConsumeDemand, Demand, LimitedDemand
-from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.group_limits import GroupLimits
-from marshal_py.client.handles import Handles
-from marshal_py.client.idle_heartbeat import IdleHeartbeat
-from marshal_py.client.intake import GRANT_SLICE_S, Intake
-from marshal_py.client.membership import WAIT_SLICE_S, Call, Membership
-from marshal_py.client.message import Batch, Message
+from marshal_py.client.connection.context import Context
+from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.prefetch import LOOK_MS
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
+from marshal_py.client.messages.acks import ACK_TIMEOUT_S
+from marshal_py.client.messages.handles import Handles
+from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.planner import Planner
-from marshal_py.client.prefetch import LOOK_MS
-from marshal_py.client.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
-from marshal_py.client.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
+from marshal_py.client.receive import seeking
+from marshal_py.client.receive.consume import ConsumeContext
+from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
+from marshal_py.client.receive.demand import ConsumeDemand, Demand, LimitedDemand
+from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
+from marshal_py.client.receive.group_limits import GroupLimits
+from marshal_py.client.receive.intake import GRANT_SLICE_S, Intake
+from marshal_py.client.receive.membership import WAIT_SLICE_S, Call, Membership
+from marshal_py.client.values import requests
+from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
+from marshal_py.client.values.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
 from marshal_py.errors import AlreadyConsuming, ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError
 from marshal_py.transport.serialization import K_co, V_co, check_plain
 

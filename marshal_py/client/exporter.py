@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from marshal_py.client.marshal import Marshal
 from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
-from marshal_py.protocol.waiting import CAUSES
+from marshal_py.protocol.member.waiting import CAUSES
 
 PREFIX: Final = "marshal"
 LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is asked to

@@ -7,26 +7,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from marshal_py.client import start_positions
+from marshal_py.client.connection.context import Context
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.consumer_driver import ConsumerDriver
-from marshal_py.client.context import Context
-from marshal_py.client.ending import Ending
-from marshal_py.client.fetched_claims import FetchedClaims
-from marshal_py.client.last_wills import LastWills
-from marshal_py.client.loop import Loop
-from marshal_py.client.membership import Membership
-from marshal_py.client.options import ConsumerOptions, check_topics
+from marshal_py.client.delivery.fetched_claims import FetchedClaims
+from marshal_py.client.delivery.prefetch import FILLED_SHARE
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.last_wills import LastWills
+from marshal_py.client.driver.loop import Loop
+from marshal_py.client.driver.topic_watch import check_count, find_topics
 from marshal_py.client.planner import Planner
-from marshal_py.client.prefetch import FILLED_SHARE
-from marshal_py.client.topic_watch import check_count, find_topics
+from marshal_py.client.receive.ending import Ending
+from marshal_py.client.receive.membership import Membership
+from marshal_py.client.values import start_positions
+from marshal_py.client.values.options import ConsumerOptions, check_topics
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
-from marshal_py.protocol import later_topics
-from marshal_py.protocol.identity import check_id
-from marshal_py.protocol.member import Member
-from marshal_py.protocol.records import Genesis
-from marshal_py.protocol.routing import route
-from marshal_py.protocol.subscription import EXCEPT, has_patterns, names_of
+from marshal_py.protocol.member import later_topics
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.wire.identity import check_id
+from marshal_py.protocol.wire.records import Genesis
+from marshal_py.protocol.wire.routing import route
+from marshal_py.protocol.wire.subscription import EXCEPT, has_patterns, names_of
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.ports import TopicInfo

@@ -17,24 +17,30 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
-from marshal_py.client import last_wills
-from marshal_py.client.callbacks import Callbacks
+from marshal_py.client.connection.callbacks import Callbacks
+from marshal_py.client.connection.context import Context
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.context import Context
-from marshal_py.client.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.driver import last_wills
+from marshal_py.client.driver.last_wills import LastWills
+from marshal_py.client.driver.loop import Loop
+from marshal_py.client.driver.standing import fenced
 from marshal_py.client.joining import Joining
-from marshal_py.client.keywords import ConsumerKeywords, chosen, explicit
-from marshal_py.client.last_wills import LastWills
-from marshal_py.client.loop import Loop
 from marshal_py.client.metrics import Metrics, consumers_of
-from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_retention, check_topics
 from marshal_py.client.planner import Planner
-from marshal_py.client.retention import HISTORY_KEPT_S, RetentionPolicy
-from marshal_py.client.standing import fenced
+from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.values.keywords import ConsumerKeywords, chosen, explicit
+from marshal_py.client.values.options import (
+    COORDINATION_TOPIC,
+    ConsumerOptions,
+    check_pattern,
+    check_retention,
+    check_topics,
+)
+from marshal_py.client.values.retention import HISTORY_KEPT_S, RetentionPolicy
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
-from marshal_py.protocol.identity import check_id
-from marshal_py.protocol.records import PARTITION_MAX, Genesis
-from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
+from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS
+from marshal_py.protocol.wire.identity import check_id
+from marshal_py.protocol.wire.records import PARTITION_MAX, Genesis
 from marshal_py.topics import changes
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport, named_transport

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from marshal_py.client.consumer_driver import ConsumerDriver
-from marshal_py.client.counters import in_flight
-from marshal_py.client.delivery_queue import DeliveryQueue
-from marshal_py.client.redelivery import most_deliveries, redeliveries_of
-from marshal_py.client.standing import not_consumed
-from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.redelivery import most_deliveries, redeliveries_of
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.standing import not_consumed
+from marshal_py.client.values.counters import in_flight
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.wire.identity import NONE, Instant
 
 
 class PartitionMetrics(Struct, frozen=True):

@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
-from marshal_py.client import replay_start
+from marshal_py.client.connection import replay_start
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, HistoryTruncated, TopicRecreated
 from marshal_py.history.advisories import Advisories
-from marshal_py.protocol import codec, rationalizer
-from marshal_py.protocol.advisory import Advisory
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import Genesis, Heartbeat, Join, Record
-from marshal_py.protocol.routing import route
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import Group, World
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.member.advisory import Advisory
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import Genesis, Heartbeat, Join, Record
+from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo, Transport
 

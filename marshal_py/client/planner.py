@@ -19,16 +19,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from marshal_py.client import job_end, start_positions
-from marshal_py.client.acks import Acked
-from marshal_py.client.consumer_driver import ConsumerDriver
-from marshal_py.client.context import Context
-from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.membership import WAIT_SLICE_S, Membership
-from marshal_py.client.microbatches import End, MicroBatches
-from marshal_py.client.planned_claims import PlannedClaims
-from marshal_py.client.ranges import ClaimedRange, Taken, share
-from marshal_py.client.repeats import Repeats
+from marshal_py.client.connection.context import Context
+from marshal_py.client.connection.repeats import Repeats
+from marshal_py.client.driver import job_end
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.messages.acks import Acked
+from marshal_py.client.ranges.microbatches import End, MicroBatches
+from marshal_py.client.ranges.planned_claims import PlannedClaims
+from marshal_py.client.ranges.ranges import ClaimedRange, Taken, share
+from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
+from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
+from marshal_py.client.values import start_positions
 from marshal_py.errors import (
     BatchNotCommitted,
     BatchUnclaimed,
@@ -37,9 +38,9 @@ from marshal_py.errors import (
     InvalidOption,
     NotAloneInGroup,
 )
-from marshal_py.protocol import parking
-from marshal_py.protocol.advisory import UNCOMMITTED
-from marshal_py.protocol.identity import NONE, Token, TopicPartition
+from marshal_py.protocol.member.advisory import UNCOMMITTED
+from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire.identity import NONE, Token, TopicPartition
 
 logger: Final = logging.getLogger("marshal_py")
 

@@ -8,8 +8,8 @@ raises the token too. Two groups have rows of their own: each gives every messag
 
 The logic is a generator that yields statements and receives their results; `Guard` runs it over a connection of
 sqlite3, psycopg or SQLAlchemy, `AsyncGuard` over one of aiosqlite, psycopg or SQLAlchemy's asyncio extension, and
-spark/database.py over a DB-API cursor. This file never begins, commits or rolls back a transaction, and imports no
-database module.
+spark/sinks/database.py over a DB-API cursor. This file never begins, commits or rolls back a transaction, and imports
+no database module.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from marshal_py.client.finished import Finished, Kept, Ranges, Source, Span, holds, spans_of_messages, union
+from marshal_py.client.values.finished import Finished, Kept, Ranges, Source, Span, holds, spans_of_messages, union
 from marshal_py.errors import InvalidOption, WriteFenced
-from marshal_py.protocol.identity import Token
+from marshal_py.protocol.wire.identity import Token
 
 DEFAULT_TABLE: Final = "applied"
 PARAMETER: Final = re.compile(r":([a-z_]+)")  # in the text of a Statement

@@ -1,7 +1,7 @@
 """Makes the advisories of a log, in the order of its records. Every reader gets the same, whenever it replays the log.
 
 The caller folds the log and passes each verdict in. An accepted record may make the world forget who was alive and who
-owned what, so this module remembers what was so before the record. Pure. protocol/advisory.py lists the kinds.
+owned what, so this module remembers what was so before the record. Pure. protocol/member/advisory.py lists the kinds.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import Final, cast
 
 from msgspec import Struct, field
 
-from marshal_py.protocol import parking
-from marshal_py.protocol.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence, unpinned_by
-from marshal_py.protocol.identity import NONE, PIN, TopicPartition
-from marshal_py.protocol.last_will import DIED, died
-from marshal_py.protocol.poison_guard import suspicion
-from marshal_py.protocol.records import (
+from marshal_py.protocol.claims.poison_guard import suspicion
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.member.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence, unpinned_by
+from marshal_py.protocol.member.waiting import lasting
+from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
+from marshal_py.protocol.wire.last_will import DIED, died
+from marshal_py.protocol.wire.records import (
     ClaimingMessages,
     ClaimingPartition,
     Evict,
@@ -32,9 +35,6 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.waiting import lasting
-from marshal_py.protocol.world import Group, World
 
 # Kinds that one cause produces for many partitions at once; `to_lines` puts those in one line.
 TOGETHER: Final = frozenset({"claimed", "revoking", "released", "parked", "lost", "moved"})

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ClaimingMessages, ClaimingPartition, Heartbeat
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import Group, Partition
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group, Partition
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import ClaimingMessages, ClaimingPartition, Heartbeat
 
 WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to be current
 SAMPLE_MS: Final = 250  # samples are this far apart, because in at-most-once mode there are thousands of grants

@@ -7,8 +7,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from marshal_py.errors import first_of
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import (
     MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,
@@ -28,7 +29,6 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.verdict import Outcome, Verdict
 
 MOVES_SHOWN: Final = 3  # of a SetPosition, in its sentence
 

@@ -12,9 +12,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from marshal_py.errors import InvalidOption
 from marshal_py.history.describe import as_dict, describe
-from marshal_py.protocol import rationalizer
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.fold.world import Group, Span, World
+from marshal_py.protocol.member.waiting import unserved
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import (
     MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,
@@ -29,9 +32,6 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.waiting import unserved
-from marshal_py.protocol.world import Group, Span, World
 
 LINES_MAX: Final = 20  # how many lines a story has; older lines are only counted
 

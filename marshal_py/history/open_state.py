@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.world import Group, World
+from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
 
 
 class SessionSpan(Struct):

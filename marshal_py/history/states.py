@@ -1,7 +1,8 @@
 """Gives a group's whole state as plain values, and the differences between two such states. Pure.
 
-A client that diverged saves its state in this form (client/divergence_report.py), and `marshal diff --state` compares
-it with the log. Fields are named as in PROTOCOL.md, 5; record bodies appear as their hashes in hex, as in the digest.
+A client that diverged saves its state in this form (client/driver/divergence_report.py), and `marshal diff --state`
+compares it with the log. Fields are named as in PROTOCOL.md, 5; record bodies appear as their hashes in hex, as in the
+digest.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from marshal_py.history.explain import Cut, RawRecord, fold
-from marshal_py.protocol.world import Group, Partition, World
+from marshal_py.protocol.fold.world import Group, Partition, World
 
 NO_LIMIT: Final = 10**9  # sessions or partitions: nothing is left out of the log's own state
 PARTITION_FIELDS: Final = (
@@ -104,9 +105,9 @@ def differences(
 def compare_with_log(kept: Mapping[str, Any], world: World, records: Iterable[RawRecord]) -> list[Differing] | None:
     """Returns how the state that a diverged client saved differs from what the log folds to at the same offset.
 
-    `kept`: the client's file (client/divergence_report.py). `world`: the group's log folded up to where `records`
-    begin. Returns None if the log does not reach the offset of the client's state, or is of another incarnation. Raises
-    CoordinationError if the log cannot be folded.
+    `kept`: the client's file (client/driver/divergence_report.py). `world`: the group's log folded up to where
+    `records` begin. Returns None if the log does not reach the offset of the client's state, or is of another
+    incarnation. Raises CoordinationError if the log cannot be folded.
     """
     for _ in fold(world, records, Cut(kept["at_offset"])):
         pass

@@ -24,11 +24,13 @@ from marshal_py.history.open_state import (
 )
 from marshal_py.history.tables import TABLES, DigestRow, MoveRow, RaceRow, Row
 from marshal_py.history.timeline_rows import STILL_OPEN, Moment, TimelineRows, part_of
-from marshal_py.protocol import rationalizer
-from marshal_py.protocol.advisory import UNCOMMITTED
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.lease import EVICT_INTERVALS
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
+from marshal_py.protocol.member.advisory import UNCOMMITTED
+from marshal_py.protocol.time.lease import EVICT_INTERVALS
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import (
     ClaimingMessages,
     ClaimingPartition,
     Evict,
@@ -44,8 +46,6 @@ from marshal_py.protocol.records import (
     SetPosition,
     Topology,
 )
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, World
 
 NAMES_MAX: Final = 10_000  # ended sessions per group whose names are kept for late records; the oldest go first
 LOST_NOTES: Final = ("offset_lost", UNCOMMITTED)

@@ -29,8 +29,10 @@ from marshal_py.history.tables import (
     SessionRow,
     StandingRow,
 )
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group, Partition, World
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import (
     MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,
@@ -39,8 +41,6 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     Topology,
 )
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import Group, Partition, World
 
 OUTCOMES: Final = ("accepted", "rejected", "ignored")
 

@@ -6,10 +6,10 @@ position stands still, the message at the position has had no answer since the f
 
 from __future__ import annotations
 
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ClaimingPartition, Heartbeat
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import ClaimingPartition, Heartbeat
 
 
 class Unanswered:

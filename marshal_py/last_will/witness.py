@@ -20,8 +20,8 @@ from marshal_py.errors import InvalidOption, MarshalError
 from marshal_py.last_will import death, kept_file
 from marshal_py.last_will.death import Watch
 from marshal_py.last_will.messages import Hello, Inbox, Message, Register, Welcome, Withdraw, send
-from marshal_py.protocol import codec, last_will
-from marshal_py.protocol.last_will import Sign
+from marshal_py.protocol.wire import codec, last_will
+from marshal_py.protocol.wire.last_will import Sign
 from marshal_py.transport import bare_producer
 
 CONNECTIONS_MAX: Final = 1_000  # processes under one `marshal run`; more get no witness

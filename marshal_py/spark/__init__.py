@@ -17,31 +17,30 @@ from typing import Any, Final
 from marshal_py.errors import MissingSpark
 
 PYSPARK_MIN: Final = (4, 2)  # the first whose Python sources know ReadLimit and Trigger.AvailableNow
-INSTALL: Final = "pip install 'marshal_py[spark]'"
 
 # Public name -> the package that it needs beside Spark, and the extra that brings it.
 _PACKAGES: Final = {"DeltaOutput": ("deltalake", "delta"), "IcebergOutput": ("pyiceberg", "iceberg")}
 
-# Public name -> the file here that defines it. No file may have a public name: importing it would hide the name.
+# Public name -> the file that defines it.
 _FILES: Final = {
-    "Database": "database",
-    "DeltaOutput": "delta",
-    "IcebergOutput": "iceberg",
-    "Ledger": "ledger",
-    "QueryListener": "listener",
-    "archive": "archives",
-    "claimed_batches": "batches",
-    "find_root": "replays",
-    "local_session": "session",
-    "prometheus_gauges": "listener",
-    "read_archive": "archives",
-    "replay": "replays",
-    "replay_stream": "replay_streams",
-    "report": "reports",
-    "runs": "sweeps",
-    "sweep": "sweeps",
-    "views": "reports",
-    "write_batch": "guards",
+    "Database": "marshal_py.spark.sinks.database",
+    "DeltaOutput": "marshal_py.spark.sinks.delta",
+    "IcebergOutput": "marshal_py.spark.sinks.iceberg",
+    "Ledger": "marshal_py.spark.sinks.ledger",
+    "QueryListener": "marshal_py.spark.stream.listener",
+    "archive": "marshal_py.spark.log.archives",
+    "claimed_batches": "marshal_py.spark.stream.batches",
+    "find_root": "marshal_py.spark.log.replays",
+    "local_session": "marshal_py.spark.stream.session",
+    "prometheus_gauges": "marshal_py.spark.stream.listener",
+    "read_archive": "marshal_py.spark.log.archives",
+    "replay": "marshal_py.spark.log.replays",
+    "replay_stream": "marshal_py.spark.log.replay_streams",
+    "report": "marshal_py.spark.log.reports",
+    "runs": "marshal_sim.tools.spark_sweeps",
+    "sweep": "marshal_sim.tools.spark_sweeps",
+    "views": "marshal_py.spark.log.reports",
+    "write_batch": "marshal_py.spark.sinks.guards",
 }
 
 __all__ = [  # __getattr__ provides them
@@ -70,11 +69,11 @@ def require_spark() -> None:
     """Checks that pyspark, pyarrow and pandas are installed and new enough. Raises MissingSpark."""
     for package in ("pyspark", "pyarrow", "pandas"):
         if util.find_spec(package) is None:
-            raise MissingSpark(package, "which is not installed here", INSTALL)
+            raise MissingSpark(package, "which is not installed here")
     found = _version()
     if tuple(int(part) for part in found.split(".")[:2]) < PYSPARK_MIN:
         wanted = ".".join(map(str, PYSPARK_MIN))
-        raise MissingSpark(f"pyspark {wanted} or newer", f"and {found} is installed here", INSTALL)
+        raise MissingSpark(f"pyspark {wanted} or newer", f"and {found} is installed here")
 
 
 def _version() -> str:
@@ -94,4 +93,4 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES and util.find_spec(_PACKAGES[name][0]) is None:
         package, extra = _PACKAGES[name]
         raise MissingSpark(package, "which is not installed here", f"pip install 'marshal_py[{extra}]'")
-    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+    return getattr(import_module(_FILES[name]), name)

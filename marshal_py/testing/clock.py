@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from marshal_py.client.loop import Loop
+from marshal_py.client.driver.loop import Loop
 from marshal_py.client.marshal import Marshal, open_marshals
-from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.wire.identity import Instant, TopicPartition
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker

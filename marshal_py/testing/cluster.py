@@ -17,13 +17,13 @@ from marshal_py.admin.async_marshal import AsyncMarshal
 from marshal_py.admin.group import Group, Paused
 from marshal_py.admin.marshal import Marshal, connect
 from marshal_py.client.async_consumer import AsyncConsumer
-from marshal_py.client.delivery_queue import DeliveryQueue
-from marshal_py.client.membership import Membership
-from marshal_py.client.options import COORDINATION_TOPIC
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.receive.membership import Membership
+from marshal_py.client.values.options import COORDINATION_TOPIC
 from marshal_py.errors import ConsumerClosed, InvalidOption, UnsupportedPlatform
-from marshal_py.protocol import codec
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import Evict
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import Evict
 from marshal_py.testing.clock import MovableClock, Timekeeper, marshals_of
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport

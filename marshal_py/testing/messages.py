@@ -12,23 +12,23 @@ from typing import Any, Final, Generic, NamedTuple, cast
 
 from msgspec import structs
 
-from marshal_py.client.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
-from marshal_py.client.answers import Answers
-from marshal_py.client.handles import Handles
-from marshal_py.client.message import Batch, Message, Part
-from marshal_py.client.options import ConsumerOptions, Delivery
+from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
+from marshal_py.client.messages.answers import Answers
+from marshal_py.client.messages.handles import Handles
+from marshal_py.client.messages.message import Batch, Message, Part
+from marshal_py.client.values.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption
-from marshal_py.protocol import progress
-from marshal_py.protocol.at_most_once import AtMostOnce
-from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.member import Member
-from marshal_py.protocol.offset_run import OffsetRun
-from marshal_py.protocol.progress import Range
-from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import OFFSET_MAX
-from marshal_py.protocol.world import World
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.wire import progress
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.progress import Range
+from marshal_py.protocol.wire.records import OFFSET_MAX
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import RawMessage

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from marshal_py.errors import BadRequest, InvalidName, TopicMissing
-from marshal_py.protocol.records import PARTITION_MAX
+from marshal_py.protocol.wire.records import PARTITION_MAX
 from marshal_py.transport.ports import ClusterAdmin
 
 INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})

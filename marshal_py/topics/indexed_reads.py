@@ -15,7 +15,7 @@ from operator import methodcaller
 from typing import Final
 
 from marshal_py.errors import IndexBusy, IndexUnusable, RangeLost, TooManyKeys
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.key_index import Entry, EntryColumns, KeyIndex, Lasts, contents_of, prefix_of
 from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
 from marshal_py.topics.last_messages import age

@@ -21,7 +21,7 @@ from zlib import crc32
 import msgspec
 
 from marshal_py.errors import IndexBusy, IndexUnusable
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import Bounds, RawMessage
 

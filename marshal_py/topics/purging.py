@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from marshal_py.errors import BadRequest, PurgeRefused, TopicMissing
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.request import Time, check_number, time_ms
 from marshal_py.transport.ports import Bounds, ClusterAdmin
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TooManyKeys, TopicMissing, UnsupportedPlatform
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, has_wildcard, matcher, shown
 from marshal_py.topics.last_messages import LastMessages, age
 from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, time_ms

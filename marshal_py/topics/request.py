@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Final, Self
 
 from marshal_py.errors import BadRequest, TooManyKeys
-from marshal_py.protocol.records import OFFSET_MAX
+from marshal_py.protocol.wire.records import OFFSET_MAX
 from marshal_py.topics.keys import Key, exact, matcher
 
 MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024  # as in ADR-31: what a server sends at most without max_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from marshal_py.errors import NotCompacted
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import ClusterAdmin, Transport
 
 POLICY = "cleanup.policy"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import Broken, OutOfRange
 
 RETRY_MS: Final = 100  # after the first failure of a fetch; doubled after each further failure

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from marshal_py.protocol.identity import Instant
+from marshal_py.protocol.wire.identity import Instant
 
 # A clock that counts the time while the machine is suspended: CLOCK_BOOTTIME on Linux, CLOCK_MONOTONIC on macOS. Where
 # there is none, the wall clock still shows a suspension (T7 takes the greatest difference of the three clocks).

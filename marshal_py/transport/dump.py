@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from marshal_py.errors import DumpDamaged
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
 from marshal_py.transport.ports import LogRecord

@@ -42,7 +42,7 @@ from marshal_py.errors import (
     UnsupportedPlatform,
     UsedAfterFork,
 )
-from marshal_py.protocol.identity import check_topic
+from marshal_py.protocol.wire.identity import check_topic
 
 # Of the capabilities that a transport may lack (transport/ports.py), a client of this broker has none.
 CAPABILITIES: frozenset[str] = frozenset()

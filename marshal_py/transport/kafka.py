@@ -29,7 +29,7 @@ from marshal_py.errors import (
     PartitionError,
     TopicRecreated,
 )
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.connecting import cluster_id, metadata

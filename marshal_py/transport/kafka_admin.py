@@ -40,7 +40,7 @@ from marshal_py.errors import (
     UnsupportedPlatform,
     WrongTopicSetting,
 )
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.connecting import metadata
 from marshal_py.transport.kafka_topics import KafkaTopics

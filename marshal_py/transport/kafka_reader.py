@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from marshal_py.errors import AccessDenied, ClusterUnreachable, RangeLost
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.connecting import metadata
 from marshal_py.transport.connection_errors import ConnectionErrors, principal_of

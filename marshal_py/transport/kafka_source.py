@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from marshal_py.errors import ClusterUnreachable
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.assignments import Assignments, Changes
 from marshal_py.transport.connecting import metadata

@@ -21,7 +21,7 @@ from marshal_py.errors import (
     TopicMissing,
     TopicRecreated,
 )
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments
 from marshal_py.transport.memory_admin import MemoryAdmin
 from marshal_py.transport.memory_broker import SCHEME, MemoryBroker, MemoryConnection, broker_named

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicExists, TopicMissing, TopicRefused
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory_broker import MemoryBroker, MemoryConnection, MemoryMessage
 from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, ClusterInfo, TopicInfo
 from marshal_py.transport.topic_checks import check_settings

@@ -13,7 +13,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from marshal_py.errors import ClusterUnreachable, InvalidOption, TopicMissing
-from marshal_py.protocol.identity import TopicPartition, check_topic
+from marshal_py.protocol.wire.identity import TopicPartition, check_topic
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, Clock
 from marshal_py.transport.topic_checks import KEEP_FOREVER

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 from marshal_py.errors import MarshalError
-from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.wire.identity import Instant, TopicPartition
 
 ALL_CAPABILITIES = frozenset({"truncate", "grow", "time_lookup", "describe_config", "create_topic", "long_log"})
 

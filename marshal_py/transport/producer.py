@@ -21,7 +21,7 @@ from marshal_py.errors import (
     PartitionError,
     TopicMissing,
 )
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.connection_errors import ConnectionErrors
 from marshal_py.transport.embedded import LogGuard, record_bytes_max

@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # re-exported, but not by name
 
 from marshal_py.errors import AccessDenied, ClusterError, ClusterUnreachable
-from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.connecting import metadata
 from marshal_py.transport.connection_errors import ConnectionErrors, principal_of

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from marshal_py.admin import impact
-from marshal_py.admin.author import BY_BYTES_MAX, Author
-from marshal_py.admin.change import ConfigPlan, ShrinkPlan
-from marshal_py.admin.operation import GroupContext
-from marshal_py.admin.pause import PausePlan, ResumePlan
-from marshal_py.admin.pause_history import PauseHistory
-from marshal_py.admin.position import PositionPlan
-from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.client.group_config import WORDS, settings_of
+from marshal_py.admin.plans import impact
+from marshal_py.admin.plans.author import BY_BYTES_MAX, Author
+from marshal_py.admin.plans.change import ConfigPlan, ShrinkPlan
+from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.pause import PausePlan, ResumePlan
+from marshal_py.admin.plans.position import PositionPlan
+from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
+from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.client.values.group_config import WORDS, settings_of
 from marshal_py.errors import (
     AdminBusy,
     AdminGaveUp,
@@ -28,7 +28,7 @@ from marshal_py.errors import (
     ModeMismatch,
     SettingsChanged,
 )
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     GroupConfig,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from marshal_py.admin import diagnosis, overview, permissions
-from marshal_py.admin.diagnosis import DAY_MS, NAMES_MAX, ORPHANED_MS, RECORDS_MANY, Study
-from marshal_py.admin.overview import SKEW_MS
-from marshal_py.admin.recreated_topics import find_recreated
-from marshal_py.protocol import codec
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import (
+from marshal_py.admin import permissions
+from marshal_py.admin.views import diagnosis, overview
+from marshal_py.admin.views.diagnosis import DAY_MS, NAMES_MAX, ORPHANED_MS, RECORDS_MANY, Study
+from marshal_py.admin.views.overview import SKEW_MS
+from marshal_py.admin.views.recreated_topics import find_recreated
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.member.waiting import Facts
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     Genesis,
     GroupConfig,
@@ -24,9 +27,7 @@ from marshal_py.protocol.records import (
     Snapshot,
     Topology,
 )
-from marshal_py.protocol.routing import HASH_NAME
-from marshal_py.protocol.waiting import Facts
-from marshal_py.protocol.world import Group, World
+from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 NOW_MS = 1_800_000_000_000

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from marshal_py.admin import overview
-from marshal_py.admin.group_info import POLICIES, GroupInfo, plain
-from marshal_py.admin.pause_history import PauseHistory
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import GroupConfig
+from marshal_py.admin.views import overview
+from marshal_py.admin.views.group_info import POLICIES, GroupInfo, plain
+from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import GroupConfig
 from tests.support.differential_log import DifferentialLog
 
 PARTITIONED = {

@@ -20,9 +20,9 @@ import pytest
 from confluent_kafka import Producer
 
 import marshal_py
-from marshal_py.admin.author import Author
 from marshal_py.admin.group import Group
-from marshal_py.admin.operation import Progress
+from marshal_py.admin.plans.author import Author
+from marshal_py.admin.plans.operation import Progress
 from marshal_py.cli import explain, groups, members, position, release
 from marshal_py.errors import (
     AdminBusy,

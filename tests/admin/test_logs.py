@@ -16,9 +16,9 @@ from marshal_py.errors import (
     PartitionError,
     SnapshotNotConfirmed,
 )
-from marshal_py.protocol import codec
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Join
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import Join
 from tests.client.test_bad_logs import ends_with
 from tests.client.test_snapshots import IN, folded, lived, pad, root_of, write_snapshot
 from tests.support import wire

@@ -7,11 +7,12 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from marshal_py.admin import overview
-from marshal_py.admin.recreated_topics import RecreatedTopic
+from marshal_py.admin.views import overview
+from marshal_py.admin.views.recreated_topics import RecreatedTopic
 from marshal_py.history.consumption_rate import ConsumptionRate
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import (
+from marshal_py.protocol.member.waiting import Facts, standstills
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     ClaimState,
     GroupConfig,
@@ -21,7 +22,6 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     Topology,
 )
-from marshal_py.protocol.waiting import Facts, standstills
 from tests.support.differential_log import TOPIC, DifferentialLog
 
 ONE, TWO = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.admin.operation import GroupContext
-from marshal_py.admin.pause import PausePlan, ResumePlan
+from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.errors import AdminBusy, GroupDeleted, InvalidOption, PauseNotDrained
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.records import Evict, GroupConfig, ReleaseGroup
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.wire.records import Evict, GroupConfig, ReleaseGroup
 from tests.admin.virtual_admin import Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from marshal_py.admin.author import Author
-from marshal_py.admin.operation import GroupContext
-from marshal_py.admin.pause import PausePlan
-from marshal_py.admin.pause_history import PauseHistory
-from marshal_py.admin.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
-from marshal_py.admin.position_preview import Row, preview, rows_of
+from marshal_py.admin.plans.author import Author
+from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.pause import PausePlan
+from marshal_py.admin.plans.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
+from marshal_py.admin.plans.position_preview import Row, preview, rows_of
+from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminBusy, GroupMissing, InvalidRecord, LogGap, PositionNotMoved, PositionUnknown
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ReleaseGroup, ReleasingPartition, SetPosition, Topology
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import ReleaseGroup, ReleasingPartition, SetPosition, Topology
 from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, Client, VirtualCluster, tp
 
@@ -211,7 +211,7 @@ def test_held_is_no_answer() -> None:
 
 
 def plan_moves(cluster: VirtualCluster) -> Any:
-    from marshal_py.protocol.records import Move
+    from marshal_py.protocol.wire.records import Move
 
     return tuple(Move(*where, cluster.group.partitions[where].version, to) for where, to in WANTED.items())
 

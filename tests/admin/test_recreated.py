@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from marshal_py.admin.author import Author
-from marshal_py.admin.operation import GroupContext
-from marshal_py.admin.pause_history import PauseHistory
-from marshal_py.admin.position import MOVED, NOT_MOVED, PositionPlan
-from marshal_py.admin.position_preview import preview
-from marshal_py.admin.recreated_topics import RecreatedTopic, find_recreated
+from marshal_py.admin.plans.author import Author
+from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.position import MOVED, NOT_MOVED, PositionPlan
+from marshal_py.admin.plans.position_preview import preview
+from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.admin.views.recreated_topics import RecreatedTopic, find_recreated
 from marshal_py.errors import GroupMissing, PositionNotMoved
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.parking import RECREATED
-from marshal_py.protocol.records import GroupConfig, Record, ReleaseGroup, SetPosition, Topology
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.parking import RECREATED
+from marshal_py.protocol.wire.records import GroupConfig, Record, ReleaseGroup, SetPosition, Topology
 from marshal_py.transport.ports import TopicInfo
 from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp

@@ -9,10 +9,10 @@ import random
 
 import pytest
 
-from marshal_py.admin.operation import GroupContext
-from marshal_py.admin.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
+from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
 from marshal_py.errors import PositionUnknown
-from marshal_py.protocol.records import SetPosition
+from marshal_py.protocol.wire.records import SetPosition
 from tests.admin.virtual_admin import Tool, play_copies, start_tool
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster, tp
 

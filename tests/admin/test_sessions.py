@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.admin.change import ConfigPlan, DeletionPlan
-from marshal_py.admin.membership import with_members, without_members
-from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
+from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan
+from marshal_py.admin.plans.membership import with_members, without_members
+from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupMissing, MembersAlive
-from marshal_py.protocol.group_rules import PRIORITY
-from marshal_py.protocol.records import Evict, GroupConfig, StepDown
+from marshal_py.protocol.fold.group_rules import PRIORITY
+from marshal_py.protocol.wire.records import Evict, GroupConfig, StepDown
 from tests.admin.virtual_admin import finish, start_tool
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster
 

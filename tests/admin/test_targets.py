@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.admin.author import Author
-from marshal_py.admin.pause_history import PauseHistory
-from marshal_py.admin.targets import Facts, Target, parse, parse_table, print_table, resolve, shift
+from marshal_py.admin.plans.author import Author
+from marshal_py.admin.plans.targets import Facts, Target, parse, parse_table, print_table, resolve, shift
+from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.cli.changes import seconds
 from marshal_py.errors import InvalidOption, PositionOutOfRange
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import ReleaseGroup
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import ReleaseGroup
 from tests.support.differential_log import GROUP, DifferentialLog
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)

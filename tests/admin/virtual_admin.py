@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from marshal_py.admin.author import Author
-from marshal_py.admin.operation import GroupContext, Operation, Progress
-from marshal_py.admin.pause_history import PauseHistory
+from marshal_py.admin.plans.author import Author
+from marshal_py.admin.plans.operation import GroupContext, Operation, Progress
+from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminGaveUp
-from marshal_py.protocol import codec
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Note, Record
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import World
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import Note, Record
 from tests.support.virtual_cluster import GROUP, INCARNATION, READ_MS, WRITE_MS, Client, VirtualCluster
 
 NEVER = 10**9

@@ -10,7 +10,7 @@ import pytest
 
 from marshal_py.admin.group import Group
 from marshal_py.client.marshal import connect
-from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import DEADLINE_S, Shell
 

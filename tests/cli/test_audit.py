@@ -20,14 +20,14 @@ import pytest
 import typer
 from confluent_kafka import Producer
 
-from marshal_py.admin.author import Author
 from marshal_py.admin.group import Group
+from marshal_py.admin.plans.author import Author
 from marshal_py.cli.app import app
 from marshal_py.client.marshal import VERSION, Marshal, connect
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.errors import AdminBusy
-from marshal_py.protocol import codec
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     Evict,
     GroupConfig,
@@ -38,7 +38,7 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.routing import route
+from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import CoordinationLog

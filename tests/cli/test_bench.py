@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 
 from marshal_py.cli import bench
 from marshal_py.cli.app import app
-from marshal_py.simulator import races
-from marshal_py.simulator.races import Task, TimedRun
+from marshal_sim.tools import races
+from marshal_sim.tools.races import Task, TimedRun
 
 RATES = {"runs", "cpu_s", "events_per_cpu_s", "simulated_hours_per_cpu_hour", "races_per_cpu_s"}
 

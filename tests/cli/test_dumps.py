@@ -10,14 +10,15 @@ from typing import cast
 
 import pytest
 
-from marshal_py.client import divergence_report
+from marshal_py.client.driver import divergence_report
 from marshal_py.client.marshal import connect
 from marshal_py.client.observer import Observer
 from marshal_py.errors import Diverged
-from marshal_py.protocol import codec, snapshot
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.member import Member
-from marshal_py.protocol.records import Heartbeat
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.transport.dump import Reader, Writer, memory_transport
 from marshal_py.transport.ports import LogRecord
 from tests.cli.shell import Shell, wait_until

@@ -16,8 +16,8 @@ import pytest
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
-from marshal_py.protocol import codec
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import (
     RECORD_TYPES,
     Checkpoint,
     ClaimState,

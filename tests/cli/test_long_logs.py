@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from marshal_py.client import observer as observing
-from marshal_py.client import replay_start
-from marshal_py.protocol.records import Evict
+from marshal_py.client.connection import replay_start
+from marshal_py.protocol.wire.records import Evict
 from tests.cli.shell import Shell
 from tests.client.test_looking_back import Life, observer
 from tests.support.dumps import BEGIN_MS

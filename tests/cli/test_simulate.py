@@ -15,14 +15,14 @@ from typer.testing import CliRunner, Result
 
 from marshal_py.cli import simulate
 from marshal_py.cli.app import app
-from marshal_py.protocol.records import Checkpoint, ClaimState, Heartbeat
-from marshal_py.protocol.world import FOLD_VERSION
-from marshal_py.simulator import sweep
-from marshal_py.simulator.auditor_evidence import Violation
-from marshal_py.simulator.mutants import MUTANTS, SEEDS_BASE, Hunt, switched_on
-from marshal_py.simulator.run import Result as Ran
-from marshal_py.simulator.run import simulate as run_seed
-from marshal_py.simulator.schedule import Schedule, text_of
+from marshal_py.protocol.fold.world import FOLD_VERSION
+from marshal_py.protocol.wire.records import Checkpoint, ClaimState, Heartbeat
+from marshal_sim.cluster.run import Result as Ran
+from marshal_sim.cluster.run import simulate as run_seed
+from marshal_sim.judge.evidence import Violation
+from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE, Hunt, switched_on
+from marshal_sim.tools import sweep
+from marshal_sim.tools.schedule import Schedule, text_of
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 from tests.support import dumps
 from tests.support.differential_log import DifferentialLog

@@ -19,8 +19,8 @@ from marshal_py.client import observer as observing
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.observer import Observer
 from marshal_py.errors import GroupOpaque
-from marshal_py.protocol.routing import route
-from marshal_py.protocol.waiting import CAUSES
+from marshal_py.protocol.member.waiting import CAUSES
+from marshal_py.protocol.wire.routing import route
 from marshal_py.testing import MemoryCluster
 from marshal_py.testing.clock import marshals_of
 from marshal_py.transport.memory import MemoryTransport

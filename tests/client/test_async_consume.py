@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from marshal_py import Message, aio
-from marshal_py.client import async_consumer, prefetch
+from marshal_py.client import async_consumer
+from marshal_py.client.delivery import prefetch
 from marshal_py.errors import (
     AlreadyConsuming,
     ConcurrentUse,

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from marshal_py import Consumer
-from marshal_py.protocol.records import Note, ReleasingPartition
+from marshal_py.protocol.wire.records import Note, ReleasingPartition
 from tests.support.client_fixtures import (
     INTERVAL_S,
     BackgroundConsumer,

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from marshal_py.errors import ModeMismatch
-from marshal_py.protocol.records import Evict
+from marshal_py.protocol.wire.records import Evict
 from tests.support.client_fixtures import (
     ConsumerProcess,
     EmbeddedTestCluster,

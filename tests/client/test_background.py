@@ -13,11 +13,11 @@ import pytest
 
 import marshal_py
 from marshal_py import ClaimInfo, Marshal
-from marshal_py.client.callbacks import Callbacks
+from marshal_py.client.connection.callbacks import Callbacks
 from marshal_py.errors import BackgroundThreadEnded, ConsumerClosed
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Evict
-from marshal_py.protocol.routing import route
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import Evict
+from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.ports import Bounds
 from tests.support.client_fixtures import (
     DEADLINE_S,

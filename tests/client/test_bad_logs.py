@@ -20,9 +20,9 @@ from marshal_py.errors import (
     TopicRecreated,
     WrongTopicSetting,
 )
-from marshal_py.protocol import codec
-from marshal_py.protocol.records import GroupConfig
-from marshal_py.protocol.routing import route
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import GroupConfig
+from marshal_py.protocol.wire.routing import route
 from tests.support import wire
 from tests.support.client_fixtures import (
     DEADLINE_S,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.client.buffers import Buffer
-from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.client.delivery.buffers import Buffer
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_source import KafkaSource

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import marshal_py
 from marshal_py import Consumer
-from marshal_py.protocol.records import Heartbeat
+from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import EmbeddedTestCluster, MemoryTestCluster, joined, until
 

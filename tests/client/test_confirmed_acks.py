@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from marshal_py import AckNotConfirmed, Batch, ClaimLost, Consumer, InvalidOption, Message
-from marshal_py.client import confirmations
-from marshal_py.client.confirmations import NO_ROOM
-from marshal_py.protocol import progress
-from marshal_py.protocol.records import Heartbeat
+from marshal_py.client.receive import confirmations
+from marshal_py.client.receive.confirmations import NO_ROOM
+from marshal_py.protocol.wire import progress
+from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, collect, joined, until
 

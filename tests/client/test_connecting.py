@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError
 
 import marshal_py
 from marshal_py.errors import AccessDenied, AuthenticationFailed, ClusterUnreachable, HistoryTruncated, TlsMismatch
-from marshal_py.protocol.records import Evict
+from marshal_py.protocol.wire.records import Evict
 from marshal_py.transport import connection_errors, kafka
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import Bounds

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, Message
-from marshal_py.client import prefetch
+from marshal_py.client.delivery import prefetch
 from marshal_py.errors import (
     AlreadyConsuming,
     ConcurrentUse,
@@ -20,8 +20,8 @@ from marshal_py.errors import (
     NeedsAtLeastOnce,
     ReentrantCall,
 )
-from marshal_py.protocol import codec
-from marshal_py.protocol.records import Evict, GroupConfig
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Evict, GroupConfig
 from marshal_py.transport.memory import MemoryTransport
 from tests.support.client_fixtures import (
     DEADLINE_S,

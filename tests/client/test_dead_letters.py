@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, InvalidOption, Message, TopicMissing
-from marshal_py.client import dead_letters
+from marshal_py.client.messages import dead_letters
 from marshal_py.errors import AccessDenied, MessageTooLarge, PartitionError
-from marshal_py.protocol.records import Note
+from marshal_py.protocol.wire.records import Note
 from marshal_py.transport.memory import MemoryWriter
 from tests.support.client_fixtures import (
     DEADLINE_S,
@@ -221,7 +221,7 @@ def test_a_crash_before_the_acknowledgement_repeats_the_letter_and_loses_nothing
 
     ACKS: A crash between the two may repeat it.
     """
-    monkeypatch.setattr("marshal_py.client.ending.LETTERS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("marshal_py.client.receive.ending.LETTERS_TIMEOUT_S", 0.05)
     topic, letters, group = memory.topic(), memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal:
@@ -381,7 +381,7 @@ def _denied(writer: MemoryWriter, topic: str, *_: object) -> None:
 def test_a_stop_does_not_wait_long_for_a_cluster_that_refuses(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marshal_py.client.ending.LETTERS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("marshal_py.client.receive.ending.LETTERS_TIMEOUT_S", 0.1)
     topic, letters = memory.topic(), memory.topic()
     memory.fill(topic, 0, 1)
     monkeypatch.setattr(MemoryWriter, "write", _denied)

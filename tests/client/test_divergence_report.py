@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from marshal_py.client import divergence_report
+from marshal_py.client.driver import divergence_report
 from marshal_py.errors import Diverged, InvalidOption
 from marshal_py.history import states
-from marshal_py.protocol.member import Member
+from marshal_py.protocol.member.member import Member
 from tests.support.differential_log import GROUP, DifferentialLog
 
 ERROR = Diverged(GROUP, 0, 16, 1, 2, "planted")

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from marshal_py.client import end_budget, ending
-from marshal_py.client.end_budget import END_TIMEOUT_S, EndBudget
+from marshal_py.client.connection import end_budget
+from marshal_py.client.connection.end_budget import END_TIMEOUT_S, EndBudget
+from marshal_py.client.receive import ending
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, joined
 

@@ -8,7 +8,7 @@ import pytest
 
 from marshal_py import GroupConfig
 from marshal_py.admin.group import Group
-from marshal_py.protocol.advisory import LOCAL, Advisory
+from marshal_py.protocol.member.advisory import LOCAL, Advisory
 from tests.support.client_fixtures import LOG, MemoryTestCluster, TestCluster, collect, joined, owns, until
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import marshal_py
 from marshal_py import TopicPartition
-from marshal_py.protocol.records import ReleasingPartition
+from marshal_py.protocol.wire.records import ReleasingPartition
 from marshal_py.transport.assignments import FAILURES_MAX, RETRY_MS_MAX
 from marshal_py.transport.memory import MemorySource
 from tests.support.client_fixtures import BackgroundConsumer, EmbeddedTestCluster, MemoryTestCluster, joined, until

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
-from marshal_py.client import grants
-from marshal_py.client.buffers import Buffer
-from marshal_py.client.handling_rate import HandlingRate
-from marshal_py.protocol.at_most_once import AtMostOnce, Grant
-from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.client.delivery import grants
+from marshal_py.client.delivery.buffers import Buffer
+from marshal_py.client.delivery.handling_rate import HandlingRate
+from marshal_py.protocol.claims.at_most_once import AtMostOnce, Grant
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import DataSource
 from tests.support.client_fixtures import TestCluster, joined

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from marshal_py import Consumer, GroupConfig, InvalidOption
-from marshal_py.client import group_limits, requests
-from marshal_py.client.waits import Steps
+from marshal_py.client.receive import group_limits
+from marshal_py.client.values import requests
+from marshal_py.client.values.waits import Steps
 from marshal_py.transport.ports import Chunk
 from tests.support.client_fixtures import MemoryTestCluster, collect, joined, owns, until
 

@@ -19,7 +19,7 @@ from marshal_py import (
     NeedsAtLeastOnce,
     aio,
 )
-from marshal_py.client import handles
+from marshal_py.client.messages import handles
 from marshal_py.testing import make_message
 from tests.support.client_fixtures import DEADLINE_S, INTERVAL_S, MemoryTestCluster, collect, joined, positions, until
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from marshal_py import Consumer, Message
-from marshal_py.client.idle_heartbeat import HeartbeatTimer, IdleHeartbeat
-from marshal_py.client.requests import check_fetch
+from marshal_py.client.driver.idle_heartbeat import HeartbeatTimer, IdleHeartbeat
+from marshal_py.client.values.requests import check_fetch
 from marshal_py.errors import AccessDenied, ClusterUnreachable, InvalidOption
-from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.member.advisory import Advisory
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, until
 
 

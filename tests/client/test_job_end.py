@@ -7,7 +7,7 @@ import pytest
 import marshal_py
 from marshal_py.client.planner import Planner
 from marshal_py.errors import PartitionsParked, PartitionsUnread
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from tests.support.client_fixtures import MemoryTestCluster, joined, until
 
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from marshal_py import ConsumerOptions, Message, subject_key
-from marshal_py.client.delivery_queue import DeliveryQueue
-from marshal_py.client.fetched_claims import positions_of
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.ready import Ready
-from marshal_py.protocol.records import GroupConfig, StepDown
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.fetched_claims import positions_of
+from marshal_py.protocol.member.ready import Ready
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import GroupConfig, StepDown
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 from tests.support.key_order import OrderJudge

@@ -9,7 +9,7 @@ import typing
 import pytest
 
 from marshal_py import ConsumerOptions, InvalidOption, Marshal
-from marshal_py.client.keywords import ConsumerKeywords, chosen
+from marshal_py.client.values.keywords import ConsumerKeywords, chosen
 from tests.support.client_fixtures import MemoryTestCluster, joined
 
 DESERIALIZERS = {"key_deserializer", "value_deserializer"}  # not among ConsumerKeywords: overloads name them

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from marshal_py import Consumer, connect
-from marshal_py.client import last_wills
-from marshal_py.client.last_wills import FOR_GOOD, KEEP_S
+from marshal_py.client.driver import last_wills
+from marshal_py.client.driver.last_wills import FOR_GOOD, KEEP_S
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.last_will import connecting, death, rendezvous
 from marshal_py.last_will.connecting import WitnessConnection
 from marshal_py.last_will.messages import Register
 from marshal_py.last_will.witness import Witness
-from marshal_py.protocol.last_will import died
-from marshal_py.protocol.records import Evict, Heartbeat, Join, Leave, ReleasingPartition
+from marshal_py.protocol.wire.last_will import died
+from marshal_py.protocol.wire.records import Evict, Heartbeat, Join, Leave, ReleasingPartition
 from tests.last_will.test_witness import FakeProducer
 from tests.support.client_fixtures import (
     DEADLINE_S,

@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 
 from marshal_py.admin.logs import Logs
-from marshal_py.admin.pause_history import PauseHistory
-from marshal_py.client import replay_start
+from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.client.connection import replay_start
 from marshal_py.client.observer import Judged, Observer
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import ClaimingPartition, ClaimState, Evict, Heartbeat, Join, ReleaseGroup, Topology
-from marshal_py.protocol.world import World
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import (
+    ClaimingPartition,
+    ClaimState,
+    Evict,
+    Heartbeat,
+    Join,
+    ReleaseGroup,
+    Topology,
+)
 from marshal_py.transport.dump import memory_transport
 from tests.client.test_snapshots import IN, lived, pad, write_snapshot
 from tests.support.client_fixtures import LOG, MemoryTestCluster

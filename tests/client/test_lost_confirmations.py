@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from marshal_py import AckNotConfirmed, ClaimLost, ClusterError, Consumer, GroupDeleted, MarshalError, Message
-from marshal_py.client.confirmations import HISTORY_LOST
 from marshal_py.client.planner import Planner
-from marshal_py.protocol.acked_spans import finished_spans, spans_of
-from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.client.receive.confirmations import HISTORY_LOST
+from marshal_py.protocol.claims.acked_spans import finished_spans, spans_of
+from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, joined, until
 

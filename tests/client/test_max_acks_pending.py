@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from marshal_py import ConsumerOptions, InvalidOption, Message, aio
-from marshal_py.client import waits
-from marshal_py.client.ack_window import WAIT_S_MAX, WAIT_S_MIN
-from marshal_py.client.buffers import Reserved
+from marshal_py.client.delivery.ack_window import WAIT_S_MAX, WAIT_S_MIN
+from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.values import waits
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, joined, positions, until
 
 NEVER_S = 3_600.0  # longer than any test

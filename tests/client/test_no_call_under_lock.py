@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from marshal_py import Consumer, TopicPartition
-from marshal_py.client import context
+from marshal_py.client.connection import context
 from marshal_py.transport import kafka, kafka_admin, kafka_source
 from tests.support.client_fixtures import DEADLINE_S, ROOT, BackgroundConsumer, EmbeddedTestCluster, joined, owns, until
 

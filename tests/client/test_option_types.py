@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from marshal_py import ConsumerOptions, GroupConfig, InvalidName, InvalidOption
-from marshal_py.client.options import CALLABLES, FLAGS
+from marshal_py.client.values.options import CALLABLES, FLAGS
 from tests.support.client_fixtures import MemoryTestCluster
 
 

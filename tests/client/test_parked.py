@@ -8,9 +8,9 @@ import pytest
 
 import marshal_py
 from marshal_py import Consumer, TopicPartition
-from marshal_py.admin import overview
+from marshal_py.admin.views import overview
 from marshal_py.errors import PartitionError
-from marshal_py.protocol.records import ReleasingPartition
+from marshal_py.protocol.wire.records import ReleasingPartition
 from marshal_py.transport.memory import MemorySource
 from tests.support.client_fixtures import (
     BackgroundConsumer,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, aio
-from marshal_py.client import loop, topic_watch
+from marshal_py.client.driver import loop, topic_watch
 from marshal_py.errors import InvalidName, InvalidOption
-from marshal_py.protocol.records import ClaimingPartition, Join, ReleasingPartition
+from marshal_py.protocol.wire.records import ClaimingPartition, Join, ReleasingPartition
 from tests.support.client_fixtures import MemoryTestCluster, TestCluster, collect, joined, until
 
 PATTERN = "^orders-.*"

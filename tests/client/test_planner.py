@@ -7,11 +7,11 @@ import pytest
 import marshal_py
 from marshal_py import Consumer
 from marshal_py.client.planner import Planner
-from marshal_py.client.ranges import share
+from marshal_py.client.ranges.ranges import share
 from marshal_py.errors import BatchNotCommitted, BatchOverdue, ClaimLost, ConsumerClosed, InvalidOption
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ClaimingMessages, Note
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import ClaimingMessages, Note
 from tests.support.client_fixtures import (
     INTERVAL_S,
     EmbeddedTestCluster,

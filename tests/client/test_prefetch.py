@@ -12,12 +12,11 @@ import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 
 from marshal_py import Consumer, Message
-from marshal_py.client import dead_letters, prefetch
-from marshal_py.client.buffers import MERGED_MAX, Buffer, Reserved
-from marshal_py.client.delivery_queue import AHEAD_MESSAGES_MAX
-from marshal_py.client.handling_rate import HandlingRate
-from marshal_py.client.options import PREFETCH_BYTES, PREFETCH_BYTES_MAX, PREFETCH_BYTES_MIN
-from marshal_py.client.prefetch import (
+from marshal_py.client.delivery import prefetch
+from marshal_py.client.delivery.buffers import MERGED_MAX, Buffer, Reserved
+from marshal_py.client.delivery.delivery_queue import AHEAD_MESSAGES_MAX
+from marshal_py.client.delivery.handling_rate import HandlingRate
+from marshal_py.client.delivery.prefetch import (
     BUFFERED_MESSAGES_MAX,
     FILLED_SHARE,
     LOOK_MS,
@@ -26,11 +25,13 @@ from marshal_py.client.prefetch import (
     Room,
     held_bytes,
 )
-from marshal_py.client.sizes import KEYS_SAMPLED
-from marshal_py.client.waits import complete
+from marshal_py.client.messages import dead_letters
+from marshal_py.client.values.options import PREFETCH_BYTES, PREFETCH_BYTES_MAX, PREFETCH_BYTES_MIN
+from marshal_py.client.values.sizes import KEYS_SAMPLED
+from marshal_py.client.values.waits import complete
 from marshal_py.errors import PartitionError
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.member import Member
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.memory import MemoryWriter
 from marshal_py.transport.memory_broker import MemoryMessage

@@ -9,9 +9,9 @@ import pytest
 
 import marshal_py
 from marshal_py import Consumer, TopicPartition
-from marshal_py.client import loop
+from marshal_py.client.driver import loop
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.records import GroupConfig, ReleasingPartition, Topology
+from marshal_py.protocol.wire.records import GroupConfig, ReleasingPartition, Topology
 from marshal_py.transport.ports import OutOfRange
 from tests.support.client_fixtures import BackgroundConsumer, MemoryTestCluster, collect, joined, until
 

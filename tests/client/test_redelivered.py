@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from marshal_py.history.timeline import Timeline
-from marshal_py.protocol import rationalizer
-from marshal_py.protocol.records import Genesis
-from marshal_py.protocol.routing import route
-from marshal_py.protocol.world import World
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire.records import Genesis
+from marshal_py.protocol.wire.routing import route
 from tests.support.client_fixtures import MemoryTestCluster, collect, joined, owns, places, until
 
 

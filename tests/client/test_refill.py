@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.client.refill import Refill
-from marshal_py.client.requests import ConsumeRequest, check_consume
+from marshal_py.client.receive.refill import Refill
+from marshal_py.client.values.requests import ConsumeRequest, check_consume
 from marshal_py.errors import InvalidOption
 
 EXPIRES_MS = 30_000

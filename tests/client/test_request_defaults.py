@@ -11,7 +11,7 @@ import pytest
 
 from marshal_py import Consumer
 from marshal_py.aio import AsyncConsumer
-from marshal_py.client.requests import ConsumeRequest, Request
+from marshal_py.client.values.requests import ConsumeRequest, Request
 
 FRONTS = [Consumer, AsyncConsumer]
 

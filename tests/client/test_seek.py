@@ -16,7 +16,7 @@ from marshal_py import (
     NeedsAtLeastOnce,
     PositionOutOfRange,
 )
-from marshal_py.protocol.records import ReleasingPartition, SeekingPartition
+from marshal_py.protocol.wire.records import ReleasingPartition, SeekingPartition
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, collect, joined, owns, until
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from marshal_py import Consumer
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ReleasingPartition
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import ReleasingPartition
 from tests.support.client_fixtures import MemoryTestCluster, collect, joined, until
 
 MODES = pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from marshal_py.client import divergence_report, log_maintenance, loop, replay_start, retention
+from marshal_py.client.connection import replay_start
+from marshal_py.client.driver import divergence_report, log_maintenance, loop
+from marshal_py.client.values import retention
 from marshal_py.errors import (
     Diverged,
     HistoryRestarted,
@@ -22,12 +24,14 @@ from marshal_py.errors import (
     TopicRecreated,
 )
 from marshal_py.history import states
-from marshal_py.protocol import codec, rationalizer, snapshot, snapshotter
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Evict, Genesis, GroupConfig, Join, Leave, Note, Snapshot
-from marshal_py.protocol.routing import route
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import World
+from marshal_py.protocol.duties import snapshotter
+from marshal_py.protocol.fold import rationalizer, snapshot
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import Evict, Genesis, GroupConfig, Join, Leave, Note, Snapshot
+from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.ports import TopicInfo
 from tests.client.test_bad_logs import ends_with
 from tests.support.client_fixtures import (

@@ -8,11 +8,12 @@ import threading
 import pytest
 
 from marshal_py import Marshal, TopicPartition
-from marshal_py.client import position_copies, start_positions
+from marshal_py.client.driver import position_copies
+from marshal_py.client.values import start_positions
 from marshal_py.errors import InvalidOption, KafkaGroupIsLive, MarshalError, PositionOutOfRange, TopicMissing
-from marshal_py.protocol import member_state
-from marshal_py.protocol.identity import Instant
-from marshal_py.protocol.records import Note
+from marshal_py.protocol.member import member_state
+from marshal_py.protocol.wire.identity import Instant
+from marshal_py.protocol.wire.records import Note
 from tests.support.client_fixtures import (
     DEADLINE_S,
     MemoryTestCluster,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from marshal_py import Advisory, Consumer, ConsumerOptions
-from marshal_py.client.unacked import UnackedWatch
-from marshal_py.protocol.at_most_once import AtMostOnce
-from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.client.messages.unacked import UnackedWatch
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from tests.support.client_fixtures import MemoryTestCluster, collect, joined, until
 
 TP = TopicPartition("orders", 3)

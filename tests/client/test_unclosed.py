@@ -17,7 +17,7 @@ import pytest
 from marshal_py import Message, aio
 from marshal_py.client.marshal import Marshal
 from marshal_py.embedded import Broker
-from marshal_py.protocol.records import Leave
+from marshal_py.protocol.wire.records import Leave
 from tests.support.client_fixtures import DEADLINE_S, INTERVAL_S, ROOT, MemoryTestCluster, joined, owns, until
 
 LEFT_OPEN = """

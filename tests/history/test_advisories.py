@@ -10,10 +10,11 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from marshal_py.history.advisories import Advisories, ranges_text, to_lines, to_text
-from marshal_py.protocol import rationalizer
-from marshal_py.protocol.advisory import ALARMING, KINDS, LOCAL, PROBE, Advisory, AdvisoryKind
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.member.advisory import ALARMING, KINDS, LOCAL, PROBE, Advisory, AdvisoryKind
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     ClaimingMessages,
     ClaimingPartition,
@@ -32,7 +33,6 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.world import World
 from tests.support.differential_log import GROUP, INTERVAL_MS, TOPIC, DifferentialLog
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "advisories.md"

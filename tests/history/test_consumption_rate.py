@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
-from marshal_py.protocol import rationalizer
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     ClaimingMessages,
     ClaimState,
@@ -15,7 +16,6 @@ from marshal_py.protocol.records import (
     Record,
     SetPosition,
 )
-from marshal_py.protocol.world import World
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
 TP = TopicPartition(TOPIC, 0)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from marshal_py.history.describe import REASONS, as_dict, describe
-from marshal_py.protocol import admin_rules, rationalizer
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import admin_rules, rationalizer
+from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.wire.records import (
     RECORD_TYPES,
     ClaimingMessages,
     ClaimingPartition,
@@ -33,7 +34,6 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.verdict import Outcome, Verdict
 
 ID = bytes(range(16))
 GENESIS = Genesis(ID, 16, "murmur3-x86-32", 2)

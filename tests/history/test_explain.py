@@ -8,8 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from marshal_py.history.explain import Cut, Difference, Explanation, diff, explain
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     ClaimingMessages,
     ClaimingPartition,
@@ -22,7 +23,6 @@ from marshal_py.protocol.records import (
     SetPosition,
     StepDown,
 )
-from marshal_py.protocol.world import World
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
 ONE = TopicPartition(TOPIC, 0)

@@ -13,9 +13,10 @@ from marshal_py.errors import InvalidOption, LogGap
 from marshal_py.history.open_state import OpenState
 from marshal_py.history.tables import TABLES, Row
 from marshal_py.history.timeline import Timeline
-from marshal_py.protocol import codec
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     ClaimingMessages,
     ClaimingPartition,
@@ -35,7 +36,6 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.world import World
 from tests.support import hostile
 from tests.support.differential_log import GROUP, INCARNATION, INTERVAL_MS, TOPIC, DifferentialLog
 

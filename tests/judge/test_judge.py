@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from marshal_py.simulator import oracle
-from marshal_py.simulator.auditor_evidence import ToolReport
-from marshal_py.simulator.oracle import Oracle
-from marshal_py.simulator.oracle_snapshot import FOLD_VERSION
+from marshal_sim.judge.evidence import ToolReport
+from marshal_sim.oracle import oracle
+from marshal_sim.oracle.oracle import Oracle
+from marshal_sim.oracle.snapshot import FOLD_VERSION
 from tests.support import wire
 from tests.support.evidence import NEVER, Delivery, Evidence, Failure, Fault, JournalReader, Life, Record
 from tests.support.journal import Journal, Tail

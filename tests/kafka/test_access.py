@@ -24,7 +24,7 @@ import marshal_py
 from marshal_py.admin import permissions
 from marshal_py.admin.group import Group
 from marshal_py.cli.app import app
-from marshal_py.client import log_maintenance, position_copies
+from marshal_py.client.driver import log_maintenance, position_copies
 from marshal_py.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -34,10 +34,11 @@ from marshal_py.errors import (
     TopicMissing,
     WrongTopicSetting,
 )
-from marshal_py.protocol import codec, snapshotter
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Note
-from marshal_py.protocol.routing import route
+from marshal_py.protocol.duties import snapshotter
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import Note
+from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import Shell
 from tests.support.kafka import GuardedCluster, start_guarded, wait_until

@@ -23,7 +23,7 @@ import pytest
 from confluent_kafka import Producer
 
 from marshal_py.client.observer import Judged, Observer
-from marshal_py.protocol.records import ReleaseGroup, SetPosition
+from marshal_py.protocol.wire.records import ReleaseGroup, SetPosition
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.commands import DEADLINE_S, Commands, ConsumeProcesses
 from tests.support.kafka import Cluster, TopicFactory, wait_until

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from marshal_py.protocol import progress
-from marshal_py.protocol.poison_guard import DELIVERIES
-from marshal_py.protocol.progress import Range
-from marshal_py.simulator.oracle import Oracle, Partition
+from marshal_py.protocol.claims.poison_guard import DELIVERIES
+from marshal_py.protocol.wire import progress
+from marshal_py.protocol.wire.progress import Range
+from marshal_sim.oracle.oracle import Oracle, Partition
 from tests.support.failing_handler import POISONED
 from tests.support.journal import Tail
 from tests.support.judge import NS, STAMP_MS

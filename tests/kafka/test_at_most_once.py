@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py.simulator.oracle import Oracle, Verdict
+from marshal_sim.oracle.oracle import Oracle, Verdict
 from tests.support.commands import Commands
 from tests.support.evidence import Record
 from tests.support.journal import Tail

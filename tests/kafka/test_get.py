@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from marshal_py.errors import MessageNotFound
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport

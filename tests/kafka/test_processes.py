@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # re-exported, unnamed
 from confluent_kafka.cimpl import NewTopic
 
-from marshal_py.simulator.oracle import Oracle
+from marshal_sim.oracle.oracle import Oracle
 from tests.support.evidence import Record
 from tests.support.judge import Judgement
 from tests.support.kafka import Cluster, TopicFactory, wait_until

@@ -16,8 +16,8 @@ from confluent_kafka.cimpl import NewTopic
 
 import marshal_py
 from marshal_py import Consumer, Marshal, TopicPartition
-from marshal_py.client import loop
-from marshal_py.protocol.identity import NONE
+from marshal_py.client.driver import loop
+from marshal_py.protocol.wire.identity import NONE
 from tests.support.client_fixtures import BackgroundConsumer, collect, joined
 from tests.support.commands import Commands, ConsumeProcesses
 from tests.support.kafka import Cluster, TopicFactory, wait_until

@@ -17,8 +17,8 @@ from confluent_kafka import Consumer, Producer
 from typer.testing import CliRunner, Result
 
 import marshal_py
-from marshal_py.admin.author import Author
 from marshal_py.admin.group import Group
+from marshal_py.admin.plans.author import Author
 from marshal_py.cli.app import app
 from marshal_py.errors import KafkaGroupIsLive, ModeMismatch
 from marshal_py.transport.kafka import KafkaTransport

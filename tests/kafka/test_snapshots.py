@@ -14,12 +14,13 @@ import pytest
 from confluent_kafka import Producer
 
 import marshal_py
-from marshal_py.client import log_maintenance
+from marshal_py.client.driver import log_maintenance
 from marshal_py.errors import HistoryRestarted, HistoryTruncated
-from marshal_py.protocol import codec, snapshotter
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Move, Note, Record, ReleaseGroup, SetPosition, Topology
-from marshal_py.protocol.snapshot import CHUNK_BYTES
+from marshal_py.protocol.duties import snapshotter
+from marshal_py.protocol.fold.snapshot import CHUNK_BYTES
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import Move, Note, Record, ReleaseGroup, SetPosition, Topology
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.ports import Bounds

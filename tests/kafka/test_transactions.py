@@ -7,7 +7,7 @@ from confluent_kafka import Producer
 
 import marshal_py
 from marshal_py import Consumer
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_source import KafkaSource
 from tests.support.client_fixtures import collect, joined, until

@@ -15,7 +15,7 @@ import pytest
 from marshal_py.cli.app import app
 from marshal_py.last_will import connecting, rendezvous
 from marshal_py.last_will.runner import Runner, SignalProbe, in_words
-from marshal_py.protocol.records import Leave, ReleasingPartition
+from marshal_py.protocol.wire.records import Leave, ReleasingPartition
 from marshal_py.transport import bare_producer
 from tests.last_will.test_witness import CONSUMER, FakeProducer
 

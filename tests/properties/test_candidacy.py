@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol import world as worlds_module
-from marshal_py.protocol.assignment import POLICIES, candidate_order
-from marshal_py.protocol.candidacy import Candidacy
-from marshal_py.protocol.failure_detector import FailureDetector
-from marshal_py.protocol.head_starts import HeadStarts
-from marshal_py.protocol.identity import NONE, PIN, Instant, TopicPartition
-from marshal_py.protocol.member import Member
-from marshal_py.protocol.records import Leave, Topology
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.fold import world as worlds_module
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.member.candidacy import Candidacy
+from marshal_py.protocol.member.head_starts import HeadStarts
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.policy import POLICIES, candidate_order
+from marshal_py.protocol.time.failure_detector import FailureDetector
+from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.records import Leave, Topology
 from tests.properties.test_targets import COUNTS, worlds
 from tests.support.differential_log import INTERVAL_MS, TOPIC, DifferentialLog
 

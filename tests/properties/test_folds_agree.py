@@ -17,9 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol import codec
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     ClaimingMessages,
     GroupConfig,
@@ -31,8 +33,6 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import World
 from tests.support import hostile, wire
 from tests.support.differential_log import INCARNATION, DifferentialLog, Opened, digest_from_scratch, genesis
 from tests.support.hostile_records import flood

@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_py.errors import CoordinationError
-from marshal_py.protocol import codec, snapshot
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Genesis, Snapshot
-from marshal_py.protocol.snapshot import SnapshotStore
-from marshal_py.protocol.world import World
-from marshal_py.simulator.oracle import Oracle, OracleStop
-from marshal_py.simulator.oracle_snapshot import Snapshots
-from marshal_py.simulator.oracle_wire import decode_record
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.snapshot import SnapshotStore
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Genesis, Snapshot
+from marshal_sim.oracle.oracle import Oracle, OracleStop
+from marshal_sim.oracle.snapshot import Snapshots
+from marshal_sim.oracle.wire import decode_record
 from tests.support import hostile
 from tests.support.differential_log import INCARNATION, OTHER_INCARNATION, DifferentialLog, genesis
 

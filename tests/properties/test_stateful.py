@@ -14,9 +14,13 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from marshal_py.protocol import codec, snapshot
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.snapshot import Stored
+from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     Evict,
     GroupConfig,
@@ -25,11 +29,8 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     SeekingPartition,
 )
-from marshal_py.protocol.snapshot import Stored
-from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
-from marshal_py.simulator.mutants import MUTANTS, switched_on
-from marshal_py.simulator.oracle import Oracle
+from marshal_sim.mutants.mutants import MUTANTS, switched_on
+from marshal_sim.oracle.oracle import Oracle
 from tests.support import hostile
 from tests.support.differential_log import INCARNATION, DifferentialLog, digest_from_scratch
 

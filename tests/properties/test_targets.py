@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.assignment import OWN_POLICIES, POLICIES, candidate_order
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import Join
-from marshal_py.protocol.world import Group, Partition, Session, Topic
+from marshal_py.protocol.fold.world import Group, Partition, Session, Topic
+from marshal_py.protocol.policy import OWN_POLICIES, POLICIES, candidate_order
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import Join
 
 COUNTS = {"a": 5, "b": 3, "c": 7, "d": 1}
 SWEEPS_MAX = 100

@@ -9,10 +9,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from marshal_py.protocol import codec
-from marshal_py.protocol.assignment import candidate_order
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold.verdict import Outcome
+from marshal_py.protocol.policy import candidate_order
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import (
     ClaimingMessages,
     ClaimingPartition,
     ClaimState,
@@ -33,8 +34,7 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.routing import HASH_NAME
-from marshal_py.protocol.verdict import Outcome
+from marshal_py.protocol.wire.routing import HASH_NAME
 from tests.support import wire
 from tests.support.differential_log import GROUP, INCARNATION, NEVER, PAUSE_MS, DifferentialLog, genesis
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVING_POLICIES, OWN_POLICIES, POLICIES, candidate_order
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import Join
-from marshal_py.protocol.world import Group, Partition, Session, Topic
+from marshal_py.protocol.fold.world import Group, Partition, Session, Topic
+from marshal_py.protocol.policy import DEFAULT_POLICY, MOVING_POLICIES, OWN_POLICIES, POLICIES, candidate_order
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import Join
 
 
 def group_of(

@@ -10,13 +10,13 @@ from itertools import chain, combinations_with_replacement, product
 import pytest
 from msgspec.structs import replace
 
-from marshal_py.client.group_config import check_settings, settings_named
+from marshal_py.client.values.group_config import check_settings, settings_named
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol import group_settings
-from marshal_py.protocol.assignment import backlog
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import ClaimingPartition, GroupConfig, Heartbeat, ReleasingPartition
-from marshal_py.protocol.world import Group, lag_weight
+from marshal_py.protocol.fold.world import Group, lag_weight
+from marshal_py.protocol.member import group_settings
+from marshal_py.protocol.policy import backlog
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import ClaimingPartition, GroupConfig, Heartbeat, ReleasingPartition
 from tests.protocol.test_assignment import group_of, owners_of, target
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
 

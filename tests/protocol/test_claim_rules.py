@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     ClaimState,
     GroupConfig,

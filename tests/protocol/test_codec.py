@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from marshal_py.errors import InvalidRecord
-from marshal_py.protocol import codec, progress, records
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire import codec, progress, records
+from marshal_py.protocol.wire.records import (
     Checkpoint,
     ClaimingMessages,
     ClaimingPartition,
@@ -42,7 +42,7 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.simulator import oracle_wire
+from marshal_sim.oracle import wire as oracle_wire
 from tests.support import wire
 from tests.support.differential_log import INCARNATION, OTHER_INCARNATION, DifferentialLog, Opened, fields_of
 

@@ -6,7 +6,7 @@ accepted.
 
 from __future__ import annotations
 
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire.records import (
     ClaimingMessages,
     ClaimingPartition,
     ClaimState,

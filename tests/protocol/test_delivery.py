@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol import progress
-from marshal_py.protocol.at_most_once import AtMostOnce
-from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.offset_run import MARK_MS, OffsetRun
-from marshal_py.protocol.progress import Range
-from marshal_py.protocol.records import OFFSET_MAX, PROGRESS_BYTES_MAX
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.offset_run import MARK_MS, OffsetRun
+from marshal_py.protocol.wire import progress
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.progress import Range
+from marshal_py.protocol.wire.records import OFFSET_MAX, PROGRESS_BYTES_MAX
 
 # --- at least once
 

@@ -8,9 +8,10 @@ import mmh3
 import pytest
 
 from marshal_py.errors import InvalidName
-from marshal_py.protocol import codec
-from marshal_py.protocol.identity import Token
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, FOLD_VERSION
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import Token
+from marshal_py.protocol.wire.records import (
     Checkpoint,
     ClaimState,
     GroupConfig,
@@ -23,7 +24,6 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.world import CHECKPOINT_OFFSETS, FOLD_VERSION
 from tests.support import wire
 from tests.support.differential_log import GROUP, INCARNATION, NEVER, DifferentialLog, genesis
 

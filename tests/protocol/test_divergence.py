@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 
 from marshal_py.errors import Diverged
-from marshal_py.protocol.at_most_once import AtMostOnce
-from marshal_py.protocol.divergence import first_difference
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Checkpoint, ClaimingPartition, GroupConfig, Heartbeat, Note
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import FOLD_VERSION, World
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import FOLD_VERSION, World
+from marshal_py.protocol.member.divergence import first_difference
+from marshal_py.protocol.wire.records import Checkpoint, ClaimingPartition, GroupConfig, Heartbeat, Note
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from marshal_py.protocol.failure_detector import FailureDetector
-from marshal_py.protocol.identity import Instant, TopicPartition
-from marshal_py.protocol.records import Heartbeat, ReleaseGroup
+from marshal_py.protocol.time.failure_detector import FailureDetector
+from marshal_py.protocol.wire.identity import Instant, TopicPartition
+from marshal_py.protocol.wire.records import Heartbeat, ReleaseGroup
 from tests.support.differential_log import INTERVAL_MS, PAUSE_MS, TOPIC, DifferentialLog
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from marshal_py.client.options import ConsumerOptions
+from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import GroupConfig, ReleasingPartition, StepDown
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import GroupConfig, ReleasingPartition, StepDown
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
 
 WINDOW_MS = 10_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire.records import (
     ClaimingMessages,
     ClaimingPartition,
     ClaimState,

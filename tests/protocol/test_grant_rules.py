@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol import codec
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import (
     ClaimingMessages,
     ClaimingPartition,
     ClaimState,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     ClaimingPartition,
     GroupConfig,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol import last_will
-from marshal_py.protocol.last_will import LastWill, Sign
-from marshal_py.protocol.progress import Range, encode
-from marshal_py.protocol.records import (
+from marshal_py.protocol.wire import last_will
+from marshal_py.protocol.wire.last_will import LastWill, Sign
+from marshal_py.protocol.wire.progress import Range, encode
+from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     ClaimState,

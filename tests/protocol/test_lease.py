@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.identity import Instant
-from marshal_py.protocol.lease import Lease, WaitClock
+from marshal_py.protocol.time.lease import Lease, WaitClock
+from marshal_py.protocol.wire.identity import Instant
 
 I = 3_000  # noqa: E741  the protocol calls an interval so
 

@@ -8,12 +8,12 @@ from zlib import crc32
 import pytest
 
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError, ModeMismatch, SessionCloned
-from marshal_py.protocol.at_most_once import AtMostOnce
-from marshal_py.protocol.claim import ClaimPhase
-from marshal_py.protocol.grant_requests import GRANT_PACE_MS
-from marshal_py.protocol.member_state import MIRROR_MS
-from marshal_py.protocol.ready import Wanted
-from marshal_py.protocol.records import (
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.member.grant_requests import GRANT_PACE_MS
+from marshal_py.protocol.member.member_state import MIRROR_MS
+from marshal_py.protocol.member.ready import Wanted
+from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     ClaimingMessages,

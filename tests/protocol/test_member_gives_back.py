@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.errors import SessionCloned
-from marshal_py.protocol.at_most_once import AtMostOnce
-from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.grant_requests import GRANT_PACE_MS
-from marshal_py.protocol.records import (
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.member.grant_requests import GRANT_PACE_MS
+from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     RECORD_TYPES,
     ClaimingMessages,

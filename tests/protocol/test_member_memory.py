@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from marshal_py.protocol import liveness, record_handler, topics
-from marshal_py.protocol.member import Member
-from marshal_py.protocol.records import Checkpoint, Evict, Heartbeat, Topology
-from marshal_py.protocol.world import FOLD_VERSION, World
+from marshal_py.protocol.fold.world import FOLD_VERSION, World
+from marshal_py.protocol.member import record_handler, topics
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.time import liveness
+from marshal_py.protocol.wire.records import Checkpoint, Evict, Heartbeat, Topology
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, THIRD_MS, TOPIC, VirtualCluster
 
 KEPT = 4  # of what is kept by number alone
@@ -58,7 +59,7 @@ def test_a_long_life_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """T14, T18, G6: after three times as many sessions, evictions, accusations and topics it holds no more."""
     monkeypatch.setattr(liveness, "INSTANCES_KEPT", KEPT)
     monkeypatch.setattr(liveness, "SENT_KEPT", KEPT)
-    monkeypatch.setattr("marshal_py.protocol.grant_requests.SENT_KEPT", KEPT)
+    monkeypatch.setattr("marshal_py.protocol.member.grant_requests.SENT_KEPT", KEPT)
     monkeypatch.setattr(record_handler, "EVICTED_KEPT", KEPT)
     monkeypatch.setattr(topics, "REPLACED_IDS_KEPT", KEPT)
     cluster = VirtualCluster()

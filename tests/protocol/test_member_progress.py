@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol import codec, progress, rationalizer
-from marshal_py.protocol.at_most_once import AtMostOnce
-from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.member import HEARTBEAT_BYTES
-from marshal_py.protocol.offset_run import OffsetRun
-from marshal_py.protocol.progress import Range
-from marshal_py.protocol.records import (
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.member.member import HEARTBEAT_BYTES
+from marshal_py.protocol.wire import codec, progress
+from marshal_py.protocol.wire.progress import Range
+from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     PROGRESS_BYTES_MAX,
     ClaimState,
@@ -21,7 +23,6 @@ from marshal_py.protocol.records import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from marshal_py.protocol.world import World
 from tests.support.virtual_cluster import (
     GROUP,
     INCARNATION,
@@ -208,7 +209,7 @@ def test_a_heartbeat_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) ->
     """T11: 800,000 bytes of progress at most; the next one begins with the rest, and no claim is left out."""
     assert HEARTBEAT_BYTES == 800_000
     assert PROGRESS_BYTES_MAX == 512
-    monkeypatch.setattr("marshal_py.protocol.member.HEARTBEAT_BYTES", 2_000)
+    monkeypatch.setattr("marshal_py.protocol.member.member.HEARTBEAT_BYTES", 2_000)
     cluster = VirtualCluster(partitions=8)
     (a,) = cluster.team("a")
     for claim in a.member.claims.values():

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from marshal_py.protocol.records import ClaimingPartition, Leave, ReleasingPartition, StepDown
+from marshal_py.protocol.wire.records import ClaimingPartition, Leave, ReleasingPartition, StepDown
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster
 
 NAMES = ("a", "b", "c", "d", "e")

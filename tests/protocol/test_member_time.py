@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from marshal_py.errors import DuplicateClientId, SessionCloned
-from marshal_py.protocol.assignment import candidate_order
-from marshal_py.protocol.claim import ClaimPhase
-from marshal_py.protocol.last_will import DIED
-from marshal_py.protocol.records import (
+from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.policy import candidate_order
+from marshal_py.protocol.wire.last_will import DIED
+from marshal_py.protocol.wire.records import (
     HEARTBEAT_ENTRIES_MAX,
     ClaimingPartition,
     Evict,
@@ -347,7 +347,7 @@ def test_an_entry_is_what_differs_from_the_folded_world() -> None:
 def test_a_heartbeat_of_too_many_claims_continues_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """T11: no more than the limit in one; the rest follow in the next even while the first ones change again."""
     assert HEARTBEAT_ENTRIES_MAX == 10_000
-    monkeypatch.setattr("marshal_py.protocol.member.HEARTBEAT_ENTRIES_MAX", 4)
+    monkeypatch.setattr("marshal_py.protocol.member.member.HEARTBEAT_ENTRIES_MAX", 4)
     cluster = VirtualCluster(partitions=10)
     (a,) = cluster.team("a")
     runs = {claim.epoch: a.deliver(claim, *range(50)) for claim in a.member.claims.values()}
@@ -365,7 +365,7 @@ def test_a_heartbeat_of_too_many_claims_continues_in_the_next(monkeypatch: pytes
 
 def test_a_ready_list_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A3, F2.5: a heartbeat holds so many epochs at most; the lowest ones, so that it is the same list each time."""
-    monkeypatch.setattr("marshal_py.protocol.rebalance.HEARTBEAT_ENTRIES_MAX", 4)
+    monkeypatch.setattr("marshal_py.protocol.member.rebalance.HEARTBEAT_ENTRIES_MAX", 4)
     cluster = VirtualCluster(partitions=20)
     (a,) = cluster.team("a")
     runs = [a.deliver(claim, 0) for claim in a.member.claims.values()]  # so that no hand-over comes to its end

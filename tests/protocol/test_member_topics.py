@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.parking import RECREATED
-from marshal_py.protocol.ready import Wanted
-from marshal_py.protocol.records import (
+from marshal_py.protocol.member.ready import Wanted
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.parking import RECREATED
+from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     ClaimingPartition,

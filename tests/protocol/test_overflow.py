@@ -8,12 +8,18 @@ import pytest
 from msgspec.structs import replace
 
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol import group_settings
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.overflow import LOOKS_LOW
-from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimingPartition, GroupConfig, ReleasingPartition
-from marshal_py.protocol.waiting import unserved, why_idle
+from marshal_py.protocol.member import group_settings
+from marshal_py.protocol.member.overflow import LOOKS_LOW
+from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.waiting import unserved, why_idle
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    ClaimingPartition,
+    GroupConfig,
+    ReleasingPartition,
+)
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster, tp
 
 CONFIG = GroupConfig(NONE, policy="overflow", priority_groups=("jobs",))

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.offset_run import OffsetRun
-from marshal_py.protocol.records import PROGRESS_BYTES_MAX
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.wire.records import PROGRESS_BYTES_MAX
 
 
 class Reported(NamedTuple):

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol import group_settings
-from marshal_py.protocol.assignment import RESTRICTED, candidate_order
-from marshal_py.protocol.assignment.partitioned import block_owners, names
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import GroupConfig, Mapping, ReleasingPartition, StepDown
-from marshal_py.protocol.waiting import why_idle
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.member import group_settings
+from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.waiting import why_idle
+from marshal_py.protocol.policy import RESTRICTED, candidate_order
+from marshal_py.protocol.policy.partitioned import block_owners, names
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import GroupConfig, Mapping, ReleasingPartition, StepDown
 from tests.protocol.test_assignment import group_of
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster
 

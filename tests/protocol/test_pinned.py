@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol import group_settings
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import (
+from marshal_py.protocol.member import group_settings
+from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.waiting import why_idle
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     ClaimingPartition,
@@ -20,7 +21,6 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     StepDown,
 )
-from marshal_py.protocol.waiting import why_idle
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
 
 CONFIG = GroupConfig(NONE, policy="pinned", priority_groups=("jobs",))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.poison_guard import DELIVERIES
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.poison_guard import DELIVERIES
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import GroupConfig, StepDown
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import GroupConfig, StepDown
 from tests.support.virtual_cluster import VirtualCluster
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol import group_settings
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import GroupConfig, StepDown
+from marshal_py.protocol.member import group_settings
+from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import GroupConfig, StepDown
 from tests.protocol.test_assignment import group_of, owners_of, target
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol import progress
-from marshal_py.protocol.progress import Range
-from marshal_py.protocol.records import OFFSET_MAX, PROGRESS_BYTES_MAX
+from marshal_py.protocol.wire import progress
+from marshal_py.protocol.wire.progress import Range
+from marshal_py.protocol.wire.records import OFFSET_MAX, PROGRESS_BYTES_MAX
 
 
 def leb128(value: int) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol import progress
-from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.offset_run import OffsetRun
-from marshal_py.protocol.redelivery import WAITING_MAX, Redeliveries
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.claims.redelivery import WAITING_MAX, Redeliveries
+from marshal_py.protocol.wire import progress
+from marshal_py.protocol.wire.identity import TopicPartition
 
 
 def delivered(count: int, position: int = 0) -> tuple[AtLeastOnce, OffsetRun]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.parking import BEYOND_END, TRUNCATED
-from marshal_py.protocol.records import (
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.wire.parking import BEYOND_END, TRUNCATED
+from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     ClaimingPartition,

@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from marshal_py.errors import HistoryRestarted, ProtocolOutdated, ProtocolUnknown, TopicRecreated
-from marshal_py.protocol import codec, snapshot
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.snapshot import CHUNK_BYTES, STORED_MAX, SnapshotStore, Stored
+from marshal_py.protocol.fold.world import FOLD_VERSION, World, hash64
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     ClaimState,
     Genesis,
@@ -25,9 +28,7 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.routing import HASH_NAME, route
-from marshal_py.protocol.snapshot import CHUNK_BYTES, STORED_MAX, SnapshotStore, Stored
-from marshal_py.protocol.world import FOLD_VERSION, World, hash64
+from marshal_py.protocol.wire.routing import HASH_NAME, route
 from tests.support import hostile, wire
 from tests.support.differential_log import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, DifferentialLog, genesis
 

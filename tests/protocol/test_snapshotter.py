@@ -8,12 +8,9 @@ from random import Random
 import msgspec
 import pytest
 
-from marshal_py.protocol import codec, orphans, snapshot
-from marshal_py.protocol.identity import Instant
-from marshal_py.protocol.orphans import Presence
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Checkpoint, Evict, Heartbeat, Leave, Note, Snapshot
-from marshal_py.protocol.snapshotter import (
+from marshal_py.protocol.duties import orphans
+from marshal_py.protocol.duties.orphans import Presence
+from marshal_py.protocol.duties.snapshotter import (
     CHECKPOINTS_HELD,
     RETRY_RECORDS,
     STAGGER_MS,
@@ -21,7 +18,12 @@ from marshal_py.protocol.snapshotter import (
     SnapshotTasks,
     Snapshotter,
 )
-from marshal_py.protocol.world import World
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import Instant
+from marshal_py.protocol.wire.records import Checkpoint, Evict, Heartbeat, Leave, Note, Snapshot
 from tests.support import wire
 from tests.support.differential_log import GROUP, INCARNATION, INTERVAL_MS, DifferentialLog
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from marshal_py.protocol.records import ReleasingPartition, Topology
-from marshal_py.protocol.subscription import compile_pattern, consumed, consumes, matches
+from marshal_py.protocol.wire.records import ReleasingPartition, Topology
+from marshal_py.protocol.wire.subscription import compile_pattern, consumed, consumes, matches
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
 
 A, B, C = "orders-a", "orders-b", "orders-c"

@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.assignment import candidate_order
-from marshal_py.protocol.assignment.whole_topics import lines
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import ClaimingPartition, GroupConfig, ReleasingPartition, StepDown
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import Group, Partition
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group, Partition
+from marshal_py.protocol.policy import candidate_order
+from marshal_py.protocol.policy.whole_topics import lines
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import ClaimingPartition, GroupConfig, ReleasingPartition, StepDown
 from tests.protocol.test_assignment import group_of
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
 

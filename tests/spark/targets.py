@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marshal_py.spark import Database, DeltaOutput, IcebergOutput, Ledger
-from marshal_py.spark.guards import Sink
+from marshal_py.spark.sinks.guards import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

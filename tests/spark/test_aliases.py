@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from marshal_py.errors import InvalidOption
-from marshal_py.spark.aliases import ALIASES, BATCH_READ_ALIASES, JAVA, REFUSED, REFUSED_IN_BATCH_READS
-from marshal_py.spark.backfills import OPTIONS as BATCH_OPTIONS
-from marshal_py.spark.options import OPTIONS, StreamOptions, kafka_options
+from marshal_py.spark.stream.aliases import ALIASES, BATCH_READ_ALIASES, JAVA, REFUSED, REFUSED_IN_BATCH_READS
+from marshal_py.spark.stream.backfills import OPTIONS as BATCH_OPTIONS
+from marshal_py.spark.stream.options import OPTIONS, StreamOptions, kafka_options
 from pyspark_marshal import DefaultSource
 
 OLD = {

@@ -13,8 +13,8 @@ from pyspark import cloudpickle
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from marshal_py.errors import InvalidOption, PositionOutOfRange, TopicMissing
-from marshal_py.spark.backfills import BackfillOptions
-from marshal_py.spark.messages import arrow_schema
+from marshal_py.spark.stream.backfills import BackfillOptions
+from marshal_py.spark.stream.messages import arrow_schema
 from pyspark_marshal import DefaultSource
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 

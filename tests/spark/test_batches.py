@@ -10,7 +10,7 @@ import pytest
 
 import marshal_py
 from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, PartitionsParked, PositionOutOfRange
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark import claimed_batches
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from marshal_py.spark import QueryListener, commits
+from marshal_py.spark import QueryListener
+from marshal_py.spark.stream import commits
 from tests.spark.kafka_topic import MakeTopic
 from tests.spark.test_stream_source import Query
 from tests.support.client_fixtures import until

@@ -15,7 +15,7 @@ import pytest
 
 import marshal_py.spark
 from marshal_py.errors import MissingSpark
-from marshal_py.simulator.run import simulate
+from marshal_sim.cluster.run import simulate
 from tests.spark.kafka_topic import MakeTopic
 from tests.support.connect_job import SMALL
 

@@ -12,11 +12,11 @@ import pytest
 
 from marshal_py import errors
 from marshal_py.spark import Ledger
-from marshal_py.spark.aliases import ALIASES, JAVA, REFUSED
-from marshal_py.spark.log_tables import STATE_TABLES
-from marshal_py.spark.options import OPTIONS
-from marshal_py.spark.replay_streams import PROVIDER
-from marshal_py.spark.reports import QUESTIONS
+from marshal_py.spark.log.log_tables import STATE_TABLES
+from marshal_py.spark.log.replay_streams import PROVIDER
+from marshal_py.spark.log.reports import QUESTIONS
+from marshal_py.spark.stream.aliases import ALIASES, JAVA, REFUSED
+from marshal_py.spark.stream.options import OPTIONS
 from tests.spark.kafka_topic import KafkaTopic
 from tests.support.kafka import Cluster, TopicFactory
 

@@ -11,7 +11,7 @@ import pytest
 
 from marshal_py.errors import InvalidOption, MissingSpark
 from marshal_py.spark import claimed_batches
-from marshal_py.spark.jvm import options_of
+from marshal_py.spark.stream.jvm import options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

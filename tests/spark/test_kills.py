@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import pytest
 
-from marshal_py.protocol.advisory import UNCOMMITTED
-from marshal_py.protocol.records import Note
+from marshal_py.protocol.member.advisory import UNCOMMITTED
+from marshal_py.protocol.wire.records import Note
 from tests.spark.job import DEADLINE_S, ROOT, Job, Rows
 from tests.spark.kafka_topic import INTERVAL_S, KafkaTopic, MakeTopic
 from tests.support.client_fixtures import until

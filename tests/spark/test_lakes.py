@@ -13,9 +13,9 @@ from deltalake import DeltaTable, Schema
 from pyiceberg.catalog.sql import SqlCatalog
 
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.identity import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark import DeltaOutput, IcebergOutput
-from marshal_py.spark.tasks import source_text
+from marshal_py.spark.stream.tasks import source_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marshal_py.client.finished import Source, Span
+from marshal_py.client.values.finished import Source, Span
 from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
-from marshal_py.protocol.identity import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark import Ledger
-from marshal_py.spark import ledger as module
-from marshal_py.spark.ledger import Entry
-from marshal_py.spark.tasks import source_text
+from marshal_py.spark.sinks import ledger as module
+from marshal_py.spark.sinks.ledger import Entry
+from marshal_py.spark.stream.tasks import source_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,10 +17,11 @@ from pyspark.errors import PySparkException
 
 from marshal_py.errors import HistoryTruncated, InvalidOption, LogGap, TopicRecreated
 from marshal_py.history.tables import TABLES
-from marshal_py.spark import archive, columns, read_archive, replay
-from marshal_py.spark.archives import Archived, write_archive
-from marshal_py.spark.log_sources import ArchiveSource
-from marshal_py.spark.log_tables import STATE_TABLES
+from marshal_py.spark import archive, read_archive, replay
+from marshal_py.spark.log import columns
+from marshal_py.spark.log.archives import Archived, write_archive
+from marshal_py.spark.log.log_sources import ArchiveSource
+from marshal_py.spark.log.log_tables import STATE_TABLES
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import LogRecord

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from marshal_py.protocol.advisory import UNCOMMITTED
-from marshal_py.protocol.records import Note
+from marshal_py.protocol.member.advisory import UNCOMMITTED
+from marshal_py.protocol.wire.records import Note
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 from tests.spark.test_stream_source import Query
 from tests.support.client_fixtures import BackgroundConsumer, until

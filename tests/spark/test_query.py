@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 import marshal_py
 from marshal_py.spark import QueryListener, prometheus_gauges
-from marshal_py.spark.listener import Progress
+from marshal_py.spark.stream.listener import Progress
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic, offsets_of
 from tests.spark.targets import KINDS, quietly
 from tests.support.client_fixtures import until
@@ -225,7 +225,7 @@ def test_a_group_of_the_other_mode_ends_the_query(spark: SparkSession, make_topi
 
 
 def test_the_listener_ignores_other_sources() -> None:
-    from marshal_py.spark.listener import progress_of
+    from marshal_py.spark.stream.listener import progress_of
 
     source = type("Source", (), {"latestOffset": '{"topic": {"0": 5}}'})()
     other = type("Source", (), {"latestOffset": None})()

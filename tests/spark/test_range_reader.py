@@ -12,15 +12,15 @@ import pytest
 from confluent_kafka import Consumer, Message
 from pyspark import TaskContext, cloudpickle
 
-from marshal_py.client.ranges import ClaimedRange
+from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.errors import ClusterUnreachable, InvalidOption, RangeLost, RangeReadTwice
-from marshal_py.protocol.identity import Token
-from marshal_py.spark import messages, range_reader
-from marshal_py.spark.messages import Run, arrow_schema, as_arrow, columns_of
-from marshal_py.spark.options import as_options, kafka_options
-from marshal_py.spark.range_reader import RangePartition
-from marshal_py.spark.ranges import RangesReader, ranges_json
-from marshal_py.spark.tasks import Piece, pieces_of
+from marshal_py.protocol.wire.identity import Token
+from marshal_py.spark.stream import messages, range_reader
+from marshal_py.spark.stream.messages import Run, arrow_schema, as_arrow, columns_of
+from marshal_py.spark.stream.options import as_options, kafka_options
+from marshal_py.spark.stream.range_reader import RangePartition
+from marshal_py.spark.stream.ranges import RangesReader, ranges_json
+from marshal_py.spark.stream.tasks import Piece, pieces_of
 from marshal_py.transport import settings
 from marshal_py.transport.ports import RawMessage
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic

@@ -15,7 +15,8 @@ from pyspark.errors import PySparkException
 
 from marshal_py.errors import HistoryTruncated, InvalidOption
 from marshal_py.history.tables import TABLES
-from marshal_py.spark import columns, find_root, replay
+from marshal_py.spark import find_root, replay
+from marshal_py.spark.log import columns
 from tests.support.logs import Raw, folded, root, topic, with_snapshots
 
 if TYPE_CHECKING:

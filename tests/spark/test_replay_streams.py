@@ -14,8 +14,9 @@ import pytest
 
 from marshal_py.errors import GroupOpaque, InvalidOption, LogGap
 from marshal_py.history.tables import TABLES
-from marshal_py.spark import columns, replay_stream, replay_streams
-from marshal_py.spark.replay_streams import PROVIDER, ROCKSDB, fold_more, read_state, write_state
+from marshal_py.spark import replay_stream
+from marshal_py.spark.log import columns, replay_streams
+from marshal_py.spark.log.replay_streams import PROVIDER, ROCKSDB, fold_more, read_state, write_state
 from tests.spark.test_log_tables import dump, live
 from tests.spark.test_replay import bag
 from tests.support import wire

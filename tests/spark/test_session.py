@@ -14,7 +14,7 @@ import pytest
 
 import marshal_py.spark
 from marshal_py.errors import MissingSpark
-from marshal_py.spark import session
+from marshal_py.spark.stream import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions
 
-from marshal_py.client.finished import Ranges, Source, Span
+from marshal_py.client.values.finished import Ranges, Source, Span
 from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
-from marshal_py.protocol.identity import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark import write_batch
-from marshal_py.spark.tasks import source_text
+from marshal_py.spark.stream.tasks import source_text
 from marshal_py.testing import make_batch, make_message
 from tests.spark.targets import KINDS, Rows, Target, quietly
 

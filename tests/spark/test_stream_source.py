@@ -22,11 +22,11 @@ from marshal_py.errors import (
     PartitionsParked,
     PartitionsUnread,
 )
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ClaimingMessages
-from marshal_py.spark import stream_source
-from marshal_py.spark.options import StreamOptions
-from marshal_py.spark.stream_source import QueryMember, StreamReader
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import ClaimingMessages
+from marshal_py.spark.stream import stream_source
+from marshal_py.spark.stream.options import StreamOptions
+from marshal_py.spark.stream.stream_source import QueryMember, StreamReader
 from pyspark_marshal import DefaultSource
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 from tests.support.client_fixtures import BackgroundConsumer, places, until

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from marshal_py.cli.app import app
 from marshal_py.errors import InvalidOption
-from marshal_py.simulator import sweep as local
-from marshal_py.simulator.auditor_evidence import Violation
-from marshal_py.simulator.run import simulate
-from marshal_py.simulator.scenario import Options
 from marshal_py.spark import runs, sweep
-from marshal_py.spark.sweeps import Run, _row
+from marshal_sim.cluster.run import simulate
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.judge.evidence import Violation
+from marshal_sim.tools import sweep as local
+from marshal_sim.tools.spark_sweeps import Run, _row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,10 +14,10 @@ import signal
 import sys
 from typing import Any
 
-from marshal_py.admin.operation import Operation
-from marshal_py.admin.runner import OperationRunner
+from marshal_py.admin.plans.operation import Operation
+from marshal_py.admin.plans.runner import OperationRunner
 from marshal_py.cli import main
-from marshal_py.protocol.records import Note
+from marshal_py.protocol.wire.records import Note
 
 FLUSH_TIMEOUT_S = 30.0
 

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from marshal_py.protocol import codec, snapshot
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Genesis
-from marshal_py.protocol.world import World
-from marshal_py.simulator.oracle import Oracle
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Genesis
 from marshal_py.transport.dump import Reader
+from marshal_sim.oracle.oracle import Oracle
 
 CHECKPOINT_OFFSETS = 16  # G1
 

@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 
 import marshal_py
 from marshal_py import Batch, Consumer, Marshal, Message
-from marshal_py.protocol import rationalizer
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ClaimingMessages, Genesis, MessageRange, Record
-from marshal_py.protocol.routing import route
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import World
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import ClaimingMessages, Genesis, MessageRange, Record
+from marshal_py.protocol.wire.routing import route
 from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport

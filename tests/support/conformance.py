@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from marshal_py.errors import CoordinationTopicMissing, HistoryTruncated, TopicRecreated, WrongTopicSetting
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport

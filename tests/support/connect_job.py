@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import marshal_py
-from marshal_py.simulator.scenario import Options
 from marshal_py.spark import Ledger, archive, claimed_batches, local_session, read_archive, replay, runs, sweep, views
+from marshal_sim.cluster.scenario import Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from marshal_py.spark.ledger import Entry
+    from marshal_py.spark.sinks.ledger import Entry
 
 SMALL = Options(clients=2, partitions=2, interval_ms=1_000, intervals=4)
 

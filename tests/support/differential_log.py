@@ -20,10 +20,12 @@ from marshal_py.errors import (
     ProtocolUnknown,
     TopicRecreated,
 )
-from marshal_py.protocol import codec
-from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.fold.world import U64, Group, Partition, Session, World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     ClaimingPartition,
     Genesis,
@@ -34,10 +36,8 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     Topology,
 )
-from marshal_py.protocol.routing import HASH_NAME
-from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.world import U64, Group, Partition, Session, World
-from marshal_py.simulator.oracle import Oracle, OracleStop
+from marshal_py.protocol.wire.routing import HASH_NAME
+from marshal_sim.oracle.oracle import Oracle, OracleStop
 
 INCARNATION = bytes(range(16))
 OTHER_INCARNATION = bytes(range(16, 32))

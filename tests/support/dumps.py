@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
-from marshal_py.protocol import codec
-from marshal_py.protocol.records import Genesis
-from marshal_py.simulator.cluster import Cluster
-from marshal_py.simulator.run import simulate
-from marshal_py.simulator.scenario import Options, Scenario
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Genesis
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.ports import LogRecord
+from marshal_sim.cluster.cluster import Cluster
+from marshal_sim.cluster.run import simulate
+from marshal_sim.cluster.scenario import Options, Scenario
 from tests.support.differential_log import INCARNATION
 
 BEGIN_MS = 1_763_700_000_000

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from marshal_py.simulator.auditor_evidence import ToolReport
+from marshal_sim.judge.evidence import ToolReport
 
 NEVER = 2**63
 

@@ -19,11 +19,13 @@ from random import Random
 from typing import Any
 
 from marshal_py.errors import CoordinationError
-from marshal_py.protocol import codec, progress, snapshot
-from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.progress import Range
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.wire import codec, progress
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.progress import Range
+from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     ClaimingMessages,
@@ -48,8 +50,7 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.routing import route
-from marshal_py.protocol.world import Group, World
+from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.ports import LogRecord
 from tests.support import checkpoints

@@ -5,8 +5,8 @@ Its log is built with `wire` alone. Every record is appended one ms after it was
 
 from __future__ import annotations
 
-from marshal_py.simulator.auditor import judge
-from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Violation
+from marshal_sim.judge.auditor import judge
+from marshal_sim.judge.evidence import Delivery, Evidence, Violation
 from tests.support import wire
 
 INTERVAL = 2_000

@@ -13,9 +13,10 @@ from random import Random
 
 import msgspec
 
-from marshal_py.protocol import codec
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import (
+from marshal_py.protocol.fold.world import Group, Partition, Session, World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     OFFSET_MAX,
     ClaimingMessages,
@@ -39,7 +40,6 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.world import Group, Partition, Session, World
 from tests.support import wire
 from tests.support.differential_log import INCARNATION, OTHER_INCARNATION, genesis
 

@@ -1,6 +1,6 @@
 """The judge of real runs: checks raw log bytes, delivery journals, topics and faults against docs/invariants.md.
 
-The checks are the simulator's (`marshal_py.simulator.auditor*`), which share no code with the library but the oracle.
+The checks are the simulator's (`marshal_sim.judge`), which share no code with the library but the oracle.
 This file translates the evidence of processes into their terms (`logs_of`), derives what such a run must achieve
 (`demands_of`), and sets the slack:
 
@@ -28,13 +28,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from marshal_py.simulator import auditor
-from marshal_py.simulator import auditor_evidence as neutral
-from marshal_py.simulator.auditor_claims import TOKEN, claim_of
-from marshal_py.simulator.auditor_evidence import Crash, Key, Presence, Slack, Stop, Violation
-from marshal_py.simulator.auditor_facts import ClaimSpan
-from marshal_py.simulator.auditor_history import History, root_of
-from marshal_py.simulator.auditor_liveness import (
+from marshal_sim.judge import auditor
+from marshal_sim.judge import evidence as neutral
+from marshal_sim.judge.claims import TOKEN, claim_of
+from marshal_sim.judge.evidence import Crash, Key, Presence, Slack, Stop, Violation
+from marshal_sim.judge.facts import ClaimSpan
+from marshal_sim.judge.history import History, root_of
+from marshal_sim.judge.liveness import (
     GONE,
     QUIET_INTERVALS,
     STARVED,
@@ -43,8 +43,8 @@ from marshal_py.simulator.auditor_liveness import (
     claims_per_interval,
     judge_liveness,
 )
-from marshal_py.simulator.oracle import route
-from marshal_py.simulator.oracle_wire import decode_record, parse_envelope
+from marshal_sim.oracle.oracle import route
+from marshal_sim.oracle.wire import decode_record, parse_envelope
 from tests.support.evidence import NEVER, Evidence, Life
 
 NS: Final = 1_000_000  # per ms

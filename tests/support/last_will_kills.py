@@ -33,7 +33,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import marshal_py
-from marshal_py.client.last_wills import KEEP_S
+from marshal_py.client.driver.last_wills import KEEP_S
 from marshal_py.last_will import connecting
 from tests.support.journal import Journal, Tail
 from tests.support.kafka import start_cluster

@@ -8,11 +8,12 @@ from random import Random
 
 from marshal_py.history.tables import TABLES
 from marshal_py.history.timeline import Timeline
-from marshal_py.protocol import codec, snapshot
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Genesis
-from marshal_py.protocol.routing import HASH_NAME, route
-from marshal_py.protocol.world import World
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Genesis
+from marshal_py.protocol.wire.routing import HASH_NAME, route
 from tests.support import hostile
 from tests.support.differential_log import INCARNATION, genesis
 

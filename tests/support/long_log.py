@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from marshal_py.protocol import codec, snapshot
-from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Record, Snapshot
-from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Record, Snapshot
 from marshal_py.transport.ports import LogRecord
 from tests.support import dumps
 from tests.support.differential_log import INCARNATION, genesis

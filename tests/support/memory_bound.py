@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import marshal_py
 from marshal_py import Consumer, Message, aio
-from marshal_py.client.options import PREFETCH_BYTES
+from marshal_py.client.values.options import PREFETCH_BYTES
 from tests.support.kafka import start_cluster
 
 ROOT: Final = Path(__file__).resolve().parents[2]

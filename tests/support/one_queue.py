@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory import MemorySource, MemoryTransport
 from marshal_py.transport.memory_broker import MemoryConnection, MemoryMessage
 from marshal_py.transport.ports import Chunk

@@ -3,7 +3,7 @@
 import struct
 from typing import Any
 
-from marshal_py.simulator.oracle import Oracle, Partition, Verdict
+from marshal_sim.oracle.oracle import Oracle, Partition, Verdict
 from tests.support.wire import genesis, record
 
 (

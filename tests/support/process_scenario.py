@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from marshal_py.simulator.oracle_state import Group
+from marshal_sim.oracle.state import Group
 from tests.support.brokers import wait_until
 from tests.support.evidence import NEVER, Evidence, Fault, JournalReader
 from tests.support.journal import Tail

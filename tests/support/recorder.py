@@ -14,8 +14,8 @@ from typing import TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from marshal_py.simulator.oracle import Oracle, OracleStop
-from marshal_py.simulator.oracle_state import Group
+from marshal_sim.oracle.oracle import Oracle, OracleStop
+from marshal_sim.oracle.state import Group
 from tests.support.evidence import Record
 
 Answer = TypeVar("Answer")

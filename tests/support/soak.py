@@ -25,10 +25,10 @@ from random import Random
 from typing import Any
 
 import marshal_py
-from marshal_py.simulator import sweep
-from marshal_py.simulator.exhaustive.bfs import Progress
-from marshal_py.simulator.exhaustive.configurations import MODELS
-from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore
+from marshal_sim.exhaustive.bfs import Progress
+from marshal_sim.exhaustive.configurations import MODELS
+from marshal_sim.exhaustive.explore import STATES_MAX, explore
+from marshal_sim.tools import sweep
 from tests.support.hostile_records import flood
 
 ROOT = Path(__file__).parents[2]

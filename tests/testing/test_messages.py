@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Batch, CallerError, Message, TopicPartition
-from marshal_py.client.message import Part
+from marshal_py.client.messages.message import Part
 from marshal_py.errors import ClaimLost, InvalidOption, NeedsAtLeastOnce
 from marshal_py.testing import Answer, make_batch, make_message
 

@@ -25,7 +25,7 @@ from marshal_py.errors import (
     TooManyKeys,
     TopicMissing,
 )
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, murmur2
 from marshal_py.topics.request import MAX_BYTES_DEFAULT, GetRequest
 from marshal_py.topics.stored import StoredBatch, StoredMessage

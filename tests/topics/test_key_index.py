@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from marshal_py.errors import IndexBusy, IndexUnusable, InvalidOption, MarshalError, TopicMissing
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics import indexed_reads, key_index
 from marshal_py.topics.key_index import prefix_of
 from marshal_py.topics.request import GetRequest

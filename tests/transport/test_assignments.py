@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.assignments import FAILURES_MAX, FORGET_FAILURES_MS, RETRY_MS, RETRY_MS_MAX, Assignments
 from marshal_py.transport.ports import Broken, OutOfRange
 

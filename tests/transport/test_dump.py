@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from marshal_py.errors import DumpDamaged, HistoryTruncated
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.dump import Header, Reader, Span, Writer, memory_transport
 from marshal_py.transport.ports import Bounds, LogRecord
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError
 
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import kafka_source, settings
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from marshal_py.errors import ClusterUnreachable
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import requests, settings
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport

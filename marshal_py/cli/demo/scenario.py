@@ -20,8 +20,8 @@ from marshal_py.cli.demo.process import Child, Task
 from marshal_py.cli.demo.totals import Totals
 from marshal_py.cli.demo.view import View
 from marshal_py.cli.output import CommandFailed
-from marshal_py.client.options import HEARTBEAT_INTERVAL_S
-from marshal_py.protocol.identity import TopicPartition
+from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import ClusterAdmin
 
 PARTITIONS: Final = 12

@@ -8,9 +8,9 @@ from marshal_py.cli.demo.journal import Claimed, Delivered, Joined, Journal, Los
 from marshal_py.cli.demo.orders import checksum_fits
 from marshal_py.cli.demo.process import Task, run_task
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.info import ClaimInfo
 from marshal_py.client.marshal import connect
 from marshal_py.client.signals import stop_on_signals
+from marshal_py.client.values.info import ClaimInfo
 
 # The callbacks journal claims and losses; a claim that is being revoked is lost within milliseconds here.
 JOURNALED_ELSEWHERE: Final = frozenset({"claimed", "lost", "released", "revoking", "joined", "topology"})

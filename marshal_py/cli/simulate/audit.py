@@ -11,11 +11,11 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
 from marshal_py.cli.simulate import one_run, seeds
-from marshal_py.simulator import dump_audit, sweep
-from marshal_py.simulator.dump_audit import Audit
-from marshal_py.simulator.dump_state import read
-from marshal_py.simulator.scenario import Options
-from marshal_py.simulator.schedule import Schedule
+from marshal_sim.cluster.dump_state import read
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.tools import dump_audit, sweep
+from marshal_sim.tools.dump_audit import Audit
+from marshal_sim.tools.schedule import Schedule
 
 EXAMPLE: Final = output.example("marshal simulate audit billing.dump --seeds 0:4 --json")
 

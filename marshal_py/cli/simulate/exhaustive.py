@@ -9,9 +9,9 @@ import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
-from marshal_py.simulator.exhaustive.bfs import Progress, SearchReport
-from marshal_py.simulator.exhaustive.configurations import MODELS, QUICK
-from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore
+from marshal_sim.exhaustive.bfs import Progress, SearchReport
+from marshal_sim.exhaustive.configurations import MODELS, QUICK
+from marshal_sim.exhaustive.explore import STATES_MAX, explore
 
 EXAMPLE: Final = output.example("marshal simulate exhaustive list")
 LIST: Final = "list"

@@ -9,8 +9,8 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
 from marshal_py.cli.simulate import one_run, seeds
-from marshal_py.simulator import sweep
-from marshal_py.simulator.mutants import MUTANTS, SEEDS_BASE
+from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE
+from marshal_sim.tools import sweep
 
 EXAMPLE: Final = output.example("marshal simulate mutants X9")
 SCHEDULES: Final = 10_000

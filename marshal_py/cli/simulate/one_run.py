@@ -11,13 +11,13 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.simulate import seeds
 from marshal_py.errors import InvalidOption
-from marshal_py.simulator import sweep
-from marshal_py.simulator.report import page, takeover_times
-from marshal_py.simulator.run import Result
-from marshal_py.simulator.scenario import Options
-from marshal_py.simulator.schedule import Schedule, of_seed, parse, run, telling, text_of
-from marshal_py.simulator.shrink import shrink
-from marshal_py.simulator.story import line_of, story
+from marshal_sim.cluster.run import Result
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.tools import sweep
+from marshal_sim.tools.report import page, takeover_times
+from marshal_sim.tools.schedule import Schedule, of_seed, parse, run, telling, text_of
+from marshal_sim.tools.shrink import shrink
+from marshal_sim.tools.story import line_of, story
 
 NEIGHBOURS: Final = 20  # runs whose take-overs make the histogram: one run alone has a few
 

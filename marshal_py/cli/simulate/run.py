@@ -11,11 +11,11 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
 from marshal_py.cli.simulate import one_run, seeds
-from marshal_py.protocol.assignment import POLICIES, RESTRICTED
-from marshal_py.simulator import sweep
-from marshal_py.simulator.scenario import Options
-from marshal_py.simulator.sweep import Counted
+from marshal_py.protocol.policy import POLICIES, RESTRICTED
 from marshal_py.spark import require_spark
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.tools import sweep
+from marshal_sim.tools.sweep import Counted
 
 EXAMPLE: Final = output.example("marshal simulate run --seeds 0:20 --json")
 
@@ -109,8 +109,8 @@ def run(
 def _on_spark(chosen: range, master: str | None) -> Iterable[Counted]:
     """Runs the seeds on Spark and returns the result of each, as `sweep` would. The Spark session ends afterwards."""
     require_spark()
-    from marshal_py.spark import sweeps
-    from marshal_py.spark.session import local_session
+    from marshal_py.spark.stream.session import local_session
+    from marshal_sim.tools import spark_sweeps as sweeps
 
     session = local_session(master or "local[*]", name="marshal simulate")
     try:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from marshal_py.cli import output
-from marshal_py.simulator import sweep
-from marshal_py.simulator.auditor_evidence import Violation
-from marshal_py.simulator.scenario import Options
-from marshal_py.simulator.sweep import Counted
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.judge.evidence import Violation
+from marshal_sim.tools import sweep
+from marshal_sim.tools.sweep import Counted
 
 SEEDS: Final = "0:200"
 

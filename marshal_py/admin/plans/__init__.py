@@ -1,0 +1,19 @@
+"""What is changed in a group: each operation is a plan that a runner carries out."""
+
+from typing import Final
+
+DOORS: Final = (
+    "author",
+    "change",
+    "impact",
+    "membership",
+    "operation",
+    "pause",
+    "pause_lock",
+    "position",
+    "position_preview",
+    "position_resolver",
+    "runner",
+    "sessions",
+    "targets",
+)

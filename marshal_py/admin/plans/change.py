@@ -1,0 +1,320 @@
+"""Changes a group's settings and a topic's size, by GroupConfig and Topology (PROTOCOL.md rule 9, M2-M4, M9, M13).
+
+A change is one record, which the fold accepts only if nobody has changed the same thing since this run read it. A
+change of the delivery mode and a smaller number of partitions are accepted only in a pause. Such an operation pauses
+the group, and ends the pause after the change. Settings that are not named stay as they were.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict, Unpack
+
+from msgspec.structs import replace
+
+from marshal_py.admin.plans.membership import Edit
+from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
+from marshal_py.admin.plans.pause import Drain
+from marshal_py.admin.plans.pause_lock import PauseLock
+from marshal_py.admin.views.suggestions import suggestion
+from marshal_py.client.values.group_config import (
+    Wanted,
+    base_of,
+    changes_mode,
+    check_settings,
+    check_wanted,
+    differences,
+    settle,
+)
+from marshal_py.errors import (
+    AdminGaveUp,
+    GroupDeleted,
+    GroupExists,
+    GroupMissing,
+    InvalidOption,
+    MarshalError,
+    PauseNotDrained,
+    SettingsChanged,
+)
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.records import PARTITION_MAX, GroupConfig, Topology
+
+
+class ChangeKeywords(TypedDict, total=False):
+    """The keywords of each ChangePlan, which says what they mean."""
+
+    reason: str
+    token: int | None
+    adopt: bool
+    take_over: bool
+    duration_ms: int | None
+    patience_ms: int | None
+
+
+class ChangePlan(Operation):
+    """Changes the group by one record. Subclasses build the record and say why it may no longer be sent."""
+
+    what = "the settings"
+
+    def __init__(
+        self,
+        context: GroupContext,
+        in_pause: bool,
+        tps: set[TopicPartition] | None,
+        *,
+        reason: str = "",
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        duration_ms: int | None = None,
+        patience_ms: int | None = None,
+    ) -> None:
+        """Plans the change. `in_pause`: whether the record is accepted only in a pause.
+
+        `tps`: the partitions that nobody may own when the record is sent in the pause; None means every partition.
+        `duration_ms`, `token`, `adopt` and `take_over` mean what they mean in pause_lock.PauseLock.
+        """
+        super().__init__(context, patience_ms, reason)
+        self.by: str = context.author.signed(reason)
+        self.in_pause = in_pause
+        self.pause_lock: PauseLock = PauseLock(self, reason or self.what, duration_ms, token, adopt, take_over)
+        self.drain: Drain = Drain(self, tps)
+        self.changed_at: int = NONE
+
+    def record(self, group: Group, token: int) -> GroupConfig | Topology:
+        raise NotImplementedError
+
+    def refusal(self, group: Group) -> MarshalError | None:
+        """Returns None if the record may be sent, or the error that says why not: somebody else has changed the group
+        meanwhile, so that the record would be rejected or mean something else.
+        """
+        raise NotImplementedError
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        self.drain.read(verdict)
+        record = verdict.record
+        if isinstance(record, GroupConfig | Topology) and verdict.accepted and self.context.author.wrote(record.by):
+            self.changed_at = verdict.offset
+            self.report("changed", self.what, offset=verdict.offset)
+
+    def waits(self) -> bool:
+        return self.in_pause
+
+    def act(self, group: Group, now: Instant) -> None:
+        if self.changed_at != NONE:
+            if not self.in_pause or self.pause_lock.release(group, now):
+                self.end()
+            return
+        refused = self.refusal(group)
+        if refused is not None:
+            self.give_up(refused)
+            return
+        token = NONE
+        if self.in_pause:
+            if not self.pause_lock.acquire(group, now) or not self.drain.empty(group, now):
+                return
+            token = group.pause_change
+        self.send(self.record(group, token), now)
+
+    def timeout_error(self) -> MarshalError:
+        waited_s = self.patience_ms / 1000
+        if self.in_pause and self.changed_at == NONE:
+            return PauseNotDrained(self.context.name, self.drain.names(self.context.group), waited_s)
+        return AdminGaveUp(self.context.name, f"the change of {self.what}", waited_s)
+
+    def close(self, group: Group, now: Instant) -> bool:
+        """Ends this run's pause. After that the change, which names the pause, cannot be accepted (F9.2, F9.6).
+
+        A change outside a pause cannot be taken back: if it was sent, it may still be accepted, as `may_land` says.
+        """
+        if self.pause_lock.adopted is not None:
+            return not self.may_land(group)  # M14: this run does not end a pause that it adopted
+        return not self.in_pause or self.pause_lock.release(group, now)
+
+    def may_land(self, group: Group) -> bool:
+        if self.changed_at != NONE or self.refusal(group) is not None:
+            return False
+        if not self.in_pause:
+            return any(True for _ in self.sent(GroupConfig))
+        sent: list[GroupConfig | Topology] = [*self.sent(GroupConfig), *self.sent(Topology)]
+        return self.pause_lock.adopted is not None and any(record.token == group.pause_change for record in sent)
+
+    def close_error(self, error: MarshalError) -> MarshalError:
+        if self.pause_lock.adopted is not None:
+            return AdminGaveUp(self.context.name, f"the change of {self.what}", GRACE_INTERVALS * INTERVAL_MS / 1000)
+        return AdminGaveUp(self.context.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
+
+    def end(self, error: MarshalError | None = None) -> None:
+        """Ends the operation with `error`, or with success if the change was accepted while the operation was giving
+        up.
+        """
+        super().end(None if error is self.giving_up and self.changed_at != NONE else error)
+
+
+class ConfigPlan(ChangePlan):
+    """Changes settings of a group, unless somebody has changed them since the plan was made (F9.4, M13)."""
+
+    what = "the settings"
+
+    def __init__(
+        self, context: GroupContext, wanted: Wanted | Edit, *, create: bool = False, **keywords: Unpack[ChangeKeywords]
+    ) -> None:
+        """Plans the change to `wanted`, the new settings, as `check_settings` takes them, or a function that returns
+        them for the settings as they are. `create`: whether to create the group, or revive a deleted one; a group that
+        has these settings already is left as it is.
+
+        Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption.
+        """
+        group = context.group
+        self.creates = create
+        if not create:
+            check_changeable(context)
+        self._edit: Edit | None = wanted if callable(wanted) else None
+        self.base: GroupConfig = base_of(group)
+        self.wanted: dict[str, Any] = check_settings(wanted(self.base) if callable(wanted) else wanted)
+        if create and (refused := other_settings(group, self.wanted)):
+            raise refused
+        check_wanted(group, self.wanted)
+        self.looked_at: int = NONE if group is None else group.config_offset
+        self.changes_mode: bool = changes_mode(group, self.wanted)
+        super().__init__(context, self.changes_mode, None, **keywords)
+
+    def record(self, group: Group, token: int) -> GroupConfig:
+        return settle(self.base, self.wanted, self.looked_at, token, self.by)
+
+    def act(self, group: Group, now: Instant) -> None:
+        """An edit or a creation that finds the settings as it wants them is done, and writes nothing."""
+        if self.changed_at == NONE and self.refusal(group) is None and self._as_wanted(group):
+            self.changed_at = group.config_offset
+            self.end()
+        else:
+            super().act(group, now)
+
+    def _as_wanted(self, group: Group) -> bool:
+        if self.creates:
+            return exists(group)  # and `refusal` has found no difference
+        same = replace(self.base, observed=self.looked_at, token=NONE, by=self.by)
+        return self._edit is not None and self.record(group, NONE) == same
+
+    def refusal(self, group: Group) -> MarshalError | None:
+        if group.config_offset != self.looked_at and self._edit is not None and not group.deleted:
+            try:  # somebody was faster: the same edit of what there is now (M13)
+                wanted = check_settings(self._edit(base_of(group)))
+                check_wanted(group, wanted)
+            except InvalidOption as error:
+                return error
+            self.base, self.wanted, self.looked_at = base_of(group), wanted, group.config_offset
+        if self.creates and exists(group):
+            return other_settings(group, self.wanted)
+        if group.config_offset != self.looked_at:
+            return SettingsChanged(group.name, "the settings", group.config.by if group.config is not None else "")
+        if changes_mode(group, self.wanted) != self.changes_mode:
+            return SettingsChanged(group.name, "the delivery", "its first consumer")
+        return None
+
+
+class DeletionPlan(ChangePlan):
+    """Deletes the group with its live sessions, in a pause in which nobody owns anything (F9.5, M15).
+
+    Every consumer ends with GroupDeleted. If somebody else has deleted the group meanwhile, that is a success, too.
+    """
+
+    what = "the deletion"
+
+    def __init__(self, context: GroupContext, reason: str = "", patience_ms: int | None = None) -> None:
+        if context.group is None:
+            raise GroupMissing(context.name, "has never been used")
+        super().__init__(context, True, None, reason=reason, patience_ms=patience_ms)
+
+    def record(self, group: Group, token: int) -> GroupConfig:
+        return GroupConfig(group.config_offset, token, deleted=True, by=self.by)
+
+    def refusal(self, group: Group) -> MarshalError | None:
+        return None  # whatever the settings are now
+
+    def give_up(self, error: MarshalError) -> None:
+        group = self.context.group
+        if group is not None and group.deleted:
+            self.end()
+        else:
+            super().give_up(error)
+
+
+class ShrinkPlan(ChangePlan):
+    """Makes a topic of the group smaller after Kafka's topic was created again with fewer partitions (F9.2).
+
+    The group forgets the positions of the partitions that are cut off.
+
+    It is needed where the cluster has no topic ids. With ids, a move of positions accepts the new topic
+    (recreated_topics.py).
+    """
+
+    topic: str
+    partitions: int
+
+    def __init__(self, context: GroupContext, topic: str, partitions: int, **keywords: Unpack[ChangeKeywords]) -> None:
+        """Plans to shrink `topic` to `partitions`, which is the number that Kafka's topic has now.
+
+        Raises GroupMissing if the group never consumed the topic, InvalidOption unless the number is smaller than the
+        one that the group's log names.
+        """
+        known = check_shrink(context, topic, partitions)
+        self.topic, self.partitions = topic, partitions
+        self.what: str = f"the partitions of {topic}"
+        self.looked_at: int = known[1]
+        cut = {TopicPartition(topic, number) for number in range(partitions, known[0])}
+        super().__init__(context, True, cut, **keywords)
+
+    def record(self, group: Group, token: int) -> Topology:
+        return Topology(self.topic, self.partitions, self.looked_at, token, self.by)
+
+    def refusal(self, group: Group) -> MarshalError | None:
+        if group.topics[self.topic].offset != self.looked_at:
+            return SettingsChanged(group.name, self.what, "a consumer that saw the topic grow, or another admin")
+        return None
+
+
+def exists(group: Group | None) -> bool:
+    """Returns whether the group has begun, by settings or by a first consumer, and is not deleted."""
+    return group is not None and not group.deleted and (group.config is not None or group.mode != 0)
+
+
+def other_settings(group: Group | None, wanted: Wanted) -> GroupExists | None:
+    """Returns the error if the group exists with other settings than those that it is to be created with."""
+    if group is None or not exists(group) or not (found := differences(group, wanted)):
+        return None
+    return GroupExists(group.name, found)
+
+
+def check_changeable(context: GroupContext) -> None:
+    """Checks that the settings of the group can be changed. Raises GroupMissing, GroupDeleted."""
+    group = context.group
+    if group is None:
+        raise GroupMissing(context.name, "has never been used: create it, or correct the name")
+    elif group.deleted:
+        raise GroupDeleted(context.name)
+
+
+def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[int, int]:
+    """Returns how many partitions the group's log names for `topic`, and the offset of the Topology record that names
+    them.
+
+    Raises GroupMissing or InvalidOption if the topic cannot shrink to `partitions`.
+    """
+    known = context.group.topics.get(topic) if context.group is not None else None
+    if known is None:
+        topics = context.group.topics if context.group is not None else ()
+        raise GroupMissing(context.name, f"has never consumed topic {topic!r}{suggestion(topic, topics)}")
+    if not 1 <= partitions <= PARTITION_MAX or partitions >= known.count:
+        raise InvalidOption(
+            "partitions",
+            partitions,
+            f"1 to {known.count - 1}: {topic!r} has {known.count} in this group, and it grows by itself",
+        )
+    return known.count, known.offset
+
+
+def held_beyond(group: Group, topic: str, partitions: int) -> dict[TopicPartition, int]:
+    """Returns the owned partitions that a shrink of `topic` to `partitions` takes away, with their owners' sessions."""
+    return {tp: owner for tp, owner in holders(group).items() if tp.topic == topic and tp.partition >= partitions}

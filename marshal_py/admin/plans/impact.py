@@ -1,0 +1,229 @@
+"""Says what an operation would do now, in sentences and numbers, as `--dry-run` and the request to confirm show it
+(M12).
+
+Pure; writes nothing.
+
+Each function raises what the operation itself would raise before it writes. Moves of positions have tables of their own
+(position_preview.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from marshal_py.admin.plans.change import check_changeable, check_shrink, exists, held_beyond, other_settings
+from marshal_py.admin.plans.membership import Edit
+from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.pause import name_of
+from marshal_py.admin.plans.pause_lock import busy, is_named
+from marshal_py.admin.plans.position_preview import clone, drained, owners_of, rehearse
+from marshal_py.admin.plans.sessions import find_session
+from marshal_py.admin.views import overview, pins
+from marshal_py.client.values.group_config import (
+    Wanted,
+    base_of,
+    changes_mode,
+    check_settings,
+    check_wanted,
+    settings_of,
+    settle,
+)
+from marshal_py.errors import GroupMissing, SettingsChanged
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.time.lease import EVICT_INTERVALS
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.records import Topology
+
+
+class Impact(NamedTuple):
+    """Says what an operation would do. `does`: the same in sentences for people.
+
+    `releases`: the partitions that would be released, each with its owner's client id. `settings`: the old and the new
+    value ("from", "to") of each setting that would change, or of each position that would be forgotten.
+    """
+
+    does: list[str]
+    releases: dict[str, str]
+    settings: dict[str, dict[str, Any]]
+
+
+def of_pause(
+    context: GroupContext, now: Instant, token: int | None = None, adopt: bool = False, take_over: bool = False
+) -> Impact:
+    """Returns what a pause of the group would do. Raises AdminBusy if it may not replace a pause that is running."""
+    group = _there(context)
+    check_pause(context, now, token, adopt, take_over)
+    again = " It is paused already: this pause would replace that one." if group.paused else ""
+    does = (
+        f"group {group.name!r} would be paused; {len(group.sessions)} consumers would release {_owned(group)} "
+        "partitions."
+    )
+    return Impact([does + again], _releases(group), {})
+
+
+def of_resume(context: GroupContext, now: Instant, token: int | None = None, take_over: bool = False) -> Impact:
+    """Returns what the end of the running pause would do. Raises AdminBusy if the pause may not be ended."""
+    group = _there(context)
+    if not group.paused:
+        return Impact([f"group {group.name!r} is not paused: nothing would be done."], {}, {})
+    check_pause(context, now, token, True, take_over)
+    pause = context.pause_history.running(group)
+    by = f" of {pause.by}" if pause is not None and pause.by else ""
+    return Impact([f"the pause{by} would end; {len(group.sessions)} consumers would take partitions again."], {}, {})
+
+
+def of_eviction(context: GroupContext, session: int) -> Impact:
+    """Returns what the eviction of a session would do. Raises GroupMissing if the session is not live."""
+    find_session(context, session)
+    group = _there(context)
+    wait_s = EVICT_INTERVALS * group.sessions[session].join.interval_ms / 1000
+    does = [
+        f"{name_of(group, session)} would be watched for {wait_s:g} s; without a sign of life it would end and its "
+        f"{group.sessions[session].held} partitions would be free, otherwise nothing would be done."
+    ]
+    return Impact(does, _releases(group, session), {})
+
+
+def of_step_down(context: GroupContext, session: int) -> Impact:
+    """Returns what the step-down of a session would do. Raises GroupMissing if the session is not live."""
+    find_session(context, session)
+    group = _there(context)
+    does = [
+        f"{name_of(group, session)} would become the last candidate for everything; it would stay in the group, and "
+        "might hand partitions over to others."
+    ]
+    return Impact(does, {}, {})
+
+
+def of_unpinning(context: GroupContext) -> Impact:
+    """Returns what ending the pin would do. Raises what Group.unpin raises."""
+    group = _there(context)
+    session = pins.owner(group)
+    does = [f"{name_of(group, session)} would finish its handlers and be pinned no longer; another one would be."]
+    return Impact(does, _releases(group, session), {})
+
+
+def of_deletion(context: GroupContext, force: bool = False) -> Impact:
+    """Returns what the deletion of the group would do. Raises GroupMissing if nobody ever used the group."""
+    group = _there(context)
+    if group.deleted:
+        return Impact([f"group {group.name!r} is deleted already: nothing would be done."], {}, {})
+    positions = overview.positions(group)
+    does = [
+        f"{len(positions)} positions of group {group.name!r} would be forgotten, and its consumers would end with "
+        "GroupDeleted until it is created again."
+    ]
+    if group.sessions:
+        names = ", ".join(name_of(group, session) for session in sorted(group.sessions))
+        does.append(
+            f"{names} would release what they own in a pause, and end with it."
+            if force
+            else f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing would be done."
+        )
+    settings = {str(tp): {"from": position, "to": None} for tp, position in sorted(positions.items())}
+    return Impact(does, {}, settings)
+
+
+def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> Impact:
+    """Returns what a change of settings would do, or with `create` the creation of the group.
+
+    `wanted`: the new settings, or a function that returns them for the settings as they are.
+
+    It folds the record onto a clone of the world. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption, and
+    SettingsChanged if the fold rejects the record.
+    """
+    if not create:
+        check_changeable(context)
+    group = context.group
+    checked = check_settings(wanted(base_of(group)) if callable(wanted) else wanted)
+    if create and (refused := other_settings(group, checked)):
+        raise refused
+    if create and exists(group):
+        return Impact([f"group {context.name!r} has these settings already: nothing would be done."], {}, {})
+    check_wanted(group, checked)
+    in_pause = changes_mode(group, checked)
+    before = settings_of(group)
+    observed = NONE if group is None else group.config_offset
+    world, token = clone(context.world, context.name), NONE
+    if in_pause:
+        token = drained(context, world).pause_change
+    if world.genesis is not None:  # else nobody used the log yet, and whatever comes first is accepted
+        verdict = rehearse(world, context.name, settle(base_of(group), checked, observed, token, context.author.by))
+        if not verdict.accepted:
+            raise SettingsChanged(context.name, f"something ({verdict.reason})", "somebody")
+    after = settings_of(world.groups.get(context.name))
+    changed = {
+        name: {"from": before.get(name), "to": after.get(name)}
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    }
+    words = [f"{name}: {_text(change['from'])} -> {_text(change['to'])}" for name, change in changed.items()]
+    does = [
+        f"group {context.name!r} would be {'created' if create else 'changed'}: "
+        f"{'; '.join(words) or 'nothing would change'}."
+    ]
+    if in_pause and group is not None:
+        does.append(
+            f"it would be paused for that, and its {len(group.sessions)} consumers would end with "
+            f"ModeMismatch: start them again with delivery={checked['delivery']!r}."
+        )
+    return Impact(does, _releases(group) if in_pause and group is not None else {}, changed)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_text(numbers)}" for name, numbers in value.items())
+    return str(value)
+
+
+def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
+    """Returns what a shrink of the topic to `partitions` would do.
+
+    It folds the record onto a clone of the world. Raises GroupMissing, InvalidOption, and SettingsChanged if the fold
+    rejects the record.
+    """
+    count, offset = check_shrink(context, topic, partitions)
+    group = _there(context)
+    lost = {
+        str(tp): {"from": position, "to": None}
+        for tp, position in sorted(overview.positions(group).items())
+        if tp.topic == topic and tp.partition >= partitions
+    }
+    world = clone(context.world, context.name)
+    verdict = rehearse(world, context.name, Topology(topic, partitions, offset, drained(context, world).pause_change))
+    if not verdict.accepted:
+        raise SettingsChanged(context.name, f"something ({verdict.reason})", "somebody")
+    does = [
+        f"{topic!r} would have {partitions} partitions in group {group.name!r} instead of {count}; {len(lost)} "
+        "positions would be forgotten; the group would be paused for that."
+    ]
+    held = held_beyond(group, topic, partitions)
+    return Impact(does, {str(tp): name_of(group, owner) for tp, owner in sorted(held.items())}, lost)
+
+
+def _there(context: GroupContext) -> Group:
+    if context.group is None:
+        raise GroupMissing(context.name, "has never been used: start a consumer once, or correct the name")
+    return context.group
+
+
+def check_pause(context: GroupContext, now: Instant, token: int | None, adopt: bool, take_over: bool) -> None:
+    """Checks that no pause is running, or only one that the operation may work in, take over or end (M2).
+
+    Raises AdminBusy.
+    """
+    group = context.group
+    if group is not None and group.paused and not take_over and not is_named(context, group, token, adopt):
+        raise busy(context, group, now)
+
+
+def _owned(group: Group) -> int:
+    return sum(p.tp.partition >= 0 for p in group.claims.values())
+
+
+def _releases(group: Group, session: int = NONE) -> dict[str, str]:
+    owned: dict[TopicPartition, str] = owners_of(group)
+    keep = {p.tp for p in group.claims.values() if session in (NONE, p.owner)}
+    return {str(tp): owner for tp, owner in sorted(owned.items()) if tp in keep}

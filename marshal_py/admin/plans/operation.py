@@ -1,0 +1,256 @@
+"""Contains the base of every admin operation. An operation reads the log without a session, sends records, waits,
+evicts silent sessions, and gives up in time.
+
+The driver folds each record into the world and then calls `receive`. It calls `tick` at `deadline_ms`, and after
+records were received, and does what the returned Step says. An operation does not see acknowledgements: it learns the
+result of its records by reading them (T17), and sends a record again until it has read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple, TypeVar
+
+from msgspec import Struct, field
+
+from marshal_py.admin.plans.author import BY_BYTES_MAX, Author
+from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupOpaque, InvalidOption, MarshalError
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group, Session, World
+from marshal_py.protocol.member.advisory import PROBE
+from marshal_py.protocol.time.failure_detector import FailureDetector
+from marshal_py.protocol.time.lease import EVICT_INTERVALS
+from marshal_py.protocol.time.liveness import Liveness
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.records import Evict, Note, Record
+
+INTERVAL_MS: Final = 2_000  # the heartbeat interval by which an operation waits (T2): a consumer's default
+THIRD_MS: Final = INTERVAL_MS // 3  # between two probes, and before a record is sent again
+GRACE_INTERVALS: Final = 10  # how long an operation that gave up may take to read the end of its own pause (M9)
+PATIENCE_MS: Final = 60_000  # plus the time to evict the slowest session
+
+R = TypeVar("R")
+
+
+class Progress(NamedTuple):
+    """Reports an event of a running operation, for people."""
+
+    kind: str  # asking, paused, renewed, released, evicted, moving, moved, ended, ...
+    text: str = ""
+    tp: TopicPartition | None = None
+    session: int = NONE
+    offset: int = NONE
+
+
+class Step(Struct):
+    """Says what the driver must do after one tick."""
+
+    send: list[Record] = field(default_factory=list)  # to the group's log, in this order
+    events: list[Progress] = field(default_factory=list)
+    resolve_positions: bool = False  # look the wanted positions up, then call `positions_resolved`
+    ended: bool = False
+
+
+class GroupContext(NamedTuple):
+    """Holds what an operation works on: a world that is folded to the log's end, the name of one of its groups, and
+    facts that the world does not contain.
+    """
+
+    world: World
+    name: str
+    pause_history: PauseHistory
+    author: Author
+    draw: Callable[[int], bytes]  # random bytes
+
+    @property
+    def group(self) -> Group | None:
+        return self.world.groups.get(self.name)
+
+
+class Operation:
+    """Runs one operation on a group. Subclasses do the work in `act`. When it gives up, `close` undoes it."""
+
+    creates = False  # whether it creates or revives a group; `act` then gets an empty group if there is none (F10.3)
+
+    def __init__(self, context: GroupContext, patience_ms: int | None = None, reason: str = "") -> None:
+        """Prepares the operation. `patience_ms`: how long it may take; by default `patience_of` the group.
+
+        `reason`: in the user's words; the operation's records contain it (M1). Raises InvalidOption if it is too long.
+        """
+        if len(reason.encode()) > BY_BYTES_MAX:
+            raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: the records contain it")
+        self.context = context
+        self.reason = reason
+        self.liveness: Liveness = Liveness(INTERVAL_MS, context.draw)
+        self.detector: FailureDetector = FailureDetector(INTERVAL_MS)
+        self.step: Step = Step()
+        self.ended: bool = False
+        self.error: MarshalError | None = None
+        self.deadline_ms: int = 0
+        self.patience_ms: int = patience_ms if patience_ms is not None else patience_of(context.group)
+        self.giving_up: MarshalError | None = None
+        self.began: Instant | None = None
+        self._given_up_ms: int | None = None
+        self._sent_ms: dict[Record, int] = {}
+        self._probe_ms: int | None = None
+        self._silent: set[int] = set()  # sessions that were reported as silent
+
+    # --- for subclasses
+
+    def act(self, group: Group, now: Instant) -> None:
+        """Sends the records that are due, or ends the operation. It is called at each tick until the operation gives
+        up.
+        """
+        raise NotImplementedError
+
+    def timeout_error(self) -> MarshalError:
+        """Returns the error of an operation that has taken longer than `patience_ms`."""
+        raise NotImplementedError
+
+    def close(self, group: Group, now: Instant) -> bool:
+        """Undoes what must not remain after the operation gave up. It is called at each tick until it returns True,
+        which says that all is undone.
+        """
+        return True
+
+    def may_land(self, group: Group) -> bool:
+        """Returns whether a record that this run sent may still be accepted. An interrupted user is told so."""
+        return False
+
+    def close_error(self, error: MarshalError) -> MarshalError:
+        """Returns the error that the user gets if `close` does not complete in time. `error`: why the operation gave
+        up.
+        """
+        return error
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        """Is called after a record of the group was folded, with the fold's verdict on it."""
+
+    def waits(self) -> bool:
+        """Returns whether the operation may have to evict a silent session.
+
+        While it returns True, `tick` also sends probes, which are Notes that this operation reads back. A probe that
+        comes back proves that the operation was reading the log since it sent the probe (T2).
+        """
+        return True
+
+    def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Receives the offsets that the driver has looked up. The driver calls it after a Step with
+        `resolve_positions`.
+        """
+
+    # --- driving
+
+    def receive(self, verdict: Verdict, now: Instant) -> None:
+        if self.ended or verdict.group != self.context.name or verdict.record is None:
+            return
+        if isinstance(verdict.record, Note) and verdict.record.kind == PROBE:
+            self.liveness.read_probe(verdict.record.text)
+        self.read(verdict, now)
+
+    def tick(self, now: Instant) -> Step:
+        """Returns what the driver must do at `now`. The driver must call it again by `deadline_ms`, in ms of the
+        monotonic clock.
+        """
+        step, group = self.step, self.context.group
+        if group is None and self.creates:
+            group = Group(self.context.name)
+        if self.began is None:
+            self.began = now
+        if not self.ended and group is not None:
+            self.detector.refresh(group, now, self.liveness.proven(now))
+            if (group.deleted and not self.creates) or group.opaque_at != NONE:
+                self.give_up(GroupDeleted(group.name) if group.deleted else GroupOpaque(group.name, group.opaque_at))
+            elif now.mono_ms - self.began.mono_ms >= self.patience_ms:
+                self.give_up(self.timeout_error())
+            if self.giving_up is None and not self.ended:
+                self.act(group, now)
+            if self.giving_up is not None and not self.ended:
+                self._finish(group, now)
+        if not self.ended and self.waits() and (self._probe_ms is None or now.mono_ms - self._probe_ms >= THIRD_MS):
+            self._probe_ms = now.mono_ms
+            step.send.append(Note(NONE, PROBE, text=self.liveness.new_probe(now)))
+        step.ended = self.ended
+        self.step = Step()
+        self.deadline_ms = now.mono_ms + THIRD_MS if group is None else self.detector.deadline_ms(now)
+        return step
+
+    def give_up(self, error: MarshalError) -> None:
+        """Makes the operation stop its work, undo what must not remain, and then end with an error. If it is called
+        several times, only the first call's error is used.
+        """
+        if self.giving_up is None and not self.ended:
+            self.giving_up = error
+
+    def _finish(self, group: Group, now: Instant) -> None:
+        error = self.giving_up
+        assert error is not None
+        if self._given_up_ms is None:
+            self._given_up_ms = now.mono_ms
+        if self.close(group, now):
+            if isinstance(error, AdminGaveUp) and not error.waited_s:
+                error = self.giving_up = AdminGaveUp(error.group, error.what, 0.0, pending=self.may_land(group))
+            self.end(error)
+        elif now.mono_ms - self._given_up_ms >= GRACE_INTERVALS * INTERVAL_MS:
+            self.end(self.close_error(error))
+
+    def end(self, error: MarshalError | None = None) -> None:
+        self.ended, self.error = True, error
+
+    # --- shared by subclasses
+
+    def send(self, record: Record, now: Instant) -> None:
+        """Adds a record to the Step of the present tick, unless the same record was sent less than THIRD_MS ago.
+
+        A subclass calls it at each tick until it has read the result of the record, so the record is sent again every
+        THIRD_MS until then.
+        """
+        last = self._sent_ms.get(record)
+        if last is None or now.mono_ms - last >= THIRD_MS:
+            self._sent_ms[record] = now.mono_ms
+            self.step.send.append(record)
+
+    def sent(self, kind: type[R]) -> Iterator[R]:
+        """Yields each record of this type that was sent. A record that was sent several times appears once."""
+        return (record for record in self._sent_ms if isinstance(record, kind))
+
+    def report(
+        self, kind: str, text: str = "", tp: TopicPartition | None = None, session: int = NONE, offset: int = NONE
+    ) -> None:
+        self.step.events.append(Progress(kind, text, tp, session, offset))
+
+    def evict_silent(self, group: Group, sessions: set[int], now: Instant) -> None:
+        """Sends an Evict for each of these sessions that has been silent for EVICT_INTERVALS of its heartbeat
+        intervals. Only the time in which this operation was reading the log is counted (T4, M4).
+        """
+        for session in sorted(sessions):
+            held = group.sessions[session]
+            waited_ms = self.detector.session_waited_ms(session)
+            if waited_ms >= EVICT_INTERVALS * held.join.interval_ms:
+                if session not in self._silent:
+                    self._silent.add(session)
+                    self.report("evicting", held.join.client_id, session=session)
+                # Every copy names the first wait that was long enough, so that `send` recognises the record.
+                self.send(self._eviction(held, waited_ms), now)
+
+    def _eviction(self, session: Session, waited_ms: int) -> Evict:
+        for record in self.sent(Evict):
+            if (record.session, record.observed) == (session.id, session.extended):
+                return record
+        return Evict(session.id, session.extended, waited_ms, self.context.author.signed(self.reason))
+
+
+def patience_of(group: Group | None) -> int:
+    """Returns how long an operation may take, in ms: a minute, plus twice the time to evict the slowest session."""
+    longest = max((s.join.interval_ms for s in group.sessions.values()), default=0) if group is not None else 0
+    return PATIENCE_MS + 2 * EVICT_INTERVALS * longest
+
+
+def holders(group: Group, tps: set[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+    """Returns the owned partitions, each with its owner's session. `tps`: the partitions to look for; None means every
+    partition.
+
+    Claims on a whole topic or on the group, whose partition number is negative, are left out.
+    """
+    return {p.tp: p.owner for p in group.claims.values() if p.tp.partition >= 0 and (tps is None or p.tp in tps)}

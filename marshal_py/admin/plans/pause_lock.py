@@ -1,0 +1,219 @@
+"""Acquires, renews and releases the pause in which an operation works (PROTOCOL.md M1-M3, M9, M10).
+
+The log says whose pause it is (`by` of the accepted ReleaseGroup). So a late copy, a lost answer and a second run of
+the same person are no special cases. "Ours" is what this run wrote. An adopted pause stays its author's: this run
+writes nothing for it, and its author renews and ends it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from marshal_py.admin.plans.operation import GroupContext, Operation
+from marshal_py.errors import AdminBusy, InvalidOption, MarshalError, PauseOver, PositionNotMoved
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire.identity import NONE, Instant
+from marshal_py.protocol.wire.records import PAUSE_MS_MAX, ReleaseGroup
+
+DEFAULT_MS: Final = 60_000  # plus twice the longest interval: enough to evict a dead owner
+RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
+
+
+class PauseLock:
+    """Makes the pause in which one operation works, or adopts a pause that is running."""
+
+    adopt: bool
+    take_over: bool
+    renews: bool
+
+    def __init__(
+        self,
+        operation: Operation,
+        reason: str,
+        duration_ms: int | None,
+        token: int | None,
+        adopt: bool,
+        take_over: bool,
+        *,
+        renews: bool = False,
+    ) -> None:
+        """Prepares the lock; nothing is sent before `acquire`. `duration_ms`: how long a pause lasts unless it is
+        renewed; None means `default_ms`.
+
+        `token`: names a running pause to work in. `adopt`: allows work in a running pause that the same person made on
+        the same machine (M2). `renews`: a pause that is used in one of these two ways is replaced by this run's own.
+        `take_over`: anybody's pause is replaced by this run's own.
+        """
+        if duration_ms is not None and not 0 < duration_ms <= PAUSE_MS_MAX:
+            raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
+        self.operation = operation
+        self.reason = reason
+        self.duration_ms: int = duration_ms if duration_ms is not None else default_ms(operation.context.group)
+        self.given_token = token
+        self.adopt, self.take_over, self.renews = adopt, take_over, renews
+        self.adopted: str | None = None  # `by` of the pause that it works in, if that is not its own
+        self.asked: set[int] = (
+            set()
+        )  # what our ReleaseGroups observed: a late copy may pause a group whose pause_change is still that
+        self.token: int = NONE  # of the pause that it works in, as last read
+        self._read_ms = 0
+
+    def is_ours(self, group: Group) -> bool:
+        """Returns whether this run made the running pause (M1)."""
+        pause = self.operation.context.pause_history.running(group)
+        return pause is not None and self.operation.context.author.wrote(pause.by)
+
+    def acquire(self, group: Group, now: Instant) -> bool:
+        """Returns True if the group is in the right pause, which is an adopted one or our own.
+
+        If not, this method asks for a pause, or makes the operation give up if it may not have one. Call it at each
+        tick, because it also renews our own pause.
+        """
+        if self.is_ours(group):
+            if self.token != group.pause_change:
+                self.operation.report("paused" if self.token == NONE else "renewed", offset=group.pause_change)
+                self.token, self._read_ms = group.pause_change, now.mono_ms
+            self._renew(group, now)
+            return True
+        if self._adopts(group):
+            return True
+        refused = self._refusal(group, now)
+        if refused is not None:
+            self.operation.give_up(refused)
+        else:
+            self._ask(group, now)
+        return False
+
+    def _adopts(self, group: Group) -> bool:
+        """Adopts the running pause if the caller named it as one to work in. Returns whether it is adopted (M2).
+
+        It stays adopted when its author renews it, although its token changes.
+        """
+        context = self.operation.context
+        if not group.paused or self.renews:
+            return False
+        pause = context.pause_history.running(group)
+        by = pause.by if pause is not None else ""
+        if self.adopted is None:
+            if self.token != NONE or not is_named(context, group, self.given_token, self.adopt):
+                return False
+            self.operation.report("adopted", by, offset=group.pause_change)
+        elif by != self.adopted or (not by and self.token != group.pause_change):
+            return False
+        self.adopted, self.token = by, group.pause_change
+        return True
+
+    def _refusal(self, group: Group, now: Instant) -> MarshalError | None:
+        held_before = self.token != NONE
+        pause_history = self.operation.context.pause_history
+        named = self.adopt or self.given_token is not None
+        if not group.paused and not self.renews and (self.adopted is not None or (named and not held_before)):
+            return PauseOver(group.name, pause_history.ended_by)
+        if held_before and not group.paused and not pause_history.waited_out:
+            # M2: somebody wants the group to run, so it is not paused again.
+            return PositionNotMoved(group.name, f"the pause was ended by {pause_history.ended_by or 'somebody'}")
+        if not group.paused or (not held_before and self._may_take(group)):
+            return None
+        return busy(self.operation.context, group, now)
+
+    def _may_take(self, group: Group) -> bool:
+        return self.take_over or (self.renews and is_named(self.operation.context, group, self.given_token, self.adopt))
+
+    def _ask(self, group: Group, now: Instant) -> None:
+        token = group.pause_change if group.paused else NONE
+        self._send(group, token, now)
+
+    def _renew(self, group: Group, now: Instant) -> None:
+        """Renews our pause when a third of its duration has passed since the pause's newest record was read (M3).
+
+        A renewal that was sent but not read yet is sent again, as the same record.
+        """
+        if group.pause_change in self.asked or (
+            now.mono_ms - self._read_ms >= self.duration_ms // RENEWALS_PER_DURATION
+        ):
+            self._send(group, group.pause_change, now)
+
+    def _send(self, group: Group, token: int, now: Instant) -> None:
+        self.asked.add(group.pause_change)
+        # Every copy must be the same record, so that `send` recognises it.
+        expires_ms = now.wall_ms + self.duration_ms
+        last = next(
+            (
+                r
+                for r in self.operation.sent(ReleaseGroup)
+                if r.duration_ms and (r.observed, r.token) == (group.pause_change, token)
+            ),
+            None,
+        )
+        self.operation.send(
+            last
+            or ReleaseGroup(
+                group.pause_change,
+                token,
+                self.duration_ms,
+                0,
+                expires_ms,
+                self.reason,
+                self.operation.context.author.by,
+            ),
+            now,
+        )
+
+    def settled(self, group: Group) -> bool:
+        """Returns whether none of our pause records can still be accepted. Then the pause's token no longer changes
+        (M10).
+        """
+        return group.pause_change not in self.asked
+
+    def release(self, group: Group, now: Instant) -> bool:
+        """Sends the record that ends our pause. Returns True once the end is read and none of our records can pause the
+        group again (M9). Call it at each tick until then.
+        """
+        if group.deleted or group.opaque_at != NONE:
+            return True  # the fold accepts no ReleaseGroup of such a group
+        if not self.is_ours(group) and self.settled(group):
+            if not group.paused and self.adopted is None and self.token != NONE:
+                self.operation.report("resumed", offset=group.pause_change)
+            return True
+        token = group.pause_change if group.paused else NONE
+        self.operation.send(end_of(group, token, self.operation.context.author.by, self.reason), now)
+        return False
+
+
+def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
+    """Returns the record that ends the running pause.
+
+    If no pause runs, this record makes the fold reject a ReleaseGroup that was sent before and not read yet (F7.3).
+    """
+    return ReleaseGroup(group.pause_change, token, 0, reason=reason, by=by)
+
+
+def is_named(context: GroupContext, group: Group, token: int | None, own: bool) -> bool:
+    """Returns whether the running pause is the one that `token` names (M2).
+
+    If `token` is None and `own` is true, returns whether the same person made the pause on the same machine.
+    """
+    if token is not None or not own:
+        return token == group.pause_change
+    pause = context.pause_history.running(group)
+    return pause is not None and context.author.is_also(pause.by)
+
+
+def busy(context: GroupContext, group: Group, now: Instant) -> AdminBusy:
+    """Returns the error that names the running pause's author, its reason and the time left."""
+    pause = context.pause_history.running(group)
+    by, reason = (pause.by, pause.reason) if pause is not None else ("", "")
+    return AdminBusy(
+        group.name,
+        by,
+        reason,
+        context.pause_history.left_s(now.wall_ms),
+        group.pause_change,
+        own=context.author.is_also(by),
+    )
+
+
+def default_ms(group: Group | None) -> int:
+    """Returns how long a pause lasts by default, in ms: a minute plus twice the longest heartbeat interval (M3)."""
+    longest = max((s.join.interval_ms for s in group.sessions.values()), default=0) if group is not None else 0
+    return min(DEFAULT_MS + 2 * longest, PAUSE_MS_MAX)

@@ -1,0 +1,256 @@
+"""Moves positions of a live group by one plan: pause, drain, one atomic record, resume (PROTOCOL.md M1-M10).
+
+At each tick the plan reads from the world how far it is. First the group is not paused for it; then partitions are
+still owned; then they are free and the new positions are looked up; at last they are moved. The outcome is MOVED once
+one of its SetPositions was read as accepted, NOT_MOVED if none of them can be accepted any more, and UNKNOWN otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from marshal_py.admin.plans.author import BY_BYTES_MAX
+from marshal_py.admin.plans.operation import GroupContext, Operation
+from marshal_py.admin.plans.pause import Drain
+from marshal_py.admin.plans.pause_lock import PauseLock
+from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, partitions_of
+from marshal_py.errors import (
+    AdminBusy,
+    AdminGaveUp,
+    GroupMissing,
+    MarshalError,
+    PauseNotDrained,
+    PositionNotMoved,
+    PositionUnknown,
+)
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.records import OFFSET_MAX, Move, SetPosition, Topology
+
+MOVED: Final = "moved"
+NOT_MOVED: Final = "not_moved"
+UNKNOWN: Final = "unknown"
+NO_TOPICS: Final[Mapping[str, RecreatedTopic]] = {}
+
+
+class PositionPlan(Operation):
+    """Moves the positions of some partitions of a group: all of them, or none."""
+
+    def __init__(
+        self,
+        context: GroupContext,
+        tps: Iterable[TopicPartition],
+        *,
+        stay_paused: bool = False,
+        reason: str = "",
+        duration_ms: int | None = None,
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        patience_ms: int | None = None,
+        recreated: Mapping[str, RecreatedTopic] = NO_TOPICS,
+    ) -> None:
+        """Plans to move the positions of the partitions `tps`.
+
+        `recreated`: the topics that were deleted and created again, by name. Before the move, the group accepts them as
+        they are now. `stay_paused`: whether the group stays paused after the move. `duration_ms` and the parameters
+        about another pause (`token`, `adopt`, `take_over`) mean what they mean in pause_lock.PauseLock.
+
+        Raises InvalidRecord if the record would be too large, GroupMissing for a partition unknown to the group.
+        """
+        super().__init__(context, patience_ms, reason)
+        self.tps: list[TopicPartition] = sorted(set(tps))
+        self.recreated = recreated
+        self.accepted: set[str] = set()  # new topics that a record of this run made the group's
+        self._stay_paused = stay_paused
+        check_topology(context.group, context.name, self.tps, recreated)
+        check_size(context, self.tps)
+        self.pause_lock: PauseLock = PauseLock(self, reason or "set-position", duration_ms, token, adopt, take_over)
+        self.by: str = context.author.signed(reason)
+        group = context.group
+        assert group is not None  # check_topology raises an error if it is
+        self.drain: Drain = Drain(self, set(self.tps) | partitions_of(group, recreated.values()))
+        self.moved: SetPosition | None = None  # our record, once it was read as accepted
+        self.moved_at: int = NONE
+        self.before: dict[TopicPartition, int] = {}  # positions as they were when the move was sent
+        self.token: int = NONE  # of the pause that remains, if one does
+        self._resolved: Mapping[TopicPartition, int] | None = None
+        self._resolved_for: tuple[tuple[int, int], ...] = ()
+        self._reported_moving = False
+
+    # --- reading
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        self.drain.read(verdict)
+        record = verdict.record
+        if isinstance(record, SetPosition) and verdict.accepted and self.context.author.wrote(record.by):
+            self.moved, self.moved_at = record, verdict.offset  # any of our attempts counts (M6)
+            self.report("moved", offset=verdict.offset)
+        elif isinstance(record, Topology) and verdict.accepted and self.context.author.wrote(record.by):
+            self.accepted.add(record.topic)
+            self.report("accepted", record.topic, offset=verdict.offset)
+
+    @property
+    def resume(self) -> bool:
+        """Says whether the move also ends the pause. A pause that another run made is left in place (M2)."""
+        return not self._stay_paused and self.pause_lock.adopted is None
+
+    @property
+    def outcome(self) -> str:
+        """Returns MOVED, UNKNOWN (the move may still happen) or NOT_MOVED (it cannot happen any more)."""
+        if self.moved is not None:
+            return MOVED
+        return UNKNOWN if self._may_land(self.context.group) else NOT_MOVED
+
+    def _may_land(self, group: Group | None) -> bool:
+        """Returns whether a copy of the move's record can still be accepted (M7).
+
+        The record names a pause and is accepted only while that pause runs (F8.1). A pause that ended cannot run again,
+        because tokens only grow.
+        """
+        if group is None or group.deleted or group.opaque_at != NONE:
+            return False
+        return any(record.token == group.pause_change for record in self.sent(SetPosition))
+
+    # --- acting
+
+    def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Receives the new positions that the driver has looked up. The driver calls it after a Step with
+        `resolve_positions`.
+        """
+        self._resolved = positions
+
+    def act(self, group: Group, now: Instant) -> None:
+        if self.moved is not None:
+            self._leave_moved(group, now)
+            return
+        try:
+            check_topology(group, group.name, self.tps, self.recreated)
+        except GroupMissing as error:
+            self.give_up(PositionNotMoved(group.name, str(error)))
+            return
+        if not self.pause_lock.acquire(group, now) or not self.drain.empty(group, now) or not self._accept(group, now):
+            return
+        states = tuple(_state(group, tp) for tp in self.tps)
+        if self._resolved is None or self._resolved_for != states:
+            self._resolved, self._resolved_for = None, states
+            self.step.resolve_positions = True  # positions no longer change: nobody owns them, and nobody can claim
+            return
+        if not self._reported_moving:
+            self._reported_moving = True
+            self.report("moving", f"{len(self.tps)} partitions", offset=group.pause_change)
+        self.before = {tp: position for tp, (_, position) in zip(self.tps, states, strict=True)}
+        moves = tuple(Move(*tp, version, self._resolved[tp]) for tp, (version, _) in zip(self.tps, states, strict=True))
+        self.send(SetPosition(group.pause_change, moves, self.resume, self.by), now)
+
+    def _accept(self, group: Group, now: Instant) -> bool:
+        """Makes the group accept topics that were created again (M16). Returns True once the log says that it has.
+
+        Call it only when nobody owns a partition of these topics.
+        """
+        waiting = False
+        for one in self.recreated.values():
+            known = group.topics[one.topic].id
+            if known == one.found:
+                continue  # accepted already, by this run, by one before it, or by a consumer
+            if known != one.known:
+                self.give_up(
+                    PositionNotMoved(group.name, f"topic {one.topic!r} was created again once more: try again")
+                )
+            else:
+                self.send(one.accepting(group, group.pause_change, self.by), now)
+            waiting = True
+        return not waiting
+
+    def _leave_moved(self, group: Group, now: Instant) -> None:
+        """Ends the operation after the move. If the pause is to stay, this method first waits until the pause's token
+        can no longer change.
+
+        If the move ended the pause, no wait is needed, because the fold rejects this run's other records (F8.4).
+        """
+        stays = self.pause_lock.is_ours(group) or (group.paused and self.pause_lock.adopted is not None)
+        if self.resume or not stays or self.pause_lock.settled(group):
+            self.token = group.pause_change if stays else NONE
+            self.end()
+        else:
+            self.pause_lock.acquire(group, now)
+
+    # --- giving up
+
+    def timeout_error(self) -> MarshalError:
+        names, waited_s = self.drain.names(self.context.group), self.patience_ms / 1000
+        return PositionNotMoved(self.context.name, str(PauseNotDrained(self.context.name, names, waited_s)))
+
+    def close(self, group: Group, now: Instant) -> bool:
+        if self.moved is not None and self.resume:
+            return True
+        if self.pause_lock.adopted is not None:
+            return not self._may_land(group)  # M8: this run does not end a pause that it adopted
+        return self.pause_lock.release(group, now)
+
+    def end(self, error: MarshalError | None = None) -> None:
+        """Ends the operation with the error that fits `outcome`. `error`: why the operation gave up, which the final
+        error names as its reason.
+
+        There is no error if the positions moved while the operation gave up.
+        """
+        if self.outcome == MOVED:
+            error = None  # the move was accepted while the operation gave up
+        elif self.outcome == UNKNOWN:
+            error = PositionUnknown(self.context.name, str(error), self.command())
+        elif error is not None:
+            error = self._not_moved(error)
+        super().end(error)
+
+    def _not_moved(self, error: MarshalError) -> MarshalError:
+        """Returns the error for a move that did not happen. `error`: why it did not.
+
+        The returned error also names the recreated topics that the group has accepted or may still accept, because
+        their positions are forgotten although nothing moved (M16).
+        """
+        notes = [
+            f"topic {topic!r} is the new one for the group now, and its partitions start at their beginnings"
+            for topic in sorted(self.accepted)
+        ]
+        notes += [f"the new topic {topic!r} may still be accepted" for topic in sorted(self._acceptable())]
+        if isinstance(error, AdminBusy) and not notes:
+            return error
+        reason = error.reason if isinstance(error, PositionNotMoved) else str(error)
+        if notes and isinstance(error, AdminGaveUp) and not error.waited_s:
+            reason = "it was interrupted"  # the error's own text says that nothing will happen, which may be wrong here
+        return PositionNotMoved(self.context.name, "; ".join([reason, *notes]))
+
+    def _acceptable(self) -> set[str]:
+        """Returns the recreated topics that the group may still accept, because a record that accepts them was sent and
+        not read yet, and needs no pause.
+        """
+        group = self.context.group
+        if group is None or group.deleted or (group.config is not None and group.config.on_topic_recreated == "fail"):
+            return set()
+        sent = self.sent(Topology)
+        return {record.topic for record in sent if record.observed == group.topology_offset(record.topic)}
+
+    def command(self) -> str:
+        """Returns the command that shows later what became of the move."""
+        return f"marshal explain {self.context.name} {self.tps[0]}"
+
+
+def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
+    """Returns a partition's version (the offset of the record that last changed its owner or position) and its
+    position. Both are NONE if the group does not have the partition.
+    """
+    known = group.partitions.get(tp)
+    return (NONE, NONE) if known is None else (known.version, known.position)
+
+
+def check_size(context: GroupContext, tps: Iterable[TopicPartition]) -> None:
+    """Checks the size of the record that moves these partitions, with the longest values that it could have. Raises
+    InvalidRecord if the record would be too large.
+    """
+    moves = tuple(Move(*tp, OFFSET_MAX, OFFSET_MAX) for tp in tps)
+    record = SetPosition(OFFSET_MAX, moves, True, context.author.signed("x" * BY_BYTES_MAX))
+    genesis = context.world.genesis
+    codec.encode(record, context.name, b"" if genesis is None else genesis.incarnation)

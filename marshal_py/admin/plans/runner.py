@@ -1,0 +1,313 @@
+"""Drives one operation over a real log: reads, folds, calls its tick, sends, looks positions up.
+
+Each operation has a connection of its own, folded to the log's end before anything is decided or written (L7). The
+runner creates no topic and no group; only an operation that creates a group begins its log. It makes no protocol
+decision.
+"""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from marshal_py.admin.plans.author import RUN_BYTES, Author
+from marshal_py.admin.plans.operation import GroupContext, Operation, Progress
+from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.client.connection import replay_start
+from marshal_py.client.marshal import VERSION
+from marshal_py.errors import (
+    AdminGaveUp,
+    ClusterUnreachable,
+    CoordinationTopicMissing,
+    GroupMissing,
+    MarshalError,
+    TopicRecreated,
+)
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, check_id
+from marshal_py.protocol.wire.records import ClaimingPartition, Genesis, Record
+from marshal_py.protocol.wire.routing import route
+from marshal_py.transport.clock import SystemClock
+from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
+
+POLL_S_MAX: Final = 0.1  # a waiting runner checks for ctrl-C this often
+BEGIN_S: Final = 2.0  # before a Genesis that was not read is written again
+ABANDON_S: Final = 1.0  # how long a second ctrl-C waits for the runner's thread, which checks every POLL_S_MAX
+SAME_S: Final = 1.0  # a ctrl-C so soon after the first is the same one: `timeout -s INT` sends two, people press twice
+FLUSH_S: Final = 5.0  # what a runner that closes may wait for its last records
+
+ABANDONED: Final = "it was not undone: a pause that it made ends by itself when its time is over"
+
+Watcher = Callable[[Progress], None]
+Resolve = Callable[[], Mapping[TopicPartition, int]]
+
+
+def author_here() -> Author:
+    """Returns the author of this run's records: the user, the machine and random bytes."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        user = "unknown"
+    return Author.of(user, socket.gethostname(), VERSION, secrets.token_bytes(RUN_BYTES))
+
+
+class OperationRunner:
+    """Holds a connection to one group's log, and runs operations over it. A context manager."""
+
+    topic: str
+    timeout_s: float
+
+    def __init__(
+        self, transport: Transport, topic: str, group: str, timeout_s: float, author: Author | None = None
+    ) -> None:
+        """Folds the group's log to its end. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
+
+        For a group that has never been used it raises nothing: `context.group` is None then.
+        """
+        check_id("group", group)
+        self.topic, self.timeout_s = topic, timeout_s
+        self.admin: ClusterAdmin = transport.admin()
+        self._clock = SystemClock()
+        self._number = 0
+        self._world = World()
+        self._pause_history = PauseHistory(group)
+        self.pinned_ms: int | None = None  # when the pin was claimed (ms since 1970); None: not in the records read
+        self._name = group
+        self._interrupted_s: float | None = None  # when the first ctrl-C came
+        self._abandoned = False
+        try:
+            count = self.admin.partition_count(topic)
+            if count is None:
+                raise CoordinationTopicMissing(
+                    topic, "an admin creates nothing", "start a consumer, which creates it, or name the right topic"
+                )
+            self._log = transport.log(topic, f"admin-{transport.name}", writes=False)
+        except BaseException:
+            self.admin.close()
+            raise
+        try:
+            root = self._find_root(count)
+            self._number = route(group, root.partitions)
+            if self._number:  # from here on the records of log 0 are skipped
+                self._begin(root)
+            self._fold_to_end()
+            self._recall()
+        except BaseException:
+            self.close()
+            raise
+        self.context: GroupContext = GroupContext(
+            self._world, group, self._pause_history, author or author_here(), secrets.token_bytes
+        )
+
+    def __enter__(self) -> OperationRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._log.close(FLUSH_S)
+        self.admin.close()
+
+    @property
+    def incarnation(self) -> bytes:
+        """Returns the incarnation of the coordination topic, which is a part of every token."""
+        root = self._world.genesis or self._world.root
+        return root.incarnation if root is not None else b""
+
+    # --- reading
+
+    def _find_root(self, count: int) -> Genesis:
+        """Folds log 0 up to the root and returns the root (L3).
+
+        The records after the root are folded later, and only if log 0 is the group's log.
+        """
+        end = self._begin(None)
+        deadline = time.monotonic() + self.timeout_s
+        while self._world.genesis is None and self._world.next_offset < end:
+            self._fold(self._poll(POLL_S_MAX, deadline, 0))
+        root = self._world.genesis
+        if root is None:
+            raise GroupMissing(self._name, f"has never been used: no consumer has run with topic {self.topic!r}")
+        if root.partitions > count:
+            raise TopicRecreated(0, f"{root.partitions} partitions", str(count))
+        return root
+
+    def _begin(self, root: Genesis | None) -> int:
+        """Begins to read a log at the offset where its fold has to begin (N9). Returns the log's end offset.
+
+        `root`: None while the root is still searched in log 0.
+        """
+        bounds = self._log.bounds(self._number, self.timeout_s)
+        self._world = replay_start.open_world(self._log, self._number, root, bounds)
+        self._log.follow(self._number, self._world.next_offset)
+        return bounds.end
+
+    def _fold_to_end(self) -> None:
+        end = self._log.bounds(self._number, self.timeout_s).end
+        deadline = time.monotonic() + self.timeout_s
+        while self._world.next_offset < end:
+            records = self._poll(POLL_S_MAX, deadline, self._number)
+            if records:
+                deadline = time.monotonic() + self.timeout_s
+            self._fold(records)
+
+    def _recall(self) -> None:
+        """Looks up what the group's pause and its pin say, if the snapshot at which the fold began is newer."""
+        group = self._world.groups.get(self._name)
+        if group is None:
+            return
+        self._pause_history.recall(group, self._look_up)
+        pin = group.partitions.get(PIN)
+        if pin is not None and pin.owner != NONE and self.pinned_ms is None:
+            claim = replay_start.record_at(self._log, self._number, pin.epoch)
+            self.pinned_ms = None if claim is None else claim.timestamp_ms
+
+    def _look_up(self, offset: int) -> Record | None:
+        found = replay_start.record_at(self._log, self._number, offset)
+        return None if found is None else codec.open_record(found.value, self._world.crc_seed)
+
+    def _poll(self, wait_s: float, deadline: float, log: int) -> list[LogRecord]:
+        records = self._log.poll(wait_s)
+        if (refused := self._log.refused()) is not None:
+            raise refused
+        if not records and time.monotonic() >= deadline:
+            reason = self._log.waiting_for() or "no answer in time"
+            raise ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
+        return records
+
+    def _fold(self, records: list[LogRecord], operation: Operation | None = None) -> None:
+        """Folds records of the log that is being read: the group's log, or log 0 while the root is searched.
+
+        `operation` receives each verdict.
+        """
+        now = self._clock.now()
+        for record in records:
+            if record.log != self._number:
+                continue
+            verdict = rationalizer.apply(self._world, record.offset, record.value)
+            self._pause_history.read(verdict)
+            if verdict.accepted and _claims_pin(verdict.record) and verdict.group == self._name:
+                self.pinned_ms = record.timestamp_ms
+            if operation is not None:
+                operation.receive(verdict, now)
+
+    def begin(self) -> None:
+        """Begins the group's log if nobody has: writes a copy of the root, and waits until such a copy is read (L4)."""
+        root = self._world.genesis or self._world.root
+        assert root is not None  # it was found when the runner was opened
+        deadline = time.monotonic() + self.timeout_s
+        while self._world.genesis is None:
+            self._log.append(self._number, b"", codec.encode(root, "", root.incarnation))
+            self._fold(self._poll(BEGIN_S, deadline, self._number))
+
+    def refresh(self) -> None:
+        """Folds the records that were written since the log was last read."""
+        self._fold_to_end()
+
+    # --- driving
+
+    def run(self, operation: Operation, watcher: Watcher | None = None, resolve: Resolve | None = None) -> None:
+        """Runs the operation to its end and raises its error, if it has one. `watcher` is called with each event.
+        `resolve` looks the new positions up for an operation that asks for them.
+
+        Ctrl-C makes the operation give up and undo what it began; a second Ctrl-C, a second later or more, abandons it
+        as it is. An error of an operation that was interrupted has a KeyboardInterrupt as its cause. The operation
+        runs in a thread of its own while the caller waits. In the caller's thread a KeyboardInterrupt could come
+        between the poll of a record and its fold, and the record would be missing from the world.
+        """
+        failed: list[BaseException] = []
+        # Not by join(): one that is interrupted counts its thread as ended in Python 3.11, while it runs on.
+        done = threading.Event()
+        thread = threading.Thread(
+            target=self._work, args=(operation, watcher, resolve, failed, done), name="marshal-operation"
+        )
+        thread.daemon = True
+        thread.start()
+        try:
+            self._wait(done)
+        except KeyboardInterrupt:  # came while `_wait` took note of another one
+            if self._abandoned:
+                raise
+            self._interrupted_s = self._interrupted_s or time.monotonic()
+            self._wait(done)
+        if failed:
+            raise failed[0]
+        if operation.error is not None:
+            raise operation.error from (None if self._interrupted_s is None else KeyboardInterrupt())
+
+    def _wait(self, done: threading.Event) -> None:
+        """Waits for the end of the operation, and takes note of ctrl-C."""
+        while not done.is_set():
+            try:
+                done.wait()
+            except KeyboardInterrupt:
+                now_s = time.monotonic()
+                if self._interrupted_s is None:
+                    self._interrupted_s = now_s
+                elif now_s - self._interrupted_s >= SAME_S:
+                    self._abandoned = True
+                    done.wait(ABANDON_S)
+                    raise KeyboardInterrupt(ABANDONED) from None
+
+    def _work(
+        self,
+        operation: Operation,
+        watcher: Watcher | None,
+        resolve: Resolve | None,
+        failed: list[BaseException],
+        done: threading.Event,
+    ) -> None:
+        try:
+            while not operation.ended and not self._abandoned:
+                if self._interrupted_s is not None:
+                    operation.give_up(AdminGaveUp(self._name, "the operation", 0.0))  # the first reason counts
+                self._turn(operation, watcher, resolve)
+        except MarshalError as error:
+            operation.end(error)  # the log cannot be read further; the operation knows what is true now (M8)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    def _turn(self, operation: Operation, watcher: Watcher | None, resolve: Resolve | None) -> None:
+        refused = self._log.refused()
+        if refused is not None:
+            raise refused
+        step = operation.tick(self._clock.now())
+        for record in step.send:
+            self._append(record)
+        for event in step.events:
+            if watcher is not None:
+                watcher(event)
+        if step.ended:
+            return
+        if step.resolve_positions and resolve is not None:
+            self._resolve(operation, resolve)
+            return
+        left_s = (operation.deadline_ms - self._clock.now().mono_ms) / 1000
+        self._fold(self._log.poll(min(max(left_s, 0.0), POLL_S_MAX)), operation)
+
+    def _resolve(self, operation: Operation, resolve: Resolve) -> None:
+        try:
+            operation.positions_resolved(resolve())
+        except MarshalError as error:
+            operation.give_up(error)
+
+    def _append(self, record: Record) -> None:
+        genesis = self._world.genesis
+        if genesis is None:  # the group's log has not begun, so no group is in it
+            raise GroupMissing(self._name, "has never been used")
+        value = codec.encode(record, self._name, genesis.incarnation, self._world.writes_version(self._name))
+        self._log.append(self._number, self._name.encode(), value)
+
+
+def _claims_pin(record: Record | None) -> bool:
+    return isinstance(record, ClaimingPartition) and not record.topic

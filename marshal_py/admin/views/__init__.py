@@ -1,0 +1,14 @@
+"""What is read of a group, from a world: rows, diagnoses, pins."""
+
+from typing import Final
+
+DOORS: Final = (
+    "diagnosis",
+    "group_info",
+    "looking",
+    "overview",
+    "pause_history",
+    "pins",
+    "recreated_topics",
+    "suggestions",
+)

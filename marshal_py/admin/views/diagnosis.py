@@ -1,0 +1,262 @@
+"""Checks the health of groups, clocks and versions, from the records of the logs. Pure; fed record by record.
+
+Each check is one line: a level, what was found and, if there is something to do, one line of advice. Nothing in this
+module decides anything about a group, because timestamps come from the writers' clocks; the fold does not read them
+either.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from marshal_py.admin.views.overview import SKEW_MS, positions
+from marshal_py.admin.views.recreated_topics import find_recreated
+from marshal_py.errors import first_of
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import Group, Session
+from marshal_py.protocol.member.shared_client_ids import shared
+from marshal_py.protocol.member.waiting import NO_FACTS, Facts, standstills
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.records import Join, Snapshot
+from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
+
+DAY_MS: Final = 86_400_000
+ORPHANED_MS: Final = 7 * DAY_MS  # as long as Kafka itself keeps the offsets of an empty group
+SKEW_RECORDS: Final = 3  # that many records of a client must be late: a single one may have been retried
+RECORDS_MANY: Final = 1_000_000  # folding them takes a joining consumer some seconds
+RECORD_BYTES: Final = 70  # what Kafka adds to a value, about: framing, key, timestamp
+NAMES_MAX: Final = 5  # how many names a line lists
+
+TITLES: Final = {  # of a check, by the cause for which nobody consumes; another cause is its own title
+    "no_consumer": "no consumer",
+    "silent": "silent consumer",
+    "parked": "parked partitions",
+    "conditions": "unserved partitions",
+    "unassigned": "unassigned partitions",
+    "absent": "absent member",
+    "unlisted": "unlisted member",
+    "topic_gone": "missing topic",
+    "not_read": "topic without a reader",
+    "hangs": "hanging handler",
+}
+
+Level = Literal["ok", "warn", "fail"]
+
+
+class Check(NamedTuple):
+    """Holds the result of one check, shown as one line. `advice` says what to do, "" if nothing is to be done."""
+
+    name: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+class Study:
+    """Collects what the checks need to know about the records. Its owner passes each record in after folding it.
+
+    Two clocks are kept apart, because a long log takes seconds to read. `now_ms`: when the ends of the logs were looked
+    up; who was silent until then was silent. `clock` returns the ms since 1970 of this machine while it reads: a record
+    cannot be written after it is read, so a timestamp beyond it shows a clock that is ahead.
+    """
+
+    def __init__(self, now_ms: int, clock: Callable[[], int]) -> None:
+        self.now_ms: int = now_ms
+        self._clock = clock
+        self.last_ms: dict[str, int] = {}  # by group: the newest timestamp
+        self.sizes: dict[int, list[int]] = {}  # by log: how many records were read, and their bytes
+        self.snapshot_at: dict[int, int] = {}  # by log: offset of the newest snapshot record
+        self.behind_ms: dict[str, list[int]] = defaultdict(list)  # by client: how far behind others, per record
+        self.ahead_ms: dict[str, int] = {}  # by client: ahead of this machine
+        self._clients: dict[tuple[int, int], str] = {}
+        self._newest: dict[int, tuple[int, str]] = {}  # by log: the greatest timestamp so far, and whose it is
+
+    def read(self, record: LogRecord, verdict: Verdict) -> None:
+        log, at_ms = record.log, record.timestamp_ms
+        size = self.sizes.setdefault(log, [0, 0])
+        size[0] += 1
+        size[1] += len(record.value or b"") + RECORD_BYTES
+        if isinstance(verdict.record, Snapshot):
+            self.snapshot_at[log] = record.offset
+        if verdict.group:
+            self.last_ms[verdict.group] = max(at_ms, self.last_ms.get(verdict.group, 0))
+        client = self._client_of(record, verdict)
+        if client:
+            self._compare(client, log, at_ms)
+
+    def _client_of(self, record: LogRecord, verdict: Verdict) -> str:
+        if not verdict.accepted:
+            return ""
+        if isinstance(verdict.record, Join):
+            self._clients[record.log, record.offset] = verdict.record.client_id
+            return verdict.record.client_id
+        return self._clients.get((record.log, getattr(verdict.record, "session", NONE)), "")
+
+    def _compare(self, client: str, log: int, at_ms: int) -> None:
+        """Notes how far a record's timestamp is behind the greatest one before it in the log, if another client wrote
+        that one, and how far it is ahead of this machine's clock.
+        """
+        newest_ms, whose = self._newest.get(log, (at_ms, client))
+        if whose != client:
+            self.behind_ms[client].append(newest_ms - at_ms)
+        if at_ms >= newest_ms:
+            self._newest[log] = (at_ms, client)
+        self.ahead_ms[client] = max(at_ms - self._clock(), self.ahead_ms.get(client, 0))
+
+
+def of_clocks(study: Study) -> Check:
+    """Checks, by the timestamps of the records, the clocks of the machines that wrote them."""
+    behind = {client: min(found) for client, found in study.behind_ms.items() if len(found) >= SKEW_RECORDS}
+    slow = {client: ms for client, ms in behind.items() if ms > SKEW_MS}
+    fast = {client: ms for client, ms in study.ahead_ms.items() if ms > SKEW_MS}
+    words = [f"{client!r} is at least {ms / 1000:.1f} s behind the others" for client, ms in sorted(slow.items())]
+    words += [f"{client!r} is {ms / 1000:.1f} s ahead of this machine" for client, ms in sorted(fast.items())]
+    if not words:
+        return Check("clocks", "ok", f"no writer is more than {SKEW_MS / 1000:g} s off")
+    return Check(
+        "clocks",
+        "warn",
+        first_of(words, NAMES_MAX),
+        "set the clocks there: ownership does not depend on them, times in "
+        "`marshal explain --at` and positions by time do",
+    )
+
+
+def of_content(groups: Sequence[Group], silent: Collection[tuple[str, int]]) -> Check:
+    """Says that all logs could be folded, and what is in them. `silent`: sessions that are not live, with groups."""
+    sessions = sum(len(group.sessions) for group in groups)
+    dead = f", {len(silent)} silent ones" if silent else ""
+    return Check(
+        "content", "ok", f"every log folds; {len(groups)} groups, {sessions - len(silent)} live sessions{dead}"
+    )
+
+
+def _live(groups: Iterable[Group], silent: Collection[tuple[str, int]]) -> list[Session]:
+    return [each for group in groups for each in group.sessions.values() if (group.name, each.id) not in silent]
+
+
+def of_versions(groups: Iterable[Group], silent: Collection[tuple[str, int]] = ()) -> Check:
+    """Checks that all live consumers use the same version of the library, which their Joins name."""
+    libraries: dict[str, set[str]] = defaultdict(set)
+    for session in _live(groups, silent):
+        libraries[session.join.library or "unnamed"].add(session.join.client_id)
+    if not libraries:
+        return Check("versions", "ok", "no consumer is live")
+    found = "; ".join(f"{library}: {len(clients)} consumers" for library, clients in sorted(libraries.items()))
+    if len(libraries) == 1:
+        return Check("versions", "ok", found)
+    fewest = min(libraries, key=lambda library: len(libraries[library]))
+    names = first_of(sorted(libraries[fewest]), NAMES_MAX)
+    return Check("versions", "warn", found, f"harmless while you upgrade; {names} still run {fewest}")
+
+
+def of_witnesses(groups: Iterable[Group], silent: Collection[tuple[str, int]] = ()) -> Check:
+    """Says how many live consumers named a witness when they joined: their partitions move at once if they die."""
+    sessions = _live(groups, silent)
+    without = sorted(session.join.client_id for session in sessions if not session.join.witness)
+    if not sessions:
+        return Check("witnesses", "ok", "no consumer is live")
+    found = f"{len(sessions) - len(without)} of {len(sessions)} consumers had one when they joined"
+    return Check("witnesses", "ok", f"{found}; none: {first_of(without, NAMES_MAX)}" if without else found)
+
+
+def of_client_ids(groups: Iterable[Group], silent: Collection[tuple[str, int]] = ()) -> Iterator[Check]:
+    """Yields a warning for each group in which live consumers use one client_id at one time."""
+    for group in groups:
+        found = shared(_live([group], silent))
+        words = [f"{name!r} (sessions {', '.join(map(str, each))})" for name, each in sorted(found.items())]
+        if words:
+            yield Check(
+                "client ids",
+                "warn",
+                f"{group.name!r}: several live consumers have the client_id {first_of(words, NAMES_MAX)}",
+                "harmless if one Marshal has them all; else give each process a client_id of its own, or none",
+            )
+
+
+def of_groups(
+    groups: Iterable[Group],
+    infos: Mapping[str, TopicInfo | None],
+    study: Study,
+    facts: Mapping[str, Facts],
+    named: str | None = None,
+) -> Iterator[Check]:
+    """Yields a warning for each cause for which nobody consumes (protocol/member/waiting.py), for each group that
+    nobody uses, and for topics that have become smaller. Yields one "ok" if there is no warning.
+
+    `infos`: what Kafka says of each topic, None if the topic is gone; a topic that this client may not describe is left
+    out. `facts`: what is known beyond the log, by group. `named`: the group that the user asks about; of the others
+    that were deleted nothing is said.
+    """
+    sound = True
+    for group in groups:
+        if group.deleted and group.name != named:
+            continue
+        for check in (
+            _orphan(group, study),
+            *(
+                Check(TITLES.get(one.cause, one.cause), "warn", f"{group.name!r}: {one.text}", one.advice)
+                for one in standstills(group, facts.get(group.name, NO_FACTS))
+            ),
+            *_smaller(group, infos),
+        ):
+            if check is not None:
+                sound = False
+                yield check
+    if sound:
+        yield Check("groups", "ok", "every group is used, and its topics are there")
+
+
+def _orphan(group: Group, study: Study) -> Check | None:
+    idle_ms = study.now_ms - study.last_ms.get(group.name, study.now_ms)
+    if group.sessions or idle_ms <= ORPHANED_MS:
+        return None
+    found = f"{group.name!r}: no consumer and no record for {idle_ms // DAY_MS} days; {len(positions(group))} positions"
+    return Check("orphaned group", "warn", found, f"marshal groups rm {group.name}, if no consumer comes back")
+
+
+def _smaller(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
+    for topic, known in sorted(group.topics.items()):
+        info = infos.get(topic)
+        if info is not None and info.partitions < known.count and not find_recreated(group, {topic: info}):
+            count = info.partitions
+            yield Check(
+                "smaller topic",
+                "warn",
+                f"{group.name!r} knows {known.count} partitions of {topic!r}, Kafka has {count}",
+                f"marshal groups shrink {group.name} {topic} --partitions {count}",
+            )
+
+
+def newest_offset(group: Group) -> int:
+    """Returns the greatest offset that the state of a group names, about that of its last record; NONE if none."""
+    offsets = [group.config_offset, group.deleted_at, group.pause_change]
+    offsets += [topic.offset for topic in group.topics.values()]
+    offsets += [partition.version for partition in group.partitions.values()]
+    return max([*offsets, *(session.extended for session in group.sessions.values())])
+
+
+def of_growth(study: Study, bounds: Mapping[int, Bounds], day_began: Mapping[int, int]) -> Check:
+    """Checks how many records a joining consumer has to fold, and shows how fast the logs grow.
+
+    `day_began`: by log, the offset of the first record of the last 24 hours.
+    """
+    records = {log: at.end - max(at.first, study.snapshot_at.get(log, 0)) for log, at in bounds.items()}
+    longest = max(records, key=lambda log: records[log])
+    day = {log: at.end - max(at.first, day_began.get(log, at.end)) for log, at in bounds.items()}
+    day_mb = sum(day[log] * size / count for log, (count, size) in study.sizes.items() if log in day) / 1_000_000
+    found = (
+        f"{sum(records.values())} records since the last snapshots, {records[longest]} of them in log {longest}; "
+        f"{sum(day.values())} records, about {day_mb:.1f} MB, within a day"
+    )
+    if records[longest] > RECORDS_MANY:
+        return Check(
+            "growth",
+            "warn",
+            found,
+            "a joining consumer reads its group's log from the last snapshot on: see "
+            "that snapshots are written and old records deleted",
+        )
+    return Check("growth", "ok", found)

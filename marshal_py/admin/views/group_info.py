@@ -1,0 +1,198 @@
+"""What users are told about a group, its members, its pause and its pin. The order of the fields is that of the JSON.
+
+Everything here is a frozen Struct, as all that tells about a state (client/values/info.py). A partition is named
+"TOPIC:PARTITION", which `Group.set_position` reads.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, get_origin, get_type_hints
+
+from msgspec import Struct, to_builtins
+
+from marshal_py.protocol.fold.group_rules import PARTITIONED, PRIORITY
+
+
+class PauseInfo(Struct, frozen=True):
+    """Describes a running pause.
+
+    `token`: names the pause, for `Group.resume` and for operations that work in it. `duration_s`: how long it lasts, in
+    seconds, from when it began or was renewed. `by`, `reason`: its author, and why; None if the log does not say.
+    `left_s`: for how many more seconds it may last; None if unknown.
+    """
+
+    token: int
+    duration_s: float
+    by: str | None
+    reason: str | None
+    left_s: float | None
+
+
+class MemberInfo(Struct, frozen=True):
+    """Describes a live session, which is one consumer in one group.
+
+    `member`, `priority_group`, `priority`, `min_pending`, `min_ack_pending`: the options of the consumer; None, and 0
+    for the priority, if it did not give them. `library`: the name and version of its library. `interval_s`: its
+    heartbeat interval in seconds. `claims`: the partitions that it owns. `stepped_down`: whether it is the last
+    candidate for every partition because somebody called `Group.step_down`, or `Group.unpin`.
+    """
+
+    group: str
+    session: int
+    client_id: str
+    member: str | None
+    priority_group: str | None
+    priority: int
+    min_pending: int | None
+    min_ack_pending: int | None
+    library: str
+    interval_s: float
+    claims: tuple[str, ...]
+    stepped_down: bool
+
+
+class MemberState(Struct, frozen=True):
+    """Describes one member name of a group with the policy `members` or `blocks`.
+
+    `partitions`: those that belong to the name. `claims`: those that consumers with this name own now. `session`,
+    `client_id`: of the consumer that is active for the name; None if no consumer with this name is there. `standbys`:
+    the client ids of the other ones, the next in line first.
+    """
+
+    member: str
+    partitions: tuple[str, ...]
+    claims: tuple[str, ...]
+    session: int | None
+    client_id: str | None
+    standbys: tuple[str, ...]
+
+
+class PositionInfo(Struct, frozen=True):
+    """Describes what the log says about one partition of a group.
+
+    `position`: the lowest offset that is not finished; None until the partition has an owner or a position was set.
+    `generation`: how often the position was set or forgotten, as by `seek`, `Group.set_position` and a topic that was
+    created again. `owner`: the session that owns the partition; None if nobody does. `parked`: why nobody may own it;
+    None if somebody may.
+    """
+
+    topic: str
+    partition: int
+    position: int | None
+    generation: int
+    owner: int | None
+    parked: str | None
+
+
+class PriorityGroupState(Struct, frozen=True):
+    """Describes a priority group, as the struct of this name of NATS does.
+
+    `pinned_id`: the id of the pin, the text of `Message.pin_id`. `pinned_ts`: when that pin began, in ISO 8601; also
+    None if the log does not say any more. Both are None if nobody is pinned.
+    """
+
+    name: str
+    pinned_id: str | None = None
+    pinned_ts: str | None = None
+
+
+class PinInfo(Struct, frozen=True):
+    """Says who is pinned in a group with the policy `pinned`.
+
+    `pinned_id`, `pinned_ts`: as in PriorityGroupState. `session`, `client_id`: of the pinned consumer; None if nobody
+    is pinned. `standbys`: the client ids of the other consumers, the next in line first.
+    """
+
+    group: str
+    priority_group: str
+    pinned_id: str | None
+    pinned_ts: str | None
+    session: int | None
+    client_id: str | None
+    standbys: tuple[str, ...]
+
+
+class SettingsOrigin(Struct, frozen=True):
+    """Names the record that set a group's settings. `by`: its author, and why; "" if the record does not say."""
+
+    offset: int
+    by: str
+
+
+class GroupInfo(Struct, frozen=True, kw_only=True):
+    """Describes a group, as the log says it.
+
+    `delivery`: "at_least_once" or "at_most_once"; "none" until a consumer or a setting decides it. `sessions`,
+    `partitions`, `owned`, `parked`: how many live sessions there are, partitions of all topics, those that have an
+    owner, and those that nobody may own. `topics`: how many partitions each has. `opaque`: whether a newer release
+    wrote records that this one cannot read. `policy`: None if nobody set one; then each consumer follows its own.
+    `pause`: None if the group is not paused. `on_topic_recreated`, `max_request_batch`, `max_request_expires_s`
+    (seconds), `max_request_max_bytes`: as in GroupConfig; None if they are not set.
+
+    Policies `members` and `blocks`: `max_members`; `member_list` (names) and `mappings` (name -> partitions), each None
+    if it is not set; `member_states`, one for each name; `active_members`, the names whose consumers own partitions;
+    `missing_members`, the names for which no consumer is there; `unassigned`, the partitions that belong to no name.
+
+    `topic_ids`: Kafka's, None where the cluster has none. `members`: the live sessions, in the order in which they are
+    candidates for partitions. `positions`: of the partitions that were owned or moved at least once.
+
+    Policies `prioritized`, `pinned` and `overflow`: `priority_groups`. Policy `pinned`: `priority_timeout_s`. Policy
+    `overflow`: `failover_s`, None for never. Both are in seconds, as in GroupConfig. Policy `balanced`: `lag_weighted`.
+
+    What the policy of the group does not have is None, False or empty, and is not in the JSON of `marshal groups info`.
+
+    `settings_from`: None if nobody has set anything.
+    """
+
+    group: str
+    delivery: str
+    sessions: int
+    topics: dict[str, int]
+    partitions: int
+    owned: int
+    parked: int
+    paused: bool
+    deleted: bool
+    opaque: bool
+    policy: str | None
+    pause: PauseInfo | None
+    on_topic_recreated: str | None
+    max_request_batch: int | None
+    max_request_expires_s: float | None
+    max_request_max_bytes: int | None
+    max_members: Annotated[int | None, PARTITIONED] = None
+    member_list: Annotated[tuple[str, ...] | None, PARTITIONED] = None
+    mappings: Annotated[dict[str, tuple[int, ...]] | None, PARTITIONED] = None
+    member_states: Annotated[tuple[MemberState, ...], PARTITIONED] = ()
+    active_members: Annotated[tuple[str, ...], PARTITIONED] = ()
+    missing_members: Annotated[tuple[str, ...], PARTITIONED] = ()
+    unassigned: Annotated[tuple[str, ...], PARTITIONED] = ()
+    topic_ids: dict[str, str | None]
+    members: tuple[MemberInfo, ...]
+    positions: tuple[PositionInfo, ...]
+    priority_groups: Annotated[tuple[PriorityGroupState, ...], PRIORITY] = ()
+    priority_timeout_s: Annotated[float | None, {"pinned"}] = None
+    failover_s: Annotated[float | None, {"overflow"}] = None
+    lag_weighted: Annotated[bool, {"balanced"}] = False
+    settings_from: SettingsOrigin | None
+
+
+# The fields that only groups with some policies have, each with these policies.
+POLICIES: Final[dict[str, frozenset[str]]] = {
+    name: frozenset(hint.__metadata__[0])
+    for name, hint in get_type_hints(GroupInfo, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
+
+
+def plain(info: GroupInfo) -> dict[str, Any]:
+    """Returns `info` in JSON's types, without what its policy does not have and without a pin that nobody has."""
+    found = {
+        name: value
+        for name, value in to_builtins(info).items()
+        if name not in POLICIES or info.policy in POLICIES[name]
+    }
+    for entry in found.get("priority_groups", ()):
+        if entry["pinned_id"] is None:
+            del entry["pinned_id"], entry["pinned_ts"]
+    return found

@@ -1,0 +1,411 @@
+"""Describes groups and their members, in the words of `marshal state`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple
+
+from marshal_py.admin.views import pins
+from marshal_py.admin.views.group_info import (
+    GroupInfo,
+    MemberInfo,
+    MemberState,
+    PauseInfo,
+    PositionInfo,
+    SettingsOrigin,
+)
+from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.admin.views.recreated_topics import RecreatedTopic, partitions_of
+from marshal_py.client.values.group_config import lag_weights_of, limits_of, priority_of
+from marshal_py.errors import PartitionParked
+from marshal_py.history.consumption_rate import ConsumptionRate
+from marshal_py.protocol.fold.group_rules import PARTITIONED
+from marshal_py.protocol.fold.world import Group, Partition, Session
+from marshal_py.protocol.member.waiting import Standstill
+from marshal_py.protocol.policy import candidate_order
+from marshal_py.protocol.policy.partitioned import listed, names
+from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
+from marshal_py.protocol.wire.records import MODE_NAMES, GroupConfig
+
+SILENT_INTERVALS: Final = 2  # then any consumer of the log evicts the session (T4, N14); if it stays, perhaps none runs
+SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
+
+
+def summary(group: Group) -> dict[str, Any]:
+    """Returns the facts about a group that fit into one line of a list of groups."""
+    return {
+        "group": group.name,
+        "delivery": MODE_NAMES[group.mode],
+        "sessions": len(group.sessions),
+        "topics": sorted(group.topics),
+        "partitions": sum(topic.count for topic in group.topics.values()),
+        "owned": sum(p.tp.partition >= 0 for p in group.claims.values()),
+        "parked": len(parked(group)),
+        "paused": group.paused,
+        "deleted": group.deleted,
+        "opaque": group.opaque_at != NONE,
+    }
+
+
+def parked(group: Group) -> dict[TopicPartition, str]:
+    """Returns the partitions that nobody may claim, each with the reason (F6.4)."""
+    return {tp: partition.parked for tp, partition in sorted(existing(group).items()) if partition.parked}
+
+
+def existing(group: Group) -> dict[TopicPartition, Partition]:
+    """Returns what the log knows of the partitions that there are.
+
+    A topic that was created again with fewer partitions leaves others behind. Of these the log keeps the generation, so
+    that old tokens stay old (F9.2, F9.10), and nothing that people could look at or change.
+    """
+    counts = {name: topic.count for name, topic in group.topics.items()}
+    return {
+        tp: partition
+        for tp, partition in group.partitions.items()
+        if partition.owner != NONE or tp.partition < counts.get(tp.topic, tp.partition + 1)
+    }
+
+
+class Stopped(NamedTuple):
+    """Describes partitions of one topic that nobody consumes, all for the same reason.
+
+    `parked`: whether the log says of all of them that nobody may claim them. If not, the next consumer that runs will
+    write so to the log. `error`: the error about the first partition; it says how the group can consume it again.
+    """
+
+    topic: str
+    reason: str
+    partitions: tuple[int, ...]
+    parked: bool
+    error: PartitionParked
+
+    def __str__(self) -> str:
+        state = "parked" if self.parked else "not consumed"
+        return f"{len(self.partitions)} partitions of {self.topic!r} are {state} ({self.reason})"
+
+    def standstill(self) -> Standstill:
+        return Standstill("parked", str(self), str(self.error), self.topic, self.partitions)
+
+
+def stopped(group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
+    """Returns the partitions that nobody consumes until an admin acts, grouped by topic and reason (F6.4, D6, D10).
+
+    `recreated`: topics that were deleted and created again. Nobody consumes any of their partitions, even if the log
+    does not say so yet. `ends`: end offsets of partitions, as far as they are known.
+    """
+    said = parked(group)
+    beyond = {tp: position for tp, position in positions(group).items() if position > ends.get(tp, position)}
+    gone = partitions_of(group, recreated.values())
+    reasons = {**dict.fromkeys(beyond, BEYOND_END), **said, **dict.fromkeys(gone, RECREATED)}
+    found: dict[tuple[str, str], list[TopicPartition]] = {}
+    for tp, reason in sorted(reasons.items()):
+        found.setdefault((tp.topic, reason), []).append(tp)
+    return [
+        Stopped(
+            topic,
+            reason,
+            tuple(tp.partition for tp in tps),
+            all(tp in said for tp in tps),
+            parking.error_of(
+                group.name,
+                tps[0],
+                reason,
+                *_ids(recreated.get(topic)),
+                parking.beyond_end(beyond[tps[0]], ends[tps[0]]) if tps[0] in beyond else "",
+            ),
+        )
+        for (topic, reason), tps in sorted(found.items())
+    ]
+
+
+def _ids(one: RecreatedTopic | None) -> tuple[str, str]:
+    return ("", "") if one is None else (one.known, one.found)
+
+
+def silence(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[int, int]:
+    """Returns for how many ms each session without a recent sign of life has been silent: it is dead, or cut off.
+
+    `extended_ms`: timestamp of the last sign of life, by session. SKEW_MS of silence is tolerated in addition, because
+    timestamps come from the writers' clocks, but the present time comes from this machine's clock.
+    """
+    found = {}
+    for session in group.sessions.values():
+        silent_ms = round(now_ms - extended_ms.get(session.id, now_ms))
+        if silent_ms > SILENT_INTERVALS * session.join.interval_ms + SKEW_MS:
+            found[session.id] = silent_ms
+    return found
+
+
+def paused(pause: PauseInfo) -> str:
+    """Returns the pause in words: its author, its reason, the time left, and the token that ends it."""
+    by = f" by {pause.by}" if pause.by else ""
+    why = f", {pause.reason}" if pause.reason else ""
+    left = f", about {pause.left_s:.0f} s left" if pause.left_s is not None else ""
+    return f"paused for {pause.duration_s:g} s{by}{why}{left}, token {pause.token}"
+
+
+def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> PauseInfo | None:
+    """Returns the running pause: its author, its reason and the time left, as far as the log says them (M1, M2).
+
+    None if the group is not paused. `wall_ms`: the time now, in ms since 1970.
+    """
+    if not group.paused:
+        return None
+    said = pause_history.running(group) if pause_history is not None else None
+    left_s = pause_history.left_s(wall_ms) if pause_history is not None and said is not None else -1
+    return PauseInfo(
+        token=group.pause_change,
+        duration_s=group.pause_duration_ms / 1000,
+        by=(said.by if said is not None else "") or None,
+        reason=(said.reason if said is not None else "") or None,
+        left_s=round(left_s, 1) if left_s >= 0 else None,
+    )
+
+
+def info(
+    group: Group, pause_history: PauseHistory, wall_ms: int, incarnation: bytes, pinned_ms: int | None
+) -> GroupInfo:
+    """Returns everything that the log says about a group.
+
+    `wall_ms`: the time now, in ms since 1970. `incarnation`, `pinned_ms`: as in `pins.entries`.
+    """
+    config = group.config if group.config is not None else GroupConfig(NONE)
+    counts = {name: topic.count for name, topic in sorted(group.topics.items())}
+    priority = priority_of(config)
+    if priority:
+        priority["priority_groups"] = pins.entries(group, incarnation, pinned_ms)
+    return GroupInfo(
+        **{**summary(group), "topics": counts},
+        policy=config.policy or None,
+        pause=pause(group, pause_history, wall_ms),
+        on_topic_recreated=config.on_topic_recreated or None,
+        **limits_of(config),
+        **partitioned(group, config),
+        topic_ids={name: topic.id or None for name, topic in sorted(group.topics.items())},
+        members=members(group),
+        positions=tuple(
+            PositionInfo(
+                topic=p.tp.topic,
+                partition=p.tp.partition,
+                position=p.position if p.position != NONE else None,
+                generation=p.generation,
+                owner=p.owner if p.owner != NONE else None,
+                parked=p.parked or None,
+            )
+            for p in sorted(existing(group).values(), key=lambda p: p.tp)
+            if p.tp.partition >= 0
+        ),
+        **priority,
+        **lag_weights_of(config),
+        settings_from=None if group.config is None else SettingsOrigin(group.config_offset, config.by),
+    )
+
+
+def partitioned(group: Group, config: GroupConfig) -> dict[str, Any]:
+    """Returns what GroupInfo says of a partitioned group alone; {} for another group."""
+    if config.policy not in PARTITIONED:
+        return {}
+    order = candidate_order(group, ())
+    owners = names(group, order, blocks=config.policy == "blocks")
+    listed_names = [each.member for each in config.mappings] or listed(config)
+    states = tuple(_member_state(group, name, order, owners) for name in listed_names)
+    unparked = (tp for tp in partitions(group) if tp.partition >= 0 and not group.parked(tp))
+    return {
+        "max_members": config.max_members,
+        "member_list": config.members or None,
+        "mappings": {each.member: each.partitions for each in config.mappings} or None,
+        "member_states": states,
+        "active_members": tuple(state.member for state in states if state.claims),
+        "missing_members": tuple(state.member for state in states if state.session is None),
+        "unassigned": tuple(str(tp) for tp in unparked if tp not in owners),
+    }
+
+
+def _member_state(group: Group, name: str, order: list[int], owners: Mapping[TopicPartition, str]) -> MemberState:
+    """Describes one member name: its partitions, the session that is active for it, and the standbys by rank."""
+    line = [group.sessions[sid] for sid in order if group.sessions[sid].join.member == name]
+    claims = [group.claims[epoch].tp for session in line for epoch in session.epochs]
+    return MemberState(
+        member=name,
+        partitions=tuple(str(tp) for tp in sorted(tp for tp, owner in owners.items() if owner == name)),
+        claims=tuple(str(tp) for tp in sorted(claims)),
+        session=line[0].id if line else None,
+        client_id=line[0].join.client_id if line else None,
+        standbys=tuple(session.join.client_id for session in line[1:]),
+    )
+
+
+def members(group: Group) -> tuple[MemberInfo, ...]:
+    """Returns the live sessions, in the order in which they are candidates for partitions (F9.9)."""
+    return tuple(_member(group, session) for session in sorted(group.sessions.values(), key=_rank))
+
+
+def _rank(session: Session) -> tuple[bool, int, int, int, int]:
+    return (session.mark != NONE, session.mark, session.join.priority, session.join.rank, session.id)
+
+
+def _member(group: Group, session: Session) -> MemberInfo:
+    return MemberInfo(
+        group=group.name,
+        session=session.id,
+        client_id=session.join.client_id,
+        member=session.join.member or None,
+        priority_group=session.join.priority_group or None,
+        priority=session.join.priority,
+        min_pending=session.join.min_pending or None,
+        min_ack_pending=session.join.min_ack_pending or None,
+        library=session.join.library,
+        interval_s=session.join.interval_ms / 1000,
+        claims=tuple(sorted(str(group.claims[epoch].tp) for epoch in session.epochs)),
+        stepped_down=session.mark != NONE,
+    )
+
+
+def positions(group: Group) -> dict[TopicPartition, int]:
+    """Returns every position that the group has."""
+    return {tp: p.position for tp, p in existing(group).items() if tp.partition >= 0 and p.position != NONE}
+
+
+# --- with what only the cluster and a clock know
+
+
+def liveness(age_s: float | None, interval_s: float) -> str:
+    """Returns "fresh" until one heartbeat interval after a session's last sign of life, then "unknown" until two
+    intervals, and then "stale". `age_s`: seconds since that sign; None, if it is unknown, gives "unknown".
+    """
+    if age_s is None:
+        return "unknown"
+    return "fresh" if age_s < interval_s else "unknown" if age_s <= 2 * interval_s else "stale"
+
+
+def signs(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[str, Any]:
+    """Returns `stale`, the number of sessions that have been silent for more than two of their heartbeat intervals, and
+    `last_sign_s`, how long ago the newest sign of life of any session was.
+
+    `extended_ms`: the time of each session's last sign of life. It is missing for a session that was restored from a
+    snapshot.
+    """
+    found = [_session(session, extended_ms.get(session.id), now_ms) for session in group.sessions.values()]
+    ages_s = [one["last_extended_s"] for one in found if one["last_extended_s"] is not None]
+    return {"stale": sum(one["state"] == "stale" for one in found), "last_sign_s": min(ages_s, default=None)}
+
+
+def partitions(group: Group) -> list[TopicPartition]:
+    """Returns every partition that the group could own. Claims on a whole topic or on the group (the pin) have the
+    partition number -1 and are included, even if they have ended.
+    """
+    counted = (TopicPartition(name, number) for name, topic in group.topics.items() for number in range(topic.count))
+    return sorted({*existing(group), *counted})
+
+
+def state(
+    group: Group,
+    log: int,
+    extended_ms: Mapping[int, int],
+    ends: Mapping[TopicPartition, int],
+    now_ms: float,
+    pause_history: PauseHistory | None = None,
+    recreated: Collection[str] = (),
+) -> dict[str, Any]:
+    """Returns everything that the log, the cluster and the clock say about a group, as `marshal state` shows it.
+
+    `extended_ms`: the time of each session's last sign of life. `ends`: end offsets of data partitions.
+    `recreated`: topics whose id in the cluster is not the one in the log.
+    """
+    config = group.config
+    return {
+        "group": group.name,
+        "log": log,
+        "delivery": MODE_NAMES[group.mode],
+        "policy": (config.policy if config is not None else "") or None,
+        "deleted": group.deleted,
+        "opaque_at": group.opaque_at if group.opaque_at != NONE else None,
+        "pause": pause(group, pause_history, round(now_ms)),
+        "sessions": [
+            _session(session, extended_ms.get(session.id), now_ms)
+            for session in sorted(group.sessions.values(), key=lambda session: session.id)
+        ],
+        "partitions": [_partition(group, tp, ends.get(tp), recreated) for tp in partitions(group)],
+    }
+
+
+def _session(session: Session, extended_ms: int | None, now_ms: float) -> dict[str, Any]:
+    interval_s = session.join.interval_ms / 1000
+    age_s = None if extended_ms is None else round(max(0.0, now_ms - extended_ms) / 1000, 1)
+    return {
+        "session": session.id,
+        "client_id": session.join.client_id,
+        "member": session.join.member or None,
+        "state": liveness(age_s, interval_s),
+        "last_extended_s": age_s,
+        "interval_s": interval_s,
+        "delivery": MODE_NAMES[session.join.mode],
+        "topics": list(session.join.topics),
+        "claims": session.held,
+        "witness": session.join.witness or None,
+        "stepped_down": session.mark != NONE,
+        "library": session.join.library,
+        "reads_version": session.join.reads_version,
+    }
+
+
+def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Collection[str]) -> dict[str, Any]:
+    known = group.partitions.get(tp)
+    owned = known is not None and known.owner != NONE
+    position = known.position if known is not None and known.position != NONE else None
+    why = known.parked if known is not None else ""
+    unknown = end is None or position is None or position > end or why in LAG_UNKNOWN or tp.topic in recreated
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "owner": group.sessions[known.owner].join.client_id if known is not None and owned else None,
+        "session": known.owner if known is not None and owned else None,
+        "epoch": known.epoch if known is not None and owned else None,
+        "position": position,
+        "generation": known.generation if known is not None else 0,
+        "version": known.version if known is not None and known.version != NONE else None,
+        "in_flight": known.in_flight if known is not None else 0,
+        "end": end,
+        "lag": None if unknown or end is None or position is None else end - position,
+        "parked": why or None,
+    }
+
+
+def lag(
+    group: Group,
+    ends: Mapping[TopicPartition, int],
+    rate: ConsumptionRate,
+    now_ms: int,
+    recreated: Collection[str] = (),
+) -> dict[str, Any]:
+    """Returns the lag per partition and in total, in messages, and `time_s`, the time to catch up at the speed of the
+    last minute.
+
+    `time_s` ignores new messages, and is None where there is a lag but the position has not moved, or nobody owns the
+    partition. A lag is None where it is unknown: if the partition has no position or no known end, if the position
+    is beyond the end, if records were lost, or if the topic was created again (it is in `recreated`, or the log says
+    so). `unknown` counts these partitions. The total leaves them out, and is None if no lag is known.
+    """
+    rows = []
+    for tp in partitions(group):
+        if tp.partition >= 0:
+            row = _partition(group, tp, ends.get(tp), recreated)
+            speed = rate.per_second(group.name, tp, now_ms)
+            behind = row["lag"]
+            moves = speed > 0 and row["owner"] is not None
+            time_s = None if behind is None else 0.0 if not behind else round(behind / speed, 1) if moves else None
+            names = ("topic", "partition", "owner", "position", "end", "lag", "parked")
+            rows.append({**{name: row[name] for name in names}, "per_second": round(speed, 1), "time_s": time_s})
+    known = [row for row in rows if row["lag"] is not None]
+    times = [row["time_s"] for row in known]
+    return {
+        "group": group.name,
+        "lag": sum(row["lag"] for row in known) if known or not rows else None,
+        "unknown": len(rows) - len(known),
+        "parked": sum(row["parked"] is not None for row in rows),
+        "per_second": round(sum(row["per_second"] for row in rows), 1),
+        "time_s": None if None in times or (rows and not known) else max(times, default=0.0),
+        "partitions": rows,
+    }

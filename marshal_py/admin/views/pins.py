@@ -1,0 +1,66 @@
+"""Says who is pinned in a group with the policy `pinned` (PROTOCOL.md A11), and since when. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from marshal_py.admin.views.group_info import PinInfo, PriorityGroupState
+from marshal_py.errors import GroupMissing
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.policy import candidate_order, covering
+from marshal_py.protocol.wire.identity import NONE, PIN, Token
+
+
+def entries(group: Group, incarnation: bytes, pinned_ms: int | None) -> tuple[PriorityGroupState, ...]:
+    """Returns the priority groups.
+
+    `incarnation`: of the log, which is part of the pin's id. `pinned_ms`: the time of the record that claimed the pin,
+    in ms since 1970; None if it is not known.
+    """
+    names = () if group.config is None else group.config.priority_groups
+    known = group.partitions.get(PIN)
+    if known is None or known.owner == NONE:
+        return tuple(map(PriorityGroupState, names))
+    pinned_id, pinned_ts = str(Token(incarnation, known.epoch)), _time(pinned_ms)
+    return tuple(PriorityGroupState(name, pinned_id, pinned_ts) for name in names)
+
+
+def _time(ms: int | None) -> str | None:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def info(group: Group, incarnation: bytes, pinned_ms: int | None) -> PinInfo:
+    """Returns who is pinned and who stands by. The parameters are those of `entries`.
+
+    Raises GroupMissing if the group has another policy.
+    """
+    check(group)
+    owner = covering.owner_of(group, PIN)
+    (entry,) = entries(group, incarnation, pinned_ms)
+    joins = {sid: group.sessions[sid].join for sid in candidate_order(group, ())}
+    return PinInfo(
+        group=group.name,
+        priority_group=entry.name,
+        pinned_id=entry.pinned_id,
+        pinned_ts=entry.pinned_ts,
+        session=owner if owner != NONE else None,
+        client_id=joins[owner].client_id if owner != NONE else None,
+        standbys=tuple(join.client_id for sid, join in joins.items() if sid != owner),
+    )
+
+
+def check(group: Group) -> None:
+    """Raises GroupMissing if nobody can be pinned in the group, because it has another policy."""
+    policy = group.config.policy if group.config is not None else ""
+    if policy != "pinned":
+        has = f"its policy is {policy}" if policy else "it has no policy in its settings"
+        raise GroupMissing(group.name, f"pins nobody: {has}, and only pinned does")
+
+
+def owner(group: Group) -> int:
+    """Returns the session that is pinned. Raises GroupMissing if nobody is pinned, or the group has another policy."""
+    check(group)
+    found = covering.owner_of(group, PIN)
+    if found == NONE:
+        raise GroupMissing(group.name, "has no pinned consumer")
+    return found

@@ -1,0 +1,97 @@
+"""Finds topics of a group that were deleted and created again, and makes the record that accepts them. Pure.
+
+A move of positions accepts the new topic first (PROTOCOL.md F9.10, M16), because positions of the old one mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from marshal_py.admin.views.suggestions import suggestion
+from marshal_py.errors import DataTopicRecreated, GroupMissing, InvalidOption
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import Topology
+from marshal_py.transport.ports import TopicInfo
+
+
+class RecreatedTopic(NamedTuple):
+    """Describes a topic whose id in the cluster, `found`, is not the one in the group's log, `known`.
+
+    `partitions`: how many the topic has now. `forgotten`: how many positions of the old topic the group forgets when it
+    accepts the new one.
+    """
+
+    topic: str
+    known: str
+    found: str
+    partitions: int
+    forgotten: int
+
+    def accepting(self, group: Group, token: int, by: str) -> Topology:
+        """Returns the record by which the group accepts the new topic. `token`: of the pause in which it is sent."""
+        return Topology(self.topic, self.partitions, group.topology_offset(self.topic), token, by, self.found)
+
+
+def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, RecreatedTopic]:
+    """Returns, by name, the topics of `infos` that were created again (D10).
+
+    A topic is left out if the log or the cluster has no id for it.
+    """
+    found = {}
+    for topic, info in infos.items():
+        known = group.topics.get(topic)
+        if known is not None and "" not in (known.id, info.topic_id) and known.id != info.topic_id:
+            kept = sum(
+                tp.topic == topic and tp.partition >= 0 and partition.position != NONE
+                for tp, partition in group.partitions.items()
+            )
+            found[topic] = RecreatedTopic(topic, known.id, info.topic_id, info.partitions, kept)
+    return found
+
+
+def partitions_of(group: Group, recreated: Iterable[RecreatedTopic]) -> set[TopicPartition]:
+    """Returns the partitions that nobody may own when the group accepts these topics (F9.10)."""
+    topics = {one.topic for one in recreated}
+    found = {tp for tp in group.partitions if tp.topic in topics and tp.partition >= 0}
+    for topic in topics:
+        found |= {TopicPartition(topic, number) for number in range(group.topics[topic].count)}
+    return found
+
+
+def check_topology(
+    group: Group | None, name: str, tps: Iterable[TopicPartition], recreated: Mapping[str, RecreatedTopic]
+) -> None:
+    """Checks that the group's log has each of these partitions, because a move of any other is rejected (F8.2). Raises
+    GroupMissing.
+
+    For a topic in `recreated`, the number of partitions of the new topic is used, because the group accepts the new
+    topic before the move.
+    """
+    if group is None:
+        raise GroupMissing(name, "has never been used: start a consumer once, or correct the name")
+    for tp in tps:
+        topic = group.topics.get(tp.topic)
+        if topic is None:
+            raise GroupMissing(name, f"has never consumed topic {tp.topic!r}{suggestion(tp.topic, group.topics)}")
+        new = recreated.get(tp.topic)
+        count = topic.count if new is None or topic.id == new.found else new.partitions
+        if not 0 <= tp.partition < count:
+            raise GroupMissing(name, f"knows {count} partitions of {tp.topic!r}, not {tp}")
+
+
+def check_smaller(group: Group, topic: str, there: TopicInfo | None, partitions: int) -> None:
+    """Raises DataTopicRecreated or InvalidOption if a group's topic cannot get this smaller number of partitions.
+
+    `there`: what the cluster says about the topic; None if it is not there.
+    """
+    for one in find_recreated(group, {} if there is None else {topic: there}).values():
+        raise DataTopicRecreated(group.name, topic, 0, one.known, one.found)
+    if there is not None and there.partitions > partitions:
+        raise InvalidOption(
+            "partitions",
+            partitions,
+            f"{topic!r} has {there.partitions} in Kafka, so the next "
+            "consumer would make it grow again: recreate the topic first",
+        )

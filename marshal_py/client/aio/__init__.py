@@ -1,0 +1,5 @@
+"""How the same calls run on an event loop."""
+
+from typing import Final
+
+DOORS: Final = ("async_consume", "event_loop")

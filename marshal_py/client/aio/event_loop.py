@@ -1,0 +1,237 @@
+"""What the asyncio front needs of one event loop: to wait there for other threads without blocking it.
+
+Three ways: a task waits for a change of what the Marshal's lock guards (Changes), for messages of a data source (Feed),
+or for a verb that blocks, which runs on one of a few threads (Threads). A call that is cancelled loses nothing: what
+other threads bring later is kept or undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from marshal_py.client.aio.receiver import Receiver, Request
+from marshal_py.client.connection.context import Context
+from marshal_py.client.values.waits import Change, Poll
+from marshal_py.errors import EventLoopMisuse
+from marshal_py.transport.ports import Chunk
+
+VERBS_AT_ONCE_MAX: Final = 4  # threads for verbs that block: connect, close, admin. They are rare; more of them wait
+# Threads for the verbs of topics and groups, which may take minutes, so that no other verb waits for them.
+READS_AT_ONCE_MAX: Final = 4
+TAKEN_MAX: Final = 2_000  # messages that the event loop's thread takes at once, which takes it about a millisecond
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Runs blocking functions on at most `at_once_max` threads, which are made as they are needed."""
+
+    def __init__(self, at_once_max: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(at_once_max, name)
+
+    async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """Returns what `function` returns.
+
+        If the caller is cancelled, a function that runs already continues, and its result is given to `undo`, on one of
+        the threads. Once the threads have ended, a thread of the event loop runs `function`, which raises the error of
+        a closed object.
+        """
+        try:
+            future = self._pool.submit(function)
+        except RuntimeError:
+            return await asyncio.to_thread(function)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if undo is not None:
+                # Not in the callback: it is called here, on the event loop, if the function has returned already.
+                future.add_done_callback(lambda done: self.submit(lambda: _undo(done, undo)))
+            raise
+
+    def submit(self, function: Callable[[], object]) -> None:
+        """Runs `function` later, or in the calling thread if the threads have ended."""
+        try:
+            self._pool.submit(function)
+        except RuntimeError:
+            function()
+
+    def close(self) -> None:
+        """Ends the threads after the functions that are waiting now. Does not wait for that."""
+        self._pool.shutdown(wait=False)
+
+
+def _undo(done: Future[T], undo: Callable[[T], object]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        undo(done.result())
+
+
+class Changes:
+    """Wakes the tasks of one event loop that wait for a change of what a Marshal's lock guards."""
+
+    def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
+        self._context, self._loop = context, loop
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._called = False  # the loop has been told to wake them: once is enough
+        context.listen(self._changed)
+
+    async def wait(self, change: Change) -> None:
+        future = self._loop.create_future()
+        self._waiting.add(future)  # before the look at the count, or a change in between would be missed
+        timer = self._loop.call_later(change.timeout_s, _settle, future)
+        try:
+            if self._context.changes == change.seen:
+                await future
+        finally:
+            timer.cancel()
+            self._waiting.discard(future)
+
+    def _changed(self) -> None:
+        """Is called with the lock held, on any thread."""
+        if self._waiting and not self._called:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._called = False
+        for future in self._waiting:
+            _settle(future)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Feed:
+    """Brings the messages of one data source to the event loop.
+
+    `pull` polls the source, on the receiver's thread. `poll_now` takes what is there already, on the loop's thread: to
+    hand messages from thread to thread takes longer than to handle them.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        loop: asyncio.AbstractEventLoop,
+        pull: Callable[[float, int], list[Chunk]],
+        poll_now: Callable[[int], list[Chunk] | None],
+    ) -> None:
+        self.pull = pull
+        self._receiver, self._loop, self._poll_now = receiver, loop, poll_now
+        self._chunks: list[Chunk] = []  # came after their call was cancelled: the next call gets them
+        self._error: Exception | None = None
+        self._request: Request | None = None  # which the receiver has not answered yet
+        self._waiter: asyncio.Future[None] | None = None
+
+    def take(self, max_messages: int) -> list[Chunk] | None:
+        """Returns messages that are there already; None if only the receiver's thread can tell.
+
+        While that has a request, the next messages are its: those of one partition must stay in order.
+        """
+        if self._chunks or self._error is not None or self._request is not None:
+            return None
+        return self._poll_now(min(max_messages, TAKEN_MAX))
+
+    async def poll(self, wait: Poll) -> list[Chunk]:
+        """Waits for messages. One task at a time may call it. If it is cancelled, the next call gets the messages."""
+        if not self._chunks and self._error is None:
+            self._waiter = self._loop.create_future()
+            try:
+                self._request = Request(wait.max_messages, time.monotonic() + wait.timeout_s)
+                self._receiver.ask(self, self._request)
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    def close(self) -> None:
+        """Ends a wait without messages. Called on the loop's thread."""
+        self._receiver.forget(self)
+        if self._waiter is not None:
+            _settle(self._waiter)
+
+    def answer(self, request: Request, chunks: list[Chunk], error: Exception | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the messages are fetched again by the next owner
+            self._loop.call_soon_threadsafe(self._answered, request, chunks, error)
+
+    def _answered(self, request: Request, chunks: list[Chunk], error: Exception | None) -> None:
+        newest = request is self._request
+        if newest:
+            self._request = None
+        self._error = error or self._error
+        self._chunks += chunks
+        if self._waiter is not None and (newest or chunks or error is not None):
+            _settle(self._waiter)
+
+
+class Stoppable(Protocol):
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+
+S = TypeVar("S", bound=Stoppable)
+
+
+class Opening(Generic[S]):
+    """Opens something: `await` it to get the open object, or use it in `async with`, which closes that at its end."""
+
+    def __init__(self, opens: Callable[[], Coroutine[Any, Any, S]]) -> None:
+        self._opens = opens
+        self._open: S | None = None
+
+    def __await__(self) -> Generator[Any, Any, S]:
+        return self._opens().__await__()
+
+    async def __aenter__(self) -> S:
+        self._open = await self._opens()
+        entered: S = await self._open.__aenter__()
+        return entered
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._open is not None
+        await self._open.__aexit__(kind, error, traceback)
+
+
+class EventLoop:
+    """Holds what all consumers of one AsyncMarshal share."""
+
+    def __init__(self, verbs: Threads, context: Context) -> None:
+        """Belongs to the running loop, whose thread makes it."""
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.thread: int = threading.get_ident()
+        self.verbs: Threads = verbs
+        self.reads: Threads = Threads(READS_AT_ONCE_MAX, "marshal-reads")
+        self.receiver: Receiver = Receiver()
+        self.changes: Changes = Changes(context, self.loop)
+        self.closed: bool = False
+
+    def check(self, verb: str) -> None:
+        """Raises EventLoopMisuse unless the running event loop is this one."""
+        if asyncio._get_running_loop() is not self.loop:
+            rule = (
+                "was called in another event loop than the one that opened the consumer, or in a thread without one; "
+                "close() of the Marshal stops it from any event loop"
+            )
+            raise EventLoopMisuse(verb, rule)
+
+    def close(self) -> None:
+        self.closed = True
+        self.receiver.close()
+        self.verbs.close()
+        self.reads.close()

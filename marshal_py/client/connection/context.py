@@ -1,0 +1,179 @@
+"""What the parts of one Marshal share: its lock, clock, connections and workers. It decides nothing.
+
+loop.py closes what is in the context. A part that decides something takes the lock as
+`with context.outbox, context.lock`: records that were decided under the lock are sent once it is free (outbox.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final
+
+from marshal_py.client.connection.background_worker import Worker
+from marshal_py.client.connection.callbacks import Callbacks
+from marshal_py.client.connection.end_budget import EndBudget
+from marshal_py.client.connection.forks import ForkedLock, watch_forks
+from marshal_py.client.connection.outbox import Changes, Outbox
+from marshal_py.client.connection.stalls import Stalls
+from marshal_py.client.values.retention import RetentionPolicy
+from marshal_py.client.values.waits import Change, Steps, T, Wait, complete
+from marshal_py.errors import (
+    BackgroundThreadEnded,
+    ClusterUnreachable,
+    ConsumerClosed,
+    CoordinationError,
+    ReentrantCall,
+    UsedAfterFork,
+)
+from marshal_py.transport.clock import mono_ms
+from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
+
+POLL_S_MAX: Final = 0.1  # a waiting thread wakes up at least that often, as other threads may make a step due earlier
+
+
+class Context:
+    """Holds what the loop, the consumers and the log maintenance of one Marshal share."""
+
+    coordination: CoordinationLog
+    admin: ClusterAdmin
+    clock: Clock
+    servers: str
+    topic: str
+    draw: Callable[[int], bytes]
+    retention: RetentionPolicy
+    callbacks: Callbacks
+
+    def __init__(
+        self,
+        coordination: CoordinationLog,
+        admin: ClusterAdmin,
+        clock: Clock,
+        servers: str,
+        topic: str,
+        draw: Callable[[int], bytes],
+        retention: RetentionPolicy,
+        callbacks: Callbacks,
+    ) -> None:
+        """Makes a context whose background thread has not started.
+
+        `servers`: the cluster's address, for errors. `topic`: the coordination topic. `draw(n)` returns n random bytes.
+        """
+        self.coordination, self.admin, self.clock = coordination, admin, clock
+        self.servers, self.topic, self.draw = servers, topic, draw
+        self.retention, self.callbacks = retention, callbacks
+        lock = threading.RLock()
+        self.lock: AbstractContextManager[object] = lock
+        self._held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as threading.Condition asks it
+        self.outbox: Outbox = Outbox(coordination, self._held)
+        self._changes = Changes(lock, self.outbox)
+        self.changed: threading.Condition = self._changes
+        self.stalls: Stalls = Stalls()
+        self.end_budget: EndBudget = EndBudget()
+        self.worker: Worker = Worker("marshal-worker")
+        # Reads take seconds, and no consumer's start may wait for them.
+        self.history_worker: Worker = Worker("marshal-history")
+        self.broken: dict[int, CoordinationError] = {}  # logs that cannot be trusted any more, with the reason
+        self.ended: BackgroundThreadEnded | None = None  # what every method raises once the thread is gone
+        self.closed: bool = False  # the Marshal: what still waits, such as a join, waits in vain
+        self.thread: threading.Thread | None = None  # the background thread
+        self.heard_ms: int = clock.now().mono_ms  # when the newest record of a coordination log was read
+        self.pid: int = os.getpid()
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """Makes all that needs the lock raise UsedAfterFork in a forked child, where it is called (forks.py)."""
+        self.lock = self.changed = ForkedLock("Marshal", self.pid)
+        self.outbox = Outbox(self.coordination, self._held)  # the parent sends what is waiting
+
+    def check_call(self, what: str, verb: str, *, waits: bool = False) -> None:
+        """Is called first by each public method: checks that the method may be called in this process and thread.
+
+        `what` and `verb` name the object and the method in errors. `waits`: the method waits for the background thread,
+        so it cannot be called on that thread. It can be called on the thread of the user's callbacks. Raises
+        UsedAfterFork, ReentrantCall.
+        """
+        if os.getpid() != self.pid:
+            raise UsedAfterFork(what, self.pid, os.getpid())
+        if self._held():
+            raise ReentrantCall(verb, "a call of the same thread that holds the Marshal's lock")
+        if waits and threading.current_thread() is self.thread:
+            raise ReentrantCall(verb, "the background thread of the Marshal, which sends the heartbeats")
+
+    def check_alive(self) -> None:
+        """Raises BackgroundThreadEnded if the background thread has ended."""
+        if self.ended is not None:
+            raise self.ended
+
+    @property
+    def changes(self) -> int:
+        """Returns how many changes of what the lock guards there were. A Change waits for the next one (waits.py)."""
+        return self._changes.count
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Has `listener` called at each change, with the lock held: it may neither wait nor take a lock."""
+        with self.lock:
+            self._changes.listeners = (*self._changes.listeners, listener)
+
+    def await_change(self, change: Change) -> None:
+        """Waits in the calling thread, and sends what was decided before."""
+        with self.outbox, self.lock:
+            if self.changes == change.seen:
+                self.changed.wait(change.timeout_s)
+
+    def wait_for(self, condition: Callable[[], bool], what: str, deadline: float, log: int) -> None:
+        """Waits in the calling thread until `condition` returns true, as `until` says."""
+        self.complete(self.until(condition, what, deadline, log))
+
+    def complete(self, steps: Steps[T]) -> T:
+        """Completes a call that waits for changes alone, in the calling thread. Returns its result."""
+        return complete(steps, self.carry_out)
+
+    def carry_out(self, wait: Wait) -> None:
+        assert isinstance(wait, Change)
+        self.await_change(wait)
+
+    def until(self, condition: Callable[[], bool], what: str, deadline: float, log: int) -> Steps[None]:
+        """Waits until `condition`, which is called under the lock, returns true.
+
+        `what` says in errors what was waited for. `deadline`: of the monotonic clock, in seconds; after it,
+        ClusterUnreachable is raised. Also raises the error that broke coordination partition `log`, the error with
+        which the cluster refuses this client, BackgroundThreadEnded, and ConsumerClosed once the Marshal is closed.
+        """
+        self.check_alive()  # a caller that reads to the end must not get what was read before the thread ended
+        while True:
+            with self.outbox, self.lock:
+                if condition():
+                    return
+                self.check_alive()
+                if self.closed:
+                    raise ConsumerClosed("Marshal", "it was closed")
+                if log in self.broken:
+                    raise self.broken[log]
+                if (refused := self.coordination.refused()) is not None:
+                    raise refused
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise ClusterUnreachable(self.servers, what, self.coordination.waiting_for() or "no answer in time")
+                seen = self.changes
+            yield Change(min(left_s, POLL_S_MAX), seen)
+
+    def stalled_ms(self) -> int:
+        """Returns for how many ms the background thread has not run lately. A test's clock does not change it."""
+        return self.stalls.recent_ms(mono_ms())
+
+    def waiting_for(self) -> str:
+        """Returns what this Marshal's connection waits for, in words for people; "" when all is well.
+
+        Whether there is a problem, the client library says, in words that end the text.
+        """
+        if self.ended is not None:
+            return str(self.ended)
+        problem = self.coordination.waiting_for()
+        if not problem:
+            return ""
+        silent_s = (self.clock.now().mono_ms - self.heard_ms) / 1000
+        return f"an answer of {self.servers}: no record has come from it for {silent_s:.0f} s ({problem})"

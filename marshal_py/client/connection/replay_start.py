@@ -1,0 +1,224 @@
+"""Finds where a reader of a log begins: at its first record, or at a confirmed snapshot (PROTOCOL.md N9, N10).
+
+It looks for snapshots backwards from the log's end, in windows that grow. So a start costs as much as has happened
+since the newest snapshot, not as much as has ever happened. Tools that show the past go on from one snapshot to the
+next older one, as far as they need (`bases`). It only reads.
+
+In all functions `number` is the log's number, `bounds` its first and end offset, and `root` the Genesis that counts for
+all logs; None for log 0, which holds it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from marshal_py.errors import ClusterUnreachable, HistoryTruncated
+from marshal_py.protocol.fold import rationalizer, snapshot
+from marshal_py.protocol.fold.snapshot import Key, SnapshotStore, Stored
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Genesis
+from marshal_py.transport.ports import Bounds, CoordinationLog, LogRecord
+
+COLD_FOLD_RECORDS: Final = 8_192  # so many fold in some 10 ms: looking for a snapshot would not be faster
+WINDOW_RECORDS: Final = 4_096  # in the first window; the next windows are each WINDOW_GROWTH times as wide
+WINDOW_GROWTH: Final = 4
+WINDOW_RECORDS_MAX: Final = 65_536  # a store remembers STORED_MAX snapshots: a window should not hold more of them
+LOOK_BACK_RECORDS: Final = 300_000  # searched in a whole log: if clients write snapshots, one is among these records
+ATTEMPTS: Final = 5  # to read a log that is truncated at the same time, which happens seldom
+SILENCE_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
+
+
+def find(
+    log: CoordinationLog,
+    number: int,
+    bounds: Bounds,
+    incarnation: bytes | None,
+    wanted: int,
+    look_back: int | None = None,
+) -> SnapshotStore:
+    """Reads a log backwards from its end until `wanted` confirmed snapshots are found; returns what it found.
+
+    `look_back`: how many records it reads at most; None for all. Each window is read once, because a SnapshotStore
+    joins chunks in any order.
+    """
+    store = SnapshotStore(incarnation)
+    for _ in _search(log, number, bounds, store, look_back):
+        if len(store.confirmed(bounds.first)) >= wanted:
+            break
+    return store
+
+
+def _search(
+    log: CoordinationLog, number: int, bounds: Bounds, store: SnapshotStore, look_back: int | None
+) -> Iterator[None]:
+    """Reads a log backwards, window by window; puts the snapshots of each window into the store before it yields."""
+    end, width = bounds.end, WINDOW_RECORDS
+    least = bounds.first if look_back is None else max(bounds.first, bounds.end - look_back)
+    while end > least:
+        start = max(least, end - width)
+        for records in log.read(number, start, end, SILENCE_S):
+            for record in records:
+                found = codec.open_snapshot(record.value) if record.offset < end else None
+                if found is not None:
+                    store.take(found, record.offset)
+        yield
+        end, width = start, min(width * WINDOW_GROWTH, WINDOW_RECORDS_MAX)
+
+
+def _confirmed(
+    log: CoordinationLog, number: int, bounds: Bounds, incarnation: bytes | None, look_back: int | None = None
+) -> Iterator[Stored]:
+    """Yields the confirmed snapshots from which the log can be read on, the newest first.
+
+    It reads no further back than its caller asks for snapshots, and forgets those that it has yielded.
+    """
+    store, told = SnapshotStore(incarnation), set[Key]()
+    for _ in _search(log, number, bounds, store, look_back):
+        for stored in store.confirmed(bounds.first):
+            if stored.key not in told:
+                told.add(stored.key)
+                store.forget_above(stored.at)
+                yield stored
+
+
+def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
+    """Folds the log into `world` until that has its Genesis, and returns it; None if there is none below `end`."""
+    for records in log.read(world.log, world.next_offset, end, SILENCE_S):
+        for record in records:
+            if world.genesis is None:
+                rationalizer.apply(world, record.offset, record.value)
+        if world.genesis is not None:
+            break
+    return world.genesis
+
+
+def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> bytes | None:
+    """Returns the incarnation of a log: the one that `root` names, or for log 0 the one that its first Genesis names.
+
+    Returns None if log 0 holds no Genesis, or if its beginning is deleted.
+    """
+    found = root
+    if root is None and not bounds.first:
+        found = genesis_of(log, World(number), bounds.end)
+    return None if found is None else found.incarnation
+
+
+def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int | None = None) -> World:
+    """Returns the world from which a reader continues; it must read from `world.next_offset` on.
+
+    `at`: the first record that the reader must see, so that it begins at or below this offset; None if the state at the
+    log's end is all that it needs. Raises HistoryTruncated if the log's beginning is deleted and no confirmed snapshot
+    replaces it; TopicRecreated, ClusterUnreachable.
+    """
+    for left in reversed(range(ATTEMPTS)):
+        if bounds.first == 0 and bounds.end <= COLD_FOLD_RECORDS:
+            return World(number, root)
+        around = bounds if at is None else Bounds(bounds.first, min(bounds.end, at + WINDOW_RECORDS))
+        look_back = None if bounds.first else LOOK_BACK_RECORDS
+        try:
+            return base_of(log, number, root, around, bounds.end if at is None else at, look_back)
+        except HistoryTruncated as error:
+            if error.first_offset <= bounds.first or not left:
+                raise
+            bounds = log.bounds(number, SILENCE_S)  # truncated while it was read: read again
+    raise AssertionError("the last attempt returns or raises")
+
+
+def bases(
+    log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int, look_back: int | None = None
+) -> Iterator[World]:
+    """Yields the worlds at or below the checkpoint `at` from which the log can be read on, the newest first.
+
+    These are the worlds of the confirmed snapshots that can be loaded and, if the log's beginning is not deleted, the
+    empty world. It reads no further back than its caller asks for worlds. `look_back`: how many records it reads at
+    most to find snapshots; None for all.
+    """
+    incarnation = incarnation_of(log, number, root, bounds)
+    if incarnation is not None or bounds.first:  # else nothing has begun here
+        for stored in _confirmed(log, number, bounds, incarnation, look_back):
+            world = snapshot.load(stored, number, root) if stored.at <= at else None
+            if world is not None:
+                yield world
+    if not bounds.first:
+        yield World(number, root)
+
+
+def base_of(
+    log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int, look_back: int | None = None
+) -> World:
+    """Returns the first of `bases`, so the world of the newest snapshot at or below `at`, or the empty one.
+
+    Raises HistoryTruncated if the log's beginning is deleted and no such snapshot replaces it (N10).
+    """
+    world = next(bases(log, number, root, bounds, at, look_back), None)
+    if world is None:
+        raise HistoryTruncated(number, bounds.first)
+    return world
+
+
+def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
+    """Returns the world with which a fold of the log can begin earliest.
+
+    It is the empty world, or the world of the oldest snapshot if the log's beginning is deleted. It is for tools that
+    show the past; a reader that only continues begins at the newest snapshot (`open_world`). Raises HistoryTruncated if
+    no snapshot replaces the deleted beginning (N10).
+    """
+    if not bounds.first:
+        return World(number, root)
+    found = _confirmed(log, number, bounds, incarnation_of(log, number, root, bounds))
+    for stored in reversed(deque(found, maxlen=snapshot.STORED_MAX)):
+        world = snapshot.load(stored, number, root)
+        if world is not None:
+            return world
+    raise HistoryTruncated(number, bounds.first)
+
+
+def cut_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, before: int) -> int:
+    """Returns the offset below which a log's records may be deleted if all from `before` on must stay readable (N12).
+
+    It is the checkpoint of the newest confirmed snapshot at or below `before`: nobody could fold what lies before the
+    oldest snapshot that is kept. It is the log's first offset if there is no such snapshot.
+    """
+    around = Bounds(
+        bounds.first, min(bounds.end, before + WINDOW_RECORDS)
+    )  # a snapshot comes soon after its checkpoint
+    world = next(bases(log, number, root, around, before), None)
+    return bounds.first if world is None else max(bounds.first, world.began_at)
+
+
+def record_at(log: CoordinationLog, number: int, offset: int) -> LogRecord | None:
+    """Reads one record of a log again; None if it was deleted."""
+    return records_at(log, number, [offset]).get(offset)
+
+
+def records_at(log: CoordinationLog, number: int, offsets: Iterable[int]) -> dict[int, LogRecord]:
+    """Reads single records of a log again, those that lie near each other together. Deleted ones are left out."""
+    first, found = log.bounds(number, SILENCE_S).first, dict[int, LogRecord]()
+    wanted = sorted({offset for offset in offsets if offset >= first})
+    while wanted:
+        near = [offset for offset in wanted if offset < wanted[0] + WINDOW_RECORDS]
+        wanted = wanted[len(near) :]
+        for records in log.read(number, near[0], near[-1] + 1, SILENCE_S):
+            found |= {record.offset: record for record in records if record.offset in near}
+    return found
+
+
+def refold(log: CoordinationLog, base: World, to: int, group: str = "") -> World:
+    """Reads the log once more and folds it into `base` up to the checkpoint at offset `to`; returns `base`.
+
+    `group`: the group whose digests `base` keeps at the checkpoints on the way; "" for none. Raises what reading and
+    folding raise, and ClusterUnreachable if the log was not read up to `to`.
+    """
+    if group:
+        base.watched.add(group)
+    for records in log.read(base.log, base.next_offset, to, SILENCE_S):
+        for record in records:
+            if record.offset >= to:
+                break
+            rationalizer.apply(base, record.offset, record.value)
+    if base.next_offset != to:
+        raise ClusterUnreachable("the cluster", f"offset {to} of coordination partition {base.log}", "it was not read")
+    return base

@@ -1,0 +1,369 @@
+"""Buffers of fetched messages, one per partition, and messages reserved for delivery one by one.
+
+delivery_queue.py decides what is taken from which buffer. Everything is called with the Marshal's lock held, except
+Reserved. The gate is the member's check of whether a claim may deliver at this moment (`Member.open_ms`, D8). A
+partition is fetched ahead when the member will probably claim it soon.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Final, NamedTuple
+
+from marshal_py.client.messages.acks import Delivered
+from marshal_py.client.messages.message import Message
+from marshal_py.client.values.sizes import message_bytes, payload_bytes
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.transport.ports import RawMessage
+
+_OPEN: Final = ClaimPhase.OPEN  # bound once: an enum looks up its members at every use
+MERGED_MAX: Final = 1_000  # messages; smaller chunks are merged up to this, since reading a buffer costs time per chunk
+MERGED_BYTES_MAX: Final = 1 << 20  # of a merged chunk: it is held in memory until all of it is delivered
+
+
+class Allowance(NamedTuple):
+    """Says how much may be delivered before the next step: messages and bytes (None: any number).
+
+    `one_fits`: the first message may come even if it is larger.
+    """
+
+    messages: int = sys.maxsize
+    size_bytes: int | None = None
+    one_fits: bool = True
+
+
+ENDLESS: Final = Allowance()
+
+
+class Fetched:
+    """Holds a chunk: messages of one partition that were fetched together.
+
+    `at`: index of the first undelivered message. `run` tracks the acks of these messages; it is None in at-most-once
+    mode and for a partition fetched ahead.
+    """
+
+    __slots__ = ("_held_bytes", "at", "last_offset", "messages", "run", "size_bytes")
+
+    def __init__(self, messages: Sequence[RawMessage]) -> None:
+        self.messages: Sequence[RawMessage] = messages
+        self.last_offset: int = messages[-1].offset() or 0
+        self.at: int = 0
+        self.size_bytes: int = -1  # of the whole chunk, by `message_bytes`; -1 until it is measured
+        self._held_bytes = -1  # of the whole chunk, keys and values only; -1 until it is measured
+        self.run: OffsetRun | None = None
+
+    def extend(self, messages: Sequence[RawMessage]) -> None:
+        """Appends the next messages of the partition.
+
+        Not allowed for the first chunk of a buffer, because a running iteration relies on its length.
+        """
+        self.messages = [*self.messages, *messages]
+        self.last_offset = messages[-1].offset() or 0
+        self.size_bytes = -1
+        self._held_bytes += payload_bytes(messages) if self._held_bytes >= 0 else 0
+
+    def held_bytes(self) -> int:
+        """Returns the size in bytes of the keys and values, about that of keys. A chunk is measured only once.
+
+        Delivered ones count, too, because a chunk is freed as a whole.
+        """
+        if self._held_bytes < 0:
+            self._held_bytes = payload_bytes(self.messages)
+        return self._held_bytes
+
+    def below(self, offset: int) -> int:
+        """Returns the index of the first undelivered message at or above `offset`; the chunk's length if none is."""
+        if self.last_offset < offset:
+            return len(self.messages)
+        if (self.messages[self.at].offset() or 0) >= offset:
+            return self.at
+        return bisect_left(self.messages, offset, self.at, key=lambda message: message.offset() or 0)
+
+
+class Reserved:
+    """Holds messages of one partition that may be delivered one by one while the gate stays open.
+
+    Before every message it checks the claim's phase, because a record that the loop has read meanwhile may have shut
+    the gate. It also checks the boot clock, because `Member.open_ms` has said only for how long the gate stays open.
+    """
+
+    __slots__ = ("_buffer", "_count", "_delivered", "_first", "_head", "_mono_ms", "_until_ns", "taken")
+
+    def __init__(
+        self, buffer: Buffer, head: Fetched, delivered: Delivered, count: int, until_ms: int, mono_ms: int
+    ) -> None:
+        self._buffer, self._head, self._delivered = buffer, head, delivered
+        self._count, self._until_ns, self._mono_ms = count, until_ms * 1_000_000, mono_ms
+        self._first = head.at
+        self.taken: int = 0  # how many messages were delivered; known once `messages` has ended
+
+    def raw(self) -> Sequence[RawMessage]:
+        """Returns the messages that were delivered, once `messages` has ended."""
+        return self._head.messages[self._first : self._first + self.taken]
+
+    def messages(self, boot_ns: Callable[[], int]) -> Generator[Message, None, None]:
+        """Yields the messages until the gate shuts or none is left. `boot_ns` reads the boot clock."""
+        run = self._head.run
+        return self._at_most_once(boot_ns) if run is None else self._at_least_once(run, boot_ns)
+
+    def _at_least_once(self, run: OffsetRun, boot_ns: Callable[[], int]) -> Generator[Message, None, None]:
+        """Yields the messages without taking the lock, for speed.
+
+        This thread puts a message in flight and then checks the gate. The loop shuts the gate and then checks whether
+        anything is in flight. So one of the two sees the other, and no Release is sent between them (T16).
+        """
+        buffer, head, delivered, until_ns = self._buffer, self._head, self._delivered, self._until_ns
+        claim, fetched, messages, make = delivered.claim, buffer.fetched, head.messages, delivered.make
+        run.deliver(0, self._mono_ms)
+        last = len(messages) - 1
+        first = done = head.at  # the user has the messages [first, done)
+        at = index = -1
+        try:
+            for at in range(first, first + self._count):
+                if head.at != at or buffer.paused_by_user:
+                    return  # a fetch inside the loop has taken messages, or the user has paused the partition
+                index = run.delivered
+                run.delivered = index + 1
+                if claim.phase is not _OPEN or boot_ns() >= until_ns:
+                    run.delivered = index
+                    return
+                raw = messages[at]
+                message = make(raw, delivered, index, raw.value())
+                if at == last:
+                    fetched.popleft()
+                head.at = done = at + 1
+                yield message
+        except BaseException:
+            if at == done:  # interrupted (ctrl-C) before the message was delivered, so it is still the first one
+                run.delivered = index
+                if not fetched or fetched[0] is not head:
+                    fetched.appendleft(head)
+            raise
+        finally:
+            delivered.context.delivered += done - first
+            self.taken = done - first
+
+    def _at_most_once(self, boot_ns: Callable[[], int]) -> Generator[Message, None, None]:
+        """Yields the messages, taking the lock for each, because another thread may drop the grant that covers it."""
+        buffer, head, delivered = self._buffer, self._head, self._delivered
+        claim, fetched = delivered.claim, buffer.fetched
+        tracker = claim.tracker
+        assert isinstance(tracker, AtMostOnce)
+        for _ in range(self._count):
+            with delivered.context.lock:
+                if not fetched or fetched[0] is not head or head.at == len(head.messages) or buffer.paused_by_user:
+                    return
+                raw = head.messages[head.at]
+                offset = raw.offset() or 0
+                if claim.phase is not _OPEN or boot_ns() >= self._until_ns or not tracker.holds(offset):
+                    return
+                tracker.deliver(offset, self._mono_ms)
+                delivered.context.delivered += 1
+                self.taken += 1
+                head.at += 1
+                if head.at == len(head.messages):
+                    fetched.popleft()
+            yield delivered.make(raw, delivered, 0, raw.value())
+
+
+class Buffer:
+    """Holds messages of one partition that were fetched and not delivered."""
+
+    __slots__ = ("claim", "fetched", "held_back", "next_offset", "paused_by_user", "tp")
+
+    def __init__(self, tp: TopicPartition, position: int) -> None:
+        self.tp: TopicPartition = tp
+        self.claim: Claim | None = None  # None while the partition is fetched ahead
+        self.fetched: deque[Fetched] = deque()
+        self.next_offset: int = position  # where fetching continues
+        self.held_back: bool = False  # the source does not fetch it: it is full, or paused by the user
+        self.paused_by_user: bool = False
+
+    @property
+    def size(self) -> int:
+        """Returns how many undelivered messages this buffer holds."""
+        fetched = self.fetched
+        return sum([len(part.messages) - part.at for part in fetched]) if fetched else 0
+
+    @property
+    def start(self) -> int:
+        """Returns the lowest offset that this buffer holds in memory; the next one that is fetched if it is empty."""
+        return (self.fetched[0].messages[0].offset() or 0) if self.fetched else self.next_offset
+
+    def held_bytes(self) -> int:
+        """Returns the size in bytes of the keys and values that this buffer holds in memory."""
+        return sum([part.held_bytes() for part in self.fetched])
+
+    def open(self, claim: Claim, position: int) -> None:
+        """Begins a claim of the partition. Messages that were fetched ahead are kept from `position` on."""
+        self.claim = claim
+        for part in self.fetched:
+            while part.at < len(part.messages) and (part.messages[part.at].offset() or 0) < position:
+                part.at += 1
+            part.messages, part.at = part.messages[part.at :], 0
+        ahead, self.fetched = self.fetched, deque()
+        for part in ahead:
+            if part.messages:
+                self._keep(part.messages)
+        self.reach(position)
+
+    def bytes_of(self, count: int, size: Callable[[RawMessage], int]) -> int:
+        """Returns the sum of `size(message)` over the next `count` messages.
+
+        The size of a chunk of which nothing was delivered is remembered, since a waiting fetch asks repeatedly.
+        """
+        total = 0
+        for part in self.fetched:
+            left = len(part.messages) - part.at
+            if part.at or left > count:
+                total += sum(map(size, part.messages[part.at : part.at + min(left, count)]))
+            else:
+                if part.size_bytes < 0:
+                    part.size_bytes = sum(map(size, part.messages))
+                total += part.size_bytes
+            count -= min(left, count)
+            if not count:
+                break
+        return total
+
+    def add(self, messages: Sequence[RawMessage], reached: int = NONE) -> None:
+        """Adds fetched messages, except those below `next_offset`. Without messages it does what `reach` does.
+
+        A claim may begin above the offset from which the partition was fetched ahead. The messages between are not
+        needed (A3).
+        """
+        if not messages:
+            self.reach(reached)
+            return
+        if (messages[0].offset() or 0) < self.next_offset:
+            messages = [message for message in messages if (message.offset() or 0) >= self.next_offset]
+            if not messages:
+                return
+        self._keep(messages)
+        self.next_offset = (messages[-1].offset() or 0) + 1  # last: an exception in between is undone (`forget`)
+
+    def reach(self, offset: int) -> None:
+        """Notes that all messages below `offset` were fetched: fetching continues there, and so may the position."""
+        self.next_offset = max(self.next_offset, offset)
+        if self.claim is not None and not self.claim.sealed and isinstance(self.claim.tracker, AtLeastOnce):
+            self.claim.tracker.reached(self.next_offset)
+
+    def forget(self) -> int:
+        """Drops all undelivered messages. Returns the offset from which they must be fetched again."""
+        position = self.start
+        fetched, self.fetched = self.fetched, deque()
+        for part in fetched:
+            part.at = len(part.messages)  # ends an iteration over it
+        if self.claim is None or self.claim.sealed:
+            return position
+        tracker = self.claim.tracker
+        return tracker.forget_undelivered() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
+
+    # --- in at-most-once mode
+
+    def skip_to_grant(self, tracker: AtMostOnce) -> int:
+        """Drops messages below the offset where delivery continues.
+
+        Returns how many of the first remaining chunk's undelivered messages the oldest grant covers.
+        """
+        while self.fetched:
+            head = self.fetched[0]
+            while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
+                head.at += 1
+            if head.at == len(head.messages):
+                self.fetched.popleft()
+                continue
+            if not tracker.holds(head.messages[head.at].offset() or 0):
+                return 0
+            return head.below(tracker.grants[0].to) - head.at
+        return 0
+
+    def first_offset(self, tracker: AtMostOnce) -> int:
+        """Returns the offset of the first undelivered message, or where it will be at least if none is fetched."""
+        if not self.fetched:
+            return tracker.delivered_to
+        head = self.fetched[0]
+        return max(tracker.delivered_to, head.messages[head.at].offset() or 0)
+
+    def granted(self, tracker: AtMostOnce) -> int:
+        """Returns how many undelivered messages have a grant."""
+        if not self.fetched or not tracker.grants:
+            return 0
+        to = tracker.granted_to()
+        return sum(part.below(to) - part.at for part in self.fetched)
+
+    def below(self, to: int, tracker: AtMostOnce) -> int:
+        """Returns how many undelivered messages lie below `to`. Offsets that are not fetched yet count, too."""
+        fetched = sum([part.below(to) - part.at for part in self.fetched])
+        return fetched + max(0, to - max(self.next_offset, tracker.delivered_to))
+
+    def ungranted(self, tracker: AtMostOnce, left: int, end: int) -> tuple[int, int] | None:
+        """Returns the offsets [start, to) of the next `left` messages without a grant; None if there are none.
+
+        Fetched messages come first, with the offsets after the last one that hold no message. What is left over is
+        filled with offsets that are not fetched yet, if there are as many below `end`.
+        """
+        start = to = granted_to = tracker.granted_to()
+        for part in self.fetched:
+            at = part.below(granted_to)
+            count = min(left, len(part.messages) - at)
+            if count > 0:
+                start = (part.messages[at].offset() or 0) if start == to else start
+                to = (part.messages[at + count - 1].offset() or 0) + 1
+                left -= count
+            if not left:
+                break
+        else:
+            to = max(to, self.next_offset)
+        to += left if to + left <= end else 0
+        return (start, to) if start < to else None
+
+    # --- what comes in
+
+    def _keep(self, messages: Sequence[RawMessage]) -> None:
+        """Stores messages. In at-least-once mode it leaves out those that an earlier owner has finished (D1)."""
+        run = None
+        if self.claim is not None and isinstance(self.claim.tracker, AtLeastOnce):
+            offsets = offsets_of(messages)
+            fresh, run = self.claim.tracker.admit(offsets)
+            if run is None:
+                return
+            if fresh is not offsets:
+                wanted = frozenset(fresh)
+                messages = [message for message in messages if message.offset() in wanted]
+        last = self.fetched[-1] if len(self.fetched) > 1 else None
+        if last is not None and last.run is run and len(last.messages) + len(messages) <= MERGED_MAX:
+            if last.held_bytes() <= MERGED_BYTES_MAX:
+                last.extend(messages)
+                return
+        part = Fetched(messages)
+        part.run = run
+        self.fetched.append(part)
+
+
+def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:
+    """Returns the offsets of messages, as a range if they are consecutive, which costs no memory per message."""
+    first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+    if last - first + 1 == len(messages):
+        return range(first, last + 1)
+    return [message.offset() or 0 for message in messages]
+
+
+def fit(messages: Sequence[RawMessage], at: int, count: int, limit_bytes: int, at_least_one: bool) -> int:
+    """Returns how many of the `count` messages from index `at` on fit together into `limit_bytes`.
+
+    With `at_least_one` it returns at least 1, however large the first message is.
+    """
+    total = 0
+    for taken in range(count):
+        total += message_bytes(messages[at + taken])
+        if total > limit_bytes and not (taken == 0 and at_least_one):
+            return taken
+    return count

@@ -1,0 +1,14 @@
+"""Carries out what members decide: the background thread's turns, the log's upkeep, last wills."""
+
+from typing import Final
+
+DOORS: Final = (
+    "consumer_driver",
+    "divergence_report",
+    "idle_heartbeat",
+    "job_end",
+    "last_wills",
+    "loop",
+    "standing",
+    "topic_watch",
+)

@@ -1,0 +1,482 @@
+"""Drives one member: ticks it and executes the Ready that the tick returns, a list of what to send, fetch and report.
+
+A tick and the execution of its Ready are a step. loop.py calls the driver with the Marshal's lock held. Questions to
+the cluster run on a worker thread, and the user's callbacks on a thread of their own, both without the lock. The driver
+makes no protocol decision: the member does. A partition is fetched ahead when the member will probably claim it soon;
+its messages are delivered only after that. A parked partition is one that nobody claims until an admin has looked at
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Final
+
+from msgspec import structs
+
+from marshal_py.client.connection.background_worker import Worker
+from marshal_py.client.connection.context import Context
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.fetched_claims import FetchedClaims
+from marshal_py.client.driver import divergence_report
+from marshal_py.client.driver.position_copies import PositionCopies
+from marshal_py.client.driver.topic_watch import TopicWatch
+from marshal_py.client.driver.unserved_watch import UnservedWatch
+from marshal_py.client.messages.user_callbacks import UserCallbacks
+from marshal_py.client.ranges.planned_claims import PlannedClaims, UnfetchedSource
+from marshal_py.client.ranges.ranges import Ranges
+from marshal_py.client.values import start_positions
+from marshal_py.client.values.counters import Counters
+from marshal_py.client.values.event_log import EventLog
+from marshal_py.client.values.info import ClaimInfo
+from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.errors import (
+    AccessDenied,
+    BatchOverdue,
+    CallerError,
+    ClusterError,
+    Diverged,
+    MarshalError,
+    PartitionError,
+)
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.ready import Ready, Wanted
+from marshal_py.protocol.wire import codec, parking
+from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
+from marshal_py.transport.ports import DataSource, OutOfRange
+
+logger: Final = logging.getLogger("marshal_py")
+
+EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
+PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
+
+
+class ConsumerDriver:
+    """Drives one consumer. Only `claims` depends on whether it fetches messages or plans ranges for other readers."""
+
+    context: Context
+    log: int
+    member: Member
+    options: ConsumerOptions
+    incarnation: bytes
+
+    def __init__(
+        self,
+        context: Context,
+        log: int,
+        member: Member,
+        source: DataSource,
+        options: ConsumerOptions,
+        incarnation: bytes,
+        new_topics: frozenset[str],
+        refold: Callable[[ConsumerDriver, int], None],
+        siblings: Callable[[], Collection[int]],
+        *,
+        plans: bool,
+    ) -> None:
+        """Makes the driver of a member that has not joined yet.
+
+        `log`: the number of the group's coordination log. `new_topics`: the topics that were added to the group later;
+        they are read from their first offset (D5). `plans`: whether the consumer plans ranges that other processes
+        read. `refold(driver, at)` has the log folded once more up to offset `at`, to check the member's state (G6).
+        `siblings()` returns the sessions of the Marshal's consumers that this log holds.
+        """
+        self.context, self.log, self.member, self.options = context, log, member, options
+        self.incarnation = incarnation
+        self.topic_watch: TopicWatch = TopicWatch(
+            context,
+            member,
+            new_topics,
+            lambda topic: self.source.learn_leaders([topic]),
+            self._publish_topic,
+            self.kick,
+        )
+        self._refold, self._siblings = refold, siblings
+        self.group_key: bytes = member.name.encode()
+        self.worker: Worker = Worker(f"marshal-worker-{member.name}")
+        self.claims: FetchedClaims | PlannedClaims = (
+            self._planned_claims(source)
+            if plans
+            else FetchedClaims(context, member, source, options, incarnation, self.submit)
+        )
+        self.error: MarshalError | None = None  # why the consumer ended: raised to the user once, then kept
+        self.pending_errors: deque[ClusterError] = deque()  # raised one by one; the consumer continues
+        self.ended: bool = False
+        self.away: bool = False  # while the log's history is read again (N11)
+        # Set, without the lock, when the program has dropped the consumer: closes it once it has left.
+        self.dropped: Callable[[], None] | None = None
+        self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
+        self._event_log = EventLog()
+        self._unserved = UnservedWatch()
+        self._user_callbacks = UserCallbacks(options, context.callbacks.submit, self.claim_info)
+        self.prefetching: set[TopicPartition] = set()  # fetched ahead, and no message has come yet
+        self.refused_positions: dict[
+            TopicPartition, OutOfRange
+        ] = {}  # the cluster refused the position; asked until it answers
+        self._to_resolve: list[Wanted] = []
+        self._ends_due_ms = 0
+        self._copies = PositionCopies(context, member, self._report_refused_copy)
+        self.counters: Counters = Counters()
+
+    @property
+    def queue(self) -> DeliveryQueue | Ranges:
+        return self.claims.queue
+
+    @property
+    def source(self) -> DataSource | UnfetchedSource:
+        return self.claims.source
+
+    def plan_ranges(self) -> PlannedClaims:
+        """Turns a consumer that fetches messages permanently into one that plans ranges; returns its new claims."""
+        fetched = self.claims
+        assert isinstance(fetched, FetchedClaims)  # a Consumer does it once
+        planned = self._planned_claims(fetched.source)
+        planned.adopt(fetched)
+        self.claims = planned
+        return planned
+
+    def _planned_claims(self, source: DataSource) -> PlannedClaims:
+        return PlannedClaims(
+            self.context,
+            self.member,
+            source,
+            self.options,
+            self.incarnation,
+            self.submit,
+            lambda: self.topic_watch.absent,
+        )
+
+    def close(self) -> None:
+        """Closes the data source, and ends the worker after its queued tasks. Called when the consumer has ended."""
+        self.source.close()
+        self.worker.end()
+
+    def close_dropped(self) -> None:
+        """Has the worker close a consumer that has ended and that the program has dropped. Takes no lock."""
+        if self.ended and self.dropped is not None:
+            self.submit("the end of a consumer that was dropped", self.dropped)
+
+    # --- one step
+
+    def kick(self) -> None:
+        """Steps the member now, in the calling thread. Takes the lock."""
+        with self.context.outbox, self.context.lock:
+            if not self.ended:
+                self.advance()
+
+    def advance(self) -> None:
+        """Steps the member. An error in the step ends this consumer only, so that the others are still driven."""
+        try:
+            self.member.stalled_ms = self.context.stalled_ms()
+            self.step(self.context.clock.now())
+        except Exception as error:
+            if not isinstance(error, MarshalError):
+                logger.exception("group %s: a step failed", self.member.name)
+            self.give_up(error if isinstance(error, MarshalError) else ClusterError(f"a step failed: {error!r}"))
+        if self.ended:
+            self.context.changed.notify_all()
+
+    def step(self, now: Instant) -> None:
+        """Reports to the member what the data source has noticed, ticks it, and executes its Ready."""
+        if self.away and not self.member.ended:
+            return
+        self.member.settle_acks()
+        self._look_at_source(now)
+        self.publish(*self._unserved.look(self.member))
+        if self.dropped is not None and not self.member.leaving:
+            self.member.leave(now, "dropped", self.member.options.handler_timeout_ms)
+        if self.claims.overdue(now) and not self.member.leaving:
+            self.error = BatchOverdue(self.member.name, self.options.handler_timeout_s)
+            self.member.leave(now, "no call within the handler timeout", 0)
+        if self.queue.at_most_once:
+            self.queue.offer()
+        self.execute(self.member.tick(now), now)
+
+    def give_up(self, error: MarshalError) -> None:
+        """Ends the consumer with `error`. After that it sends nothing."""
+        self.member.fail(error)
+        now = self.context.clock.now()
+        self.execute(self.member.tick(now), now)
+
+    def ask_grants(self, now: Instant) -> None:
+        """Asks the log for grants (permission to deliver offsets, in at-most-once mode) without a step (D2)."""
+        if not self.away and not self.member.rebalancer.grant_requests.awaited(now) and self.queue.offer():
+            self.execute(self.member.ask_grants(now), now)
+
+    def report_finished(self) -> None:
+        """Sends a heartbeat now if a claim must report finished messages before it may deliver the next one (D11)."""
+        if self.member.finished():
+            self.kick()
+
+    def lose_history(self) -> None:
+        """Takes all claims from the member, because the log has lost records that this process had not read (N11).
+
+        The member is not stepped again before `regain_history` is called.
+        """
+        self.away = True
+        self.execute(self.member.detach(), self.context.clock.now())
+
+    def regain_history(self, world: World) -> None:
+        """Has the member continue in `world`, which was loaded from a snapshot and folded to the log's end."""
+        self.member.attach(world)
+        self.away = False
+
+    def due(self, now: Instant) -> bool:
+        if self.away:
+            return False
+        left = self.dropped is not None and not self.member.leaving
+        return self.member.tick_due(now) or bool(self.prefetching) or left
+
+    def _look_at_source(self, now: Instant) -> None:
+        for tp in [tp for tp in self.prefetching if self.source.end_offset(tp) >= 0]:
+            self.prefetching.discard(tp)
+            self.member.prefetched(tp)
+        if now.mono_ms >= self._ends_due_ms:
+            self._ends_due_ms = now.mono_ms + self.member.third_ms
+            for claim in self.member.claims.values():
+                claim.saw_end(self.end_offset(claim.tp))
+            self.claims.look()
+            if self.refused_positions:
+                self.submit("the bounds of partitions", self._check_refused)
+        for refused in self.source.out_of_range():
+            self.refused_positions[refused.tp] = refused
+            self.submit("the bounds of partitions", self._check_refused)
+        for tp, reason, _, permanent in self.source.broken():
+            nothing_left = self.member.give_up(tp, reason, now)
+            if permanent and nothing_left:  # the user must know
+                self.pending_errors.append(PartitionError(tp.topic, tp.partition, reason))
+
+    # --- executing a Ready, in the order of its fields
+
+    def execute(self, ready: Ready, now: Instant) -> None:
+        self.counters.count(ready)
+        if ready.lost or ready.stop_prefetch:
+            self.claims.drop([claim for claim, _ in ready.lost])
+            gone = [claim.tp for claim, _ in ready.lost] + ready.stop_prefetch
+            self.queue.drop(gone)
+            self.prefetching.difference_update(gone)
+            for tp in gone:
+                self.refused_positions.pop(tp, None)  # the answer is not needed any more
+        version = self.member.writes_version if ready.send else 0  # reads every session, so only if it is needed
+        for record in ready.send:
+            value = codec.encode(record, self.member.name, self.incarnation, version)
+            self.context.outbox.put(self.log, self.group_key, (value,), self._refused)
+        if ready.claimed:
+            self.claims.open([claim for claim in ready.claimed if claim.epoch in self.member.claims])
+            self.prefetching.difference_update(claim.tp for claim in ready.claimed)
+        for tp, position in ready.start_prefetch:
+            self.queue.start_prefetch(tp, position)
+            self.prefetching.add(tp)
+        if ready.resolve:
+            self._to_resolve += ready.resolve
+            self.submit("where partitions begin", self._resolve)
+        if ready.mirror and self.options.mirror_offsets:
+            self._copies.add(ready.mirror)
+            self.submit("the copy of positions", lambda: self._copies.copy(self.topic_watch.absent))
+        if ready.look_at_topics:
+            self.look_at_topics()
+        if ready.refold != NONE:
+            self._refold(self, ready.refold)
+        self._notify(ready)
+        if ready.ended:
+            if isinstance(ready.error, Diverged):
+                self._save_divergence(ready.error)
+            self.ended = True
+            self.error = ready.error or self.error
+            self.close_dropped()
+        if self.ended:
+            self._event_log.flush()
+        elif not ready.advisories:
+            self._event_log.settle(now.wall_ms)
+
+    def _refused(self, error: MarshalError) -> None:
+        """Ends the consumer with `error`, because one of its records can never be written."""
+        with self.context.outbox, self.context.lock:
+            self.member.fail(error)
+            self.kick()
+
+    def _save_divergence(self, error: Diverged) -> None:
+        """Writes the member's wrong state to a file, because it would be gone with this process."""
+        member, now_ms = self.member, self.context.clock.now().wall_ms
+        path = divergence_report.save(
+            member, error, self.context.retention.evidence_dir, member.options.library, now_ms
+        )
+        if path:
+            error.keep(path)
+            self.publish(
+                Advisory(
+                    "state_kept",
+                    member.name,
+                    member.options.client_id,
+                    text=path,
+                    session=member.session,
+                    log=self.log,
+                    log_offset=error.offset,
+                )
+            )
+
+    def _notify(self, ready: Ready) -> None:
+        shared = {one.session for one in ready.advisories if one.kind == "client_id_shared"}
+        own = shared and shared.intersection(self._siblings())  # consumers of one Marshal share its client_id by right
+        self.publish(*(one for one in ready.advisories if one.kind != "client_id_shared" or one.session not in own))
+        self._user_callbacks.notify(ready, bool(self.member.claims), self.member.pin)
+
+    def publish(self, *advisories: Advisory) -> None:
+        """Adds advisories to `Consumer.events`, and to `logging` in as few lines as people need (docs/logging.md)."""
+        if not advisories:
+            return
+        now_ms = self.context.clock.now().wall_ms
+        timed = [structs.replace(advisory, time_ms=now_ms) for advisory in advisories]
+        self.events += timed
+        self._event_log.add(timed)
+
+    # --- on the worker thread, without the lock
+
+    def submit(self, what: str, task: Callable[[], None]) -> None:
+        """Runs `task` on the worker. Does nothing if a task with the same name `what` is already waiting there."""
+        self.worker.submit(f"group {self.member.name}: {what}", task)
+
+    def _resolve(self) -> None:
+        """Asks the cluster where partitions without a position in the log begin (D5)."""
+        with self.context.lock:
+            wanted, self._to_resolve = self._to_resolve, []
+        if not wanted:
+            return
+        wanted = [one._replace(earliest=one.earliest or one.tp.topic in self.topic_watch.later) for one in wanted]
+        try:
+            found = start_positions.resolve(
+                self.options.start, self.options.start_fallback, wanted, self.member.name, self.context.admin
+            )
+        except AccessDenied as error:  # waiting would not fix it: the user must know
+            with self.context.lock:
+                self.pending_errors.append(error)
+            return
+        except CallerError as error:  # nor would waiting fix an option: other members continue without this one
+            with self.context.outbox, self.context.lock:
+                self.error = self.error or error
+                self.member.leave(self.context.clock.now(), "its start cannot be", 0)
+                self.kick()
+            return
+        with self.context.outbox, self.context.lock:
+            now = self.context.clock.now()
+            for tp, (start, end) in found.items():
+                self.member.start_resolved(tp, start, end, now)
+            self.step(now)
+
+    def _report_refused_copy(self, refused: str) -> None:
+        self.member.note("mirror_refused", text=refused)
+        now = self.context.clock.now()
+        self.execute(self.member.tick(now), now)  # now: it may be the last copy of one that has left
+
+    def _check_refused(self) -> None:
+        """Asks the cluster for the bounds of partitions that it refused to fetch at the wanted position (D6).
+
+        A position below the partition's beginning moves to the beginning. A position beyond its end parks the
+        partition, and so does a truncation. The topic's id is checked first, as the topic may have been recreated
+        (D10). If the cluster does not answer, the question is asked again later.
+        """
+        failed: ClusterError | None = None
+        with self.context.lock:
+            asked = list(self.refused_positions.values())
+        for refused in asked:
+            try:
+                self.topic_watch.look_at(refused.tp.topic)
+                first, end = self.context.admin.bounds([refused.tp])[refused.tp]
+            except ClusterError as error:
+                failed = error
+            else:
+                self._settle_position(refused, first, end)
+        if failed is not None:
+            raise failed
+
+    def _settle_position(self, refused: OutOfRange, first: int, end: int) -> None:
+        tp, position, round_, truncated = refused
+        with self.context.outbox, self.context.lock:
+            if self.refused_positions.get(tp) is refused:
+                del self.refused_positions[tp]
+            group = self.member.group
+            if not self.queue.has(tp) or (group is not None and self.member.unfit(group, tp)):
+                return
+            if self.source.round(tp) != round_:
+                return  # assigned again since, which the refusal does not concern
+            if truncated:
+                self.park(tp, parking.TRUNCATED, truncated)
+            elif position < first:
+                self.member.note("offset_lost", tp, position, first)
+                self.queue.restart(tp, first)
+                self.step(self.context.clock.now())
+            elif position > end:
+                self.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
+            else:
+                self.queue.restart(tp, position)
+
+    def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
+        """Releases a claimed partition and parks it. A partition that is only fetched ahead is left to its owner (D6).
+
+        `reason`: a short word for the cause, from parking.py; `detail`: the cause in words for people.
+        """
+        for claim in self.member.claims.values():
+            if claim.tp == tp:
+                self.member.park(claim.epoch, reason, detail, self.context.clock.now())
+        self.kick()
+
+    def look_at_topics(self) -> None:
+        """Has the worker ask the cluster which topics there are, for their partition counts and their ids."""
+        self.submit("the look at topics", self.topic_watch.look)
+
+    def _publish_topic(self, kind: AdvisoryKind, topic: str, text: str) -> None:
+        member = self.member
+        self.publish(
+            Advisory(
+                kind, member.name, member.options.client_id, topic, text=text, session=member.session, log=self.log
+            )
+        )
+
+    def parked(self) -> dict[TopicPartition, str]:
+        """Returns the reason for each partition that is parked, or will be because it cannot be consumed (F6.4)."""
+        group, found = self.member.group, {}
+        for topic in self.member.found_topics if group is not None else ():
+            assert group is not None
+            known = group.topics.get(topic)
+            for number in range(known.count if known is not None else 0):
+                tp = TopicPartition(topic, number)
+                reason = group.parked(tp) or self.member.unfit(group, tp)
+                if reason:
+                    found[tp] = reason
+        return found
+
+    def claim_info(self, claim: Claim) -> ClaimInfo:
+        token = Token(self.incarnation, claim.epoch)
+        return ClaimInfo(*claim.tp, token, self.position(claim), self.lag(claim), *self.draining(claim))
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        """Returns the last known end offset of a partition; -1 if it is unknown or the topic is gone."""
+        return -1 if tp.topic in self.topic_watch.absent else self.source.end_offset(tp)
+
+    def draining(self, claim: Claim) -> tuple[str, float]:
+        """Returns why the claim is ending, and for how many more seconds it waits for handlers.
+
+        If the claim is not ending, it returns ("", -1).
+        """
+        if claim.phase is ClaimPhase.OPEN:
+            return "", -1.0
+        until_ms = claim.drain_until_ms
+        now_ms = self.context.clock.now().mono_ms
+        return claim.reason, 0.0 if claim.sealed or until_ms is None else max(0.0, (until_ms - now_ms) / 1000)
+
+    def lag(self, claim: Claim) -> int:
+        """Returns how many messages lie between the claim's position and the end; -1 if unknown or the end is lower."""
+        return max(-1, self.end_offset(claim.tp) - self.position(claim))
+
+    def position(self, claim: Claim) -> int:
+        """Returns the next offset to process: the claim's position or the one in the log, whichever is higher."""
+        claim.settle()
+        own = claim.position()
+        group = self.member.group
+        folded = group.partitions[claim.tp].position if group is not None else NONE
+        return max(own, folded)

@@ -1,0 +1,394 @@
+"""The background thread of a Marshal: it polls and folds the coordination logs, steps the members and sends records.
+
+The thread executes what members return and makes no protocol decision. A user's thread may step its own consumer under
+the lock (`ConsumerDriver.kick`), so that nothing waits for this thread's poll. Nothing that the cluster does ends the
+thread. An error that makes a log untrustworthy ends the consumers of that log, with that error (S14). The thread runs
+no code of the user's (callbacks.py does). If it ends all the same, every consumer ends with BackgroundThreadEnded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import defaultdict
+from typing import Final
+
+from marshal_py.client.connection import replay_start
+from marshal_py.client.connection.background_worker import Worker
+from marshal_py.client.connection.context import POLL_S_MAX, Context
+from marshal_py.client.connection.repeats import Repeats
+from marshal_py.client.driver.consumer_driver import PREFETCH_POLL_S, ConsumerDriver
+from marshal_py.client.driver.log_maintenance import LogMaintenance
+from marshal_py.errors import (
+    BackgroundThreadEnded,
+    ClusterError,
+    ClusterUnreachable,
+    CoordinationError,
+    HistoryTruncated,
+    TopicRecreated,
+)
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Genesis
+from marshal_py.protocol.wire.routing import HASH_NAME
+from marshal_py.transport.clock import mono_ms
+from marshal_py.transport.ports import LogRecord
+
+logger: Final = logging.getLogger("marshal_py")
+
+IDLE_POLL_S: Final = 0.25  # the longest poll, unless a log is being opened
+REOPEN_S: Final = 60.0  # the longest that one attempt to read a truncated log's state again may take
+GENESIS_S: Final = 5.0  # if a Genesis was not read back within this time, it is written once more
+METADATA_S: Final = 10.0  # between two look-ups of topics: their growth is seen within 30 s
+CALLBACKS_S_MIN: Final = 1.0  # a close without the cluster leaves this much for the user's callbacks
+# Folded at once, in about 5 ms: an event loop may wait for the lock. Then the lock is free for others for a moment.
+FOLD_RECORDS_LOCKED: Final = 500
+
+
+class Loop:
+    """Drives all consumers of one Marshal.
+
+    `worlds`: the folded state of each log that this process follows, by number of the coordination partition.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.worlds: dict[int, World] = {}
+        self._drivers: list[ConsumerDriver] = []
+        self._workers: list[Worker] = []  # one per consumer
+        self.maintenance: LogMaintenance = LogMaintenance(context, self)
+        self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # per log: each is opened once
+        self.folded: int = 0  # records
+        self._topic_id = ""
+        self._metadata_due = 0.0
+        self._closing = False
+        self._repeats = Repeats()  # of the history worker
+        self._thread = context.thread = threading.Thread(target=self._run, name="marshal-loop", daemon=True)
+
+    @property
+    def drivers(self) -> list[ConsumerDriver]:
+        """Returns the drivers of the consumers that have not ended."""
+        return [driver for driver in self._drivers if not driver.ended]
+
+    def _of(self, log: int) -> list[ConsumerDriver]:
+        return [driver for driver in self.drivers if driver.log == log]
+
+    def sessions_of(self, log: int) -> set[int]:
+        """Returns the sessions of this Marshal's consumers in a log."""
+        return {driver.member.session for driver in self._of(log)}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._round()
+        except BaseException as error:  # SystemExit too: whatever it is, the heartbeats have ended
+            self._die(error)
+
+    def _round(self) -> None:
+        records: list[LogRecord] = []
+        try:
+            records = self._poll()
+        except HistoryTruncated as error:
+            self._start_over(error)
+        except CoordinationError as error:
+            self.break_log(getattr(error, "log", 0), error)
+        except Exception:
+            if self._closing:
+                return
+            logger.exception("the coordination log could not be read; trying again")
+            time.sleep(POLL_S_MAX)
+        try:
+            for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
+                if at:
+                    time.sleep(0)  # else this thread has the lock again before one that waits for it has woken up
+                self._turn(records[at : at + FOLD_RECORDS_LOCKED])
+        except Exception as error:  # a bug of ours: worlds may be half folded, so nobody may continue with them
+            logger.exception("the records could not be folded")
+            for number in list(self.worlds):
+                self.break_log(number, CoordinationError(f"this process cannot fold the log: {error!r}"))
+        self._carry_out()
+        self._refresh_metadata()
+
+    def _carry_out(self) -> None:
+        """Tells each consumer's data client which partitions to fetch and which to pause now.
+
+        The driver and the user only note this under the lock; the client learns it when the user polls, or by this
+        call. The background thread calls it after every poll, without the lock. If a client fails, its consumer ends
+        with ClusterError.
+        """
+        for driver in self.drivers:
+            try:
+                driver.source.carry_out()
+            except Exception as error:
+                logger.exception("group %s: the data client failed", driver.member.name)
+                with self._context.outbox, self._context.lock:
+                    driver.member.fail(ClusterError(f"the data client failed: {error!r}"))
+                    driver.advance()
+
+    def _poll(self) -> list[LogRecord]:
+        timeout_s = self._timeout_s()
+        self._context.stalls.waits(mono_ms() + round(timeout_s * 1000))
+        try:
+            return self._context.coordination.poll(timeout_s)
+        finally:
+            self._context.stalls.woke(mono_ms())
+
+    def _die(self, cause: BaseException) -> None:
+        """Ends every consumer as the thread ends, because none may wait for the thread or deliver without it."""
+        logger.error("the background thread has ended", exc_info=cause)
+        error = BackgroundThreadEnded(repr(cause))
+        with self._context.outbox, self._context.lock:
+            self._context.ended = error
+            for driver in self.drivers:
+                with contextlib.suppress(Exception):  # the step may be what failed; the consumer ends all the same
+                    driver.give_up(error)
+                driver.ended, driver.error = True, error
+            self._drivers = []
+            self._context.changed.notify_all()
+
+    def _timeout_s(self) -> float:
+        with self._context.lock:
+            due_ms = self.deadline_ms()
+            if due_ms is None:
+                return POLL_S_MAX if self.worlds else IDLE_POLL_S
+            if any([driver.prefetching for driver in self._drivers]):
+                return PREFETCH_POLL_S
+            return min(max((due_ms - self._context.clock.now().mono_ms) / 1000, 0.0), IDLE_POLL_S)
+
+    def deadline_ms(self) -> int | None:
+        """Returns the monotonic ms at which the next consumer must be stepped; None if there is no consumer."""
+        return min([driver.member.deadline_ms for driver in self.drivers], default=None)
+
+    def busy(self) -> bool:
+        """Tells whether something is to be done at this moment: a step, a record to send, a question to the cluster."""
+        workers = (self._context.worker, *self._workers)
+        with self._context.lock:
+            now = self._context.clock.now()
+            due = any(driver.due(now) for driver in self.drivers)
+            return due or bool(self._context.outbox) or any(worker.busy for worker in workers)
+
+    def _turn(self, records: list[LogRecord]) -> None:
+        """Folds these records, then steps each consumer that has something to do."""
+        with self._context.outbox, self._context.lock:
+            self._fold(records)
+            self._drivers = self.drivers
+            now = self._context.clock.now()
+            refused = self._context.coordination.refused()
+            for driver in self._drivers:
+                if refused is not None:
+                    driver.member.fail(refused)
+                if refused is not None or driver.due(now):
+                    driver.advance()
+            self.maintenance.tick(now)
+            if records or refused is not None:
+                self._context.changed.notify_all()
+
+    def _fold(self, records: list[LogRecord]) -> None:
+        """Folds each record into the world of its log, and passes the verdict to the members of that log."""
+        if not records:
+            return
+        now, drivers = self._context.clock.now(), self.drivers
+        self._context.heard_ms = now.mono_ms
+        for number, offset, value, _, _ in records:
+            if number in self._context.broken:
+                continue
+            world = self.worlds[number]
+            try:
+                verdict = rationalizer.apply(world, offset, value)
+            except CoordinationError as error:
+                self.break_log(number, error)
+                continue
+            self.folded += 1
+            self.maintenance.folded(number, verdict, now.mono_ms)
+            if verdict.group:
+                for driver in drivers:
+                    if driver.log == number:
+                        driver.member.receive(verdict, now)
+
+    def break_log(self, number: int, error: CoordinationError) -> None:
+        """Ends the consumers of log `number` with `error`, because the log cannot be trusted any more."""
+        with self._context.outbox, self._context.lock:
+            if number in self._context.broken:
+                return
+            self._context.broken[number] = error
+            ending = self._of(number)
+            if ending:  # otherwise the error reaches whoever opens the log, and nobody else is concerned
+                logger.error("coordination partition %d: %s", number, error, extra={"marshal_log": number})
+            for driver in ending:
+                driver.member.fail(error)
+                driver.advance()
+            self._context.changed.notify_all()
+
+    def _refresh_metadata(self) -> None:
+        if time.monotonic() < self._metadata_due:
+            return
+        self._metadata_due = time.monotonic() + METADATA_S
+        for driver in self.drivers:
+            driver.look_at_topics()
+        if self.drivers:
+            self._context.worker.submit("coordination topic", self.check_topic)
+
+    def check_topic(self) -> bool:
+        """Tells whether the coordination topic is still the one that was opened. Raises ClusterError.
+
+        If it was deleted or recreated, the consumers of all its logs are ended (`break_log`), even where offsets still
+        fit (L8).
+        """
+        info = self._context.admin.describe_topic(self._context.topic)
+        if not self._topic_id and info is not None:
+            self._topic_id = info.topic_id
+        if not self._topic_id or (info is not None and info.topic_id == self._topic_id):
+            return True
+        found = "no topic" if info is None else info.topic_id
+        for number in list(self.worlds):
+            self.break_log(number, TopicRecreated(number, f"topic id {self._topic_id}", found))
+        return False
+
+    # --- opening logs, from the user's thread
+
+    def open_root(self, partitions: int, timeout_s: float) -> Genesis:
+        """Returns the root, the Genesis of log 0 that holds for all logs (L3); writes it if the topic is new.
+
+        `partitions`: how many logs a new topic gets. Raises CoordinationError, ClusterUnreachable.
+        """
+        deadline = time.monotonic() + timeout_s
+        count = self._context.admin.prepare_coordination(self._context.topic, partitions)
+        info = self._context.admin.describe_topic(self._context.topic)
+        self._topic_id = (
+            "" if info is None else info.topic_id
+        )  # None: just created, and the broker that answered does not know it yet
+        world = self.open_world(0, None, deadline)
+        if world.genesis is None:
+            created_ms = self._context.clock.now().wall_ms
+            root = Genesis(
+                created_ms.to_bytes(6, "big") + self._context.draw(10), count, HASH_NAME, rationalizer.PROTOCOL_VERSION
+            )
+            self._write_genesis(world, root, deadline)
+        assert world.genesis is not None
+        if world.genesis.partitions > count:
+            raise TopicRecreated(0, f"{world.genesis.partitions} partitions", str(count))
+        return world.genesis
+
+    def open_world(self, number: int, root: Genesis | None, deadline: float) -> World:
+        """Returns the world of log `number`, folded to the end that the log has now.
+
+        If `root` is given and the log has no Genesis, `root` is written to it. `deadline`: of the monotonic clock, in
+        seconds. Raises CoordinationError, ClusterUnreachable.
+        """
+        with self._context.lock:
+            opening = self._opening[number]
+        if not opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise ClusterUnreachable(
+                self._context.servers, f"coordination partition {number}", "another thread opens it"
+            )
+        try:
+            world = self.worlds.get(number)
+            if world is None:
+                world = self._begin(number, root, deadline)
+        finally:
+            opening.release()
+        self._catch_up(world, deadline)
+        if root is not None and world.genesis is None:
+            self._write_genesis(world, root, deadline)
+        return world
+
+    def _begin(self, number: int, root: Genesis | None, deadline: float) -> World:
+        """Begins to follow a log, at its first record or at a confirmed snapshot (N9). Returns its world so far."""
+        bounds = self._context.coordination.bounds(number, max(1.0, deadline - time.monotonic()))
+        world = replay_start.open_world(self._context.coordination, number, root, bounds)
+        with self._context.outbox, self._context.lock:
+            self.worlds[number] = world
+            self.maintenance.begin(world)
+        self._context.coordination.follow(number, world.next_offset)
+        return world
+
+    def _catch_up(self, world: World, deadline: float) -> None:
+        bounds = self._context.coordination.bounds(world.log, max(1.0, deadline - time.monotonic()))
+        what = f"coordination partition {world.log}"
+        self._context.wait_for(lambda: world.next_offset >= bounds.end, what, deadline, world.log)
+
+    def _start_over(self, error: HistoryTruncated) -> None:
+        """Handles a log whose records were deleted before this process read them (N11).
+
+        Its consumers lose their claims and wait until the state has been read again, from a snapshot.
+        """
+        with self._context.outbox, self._context.lock:
+            world = self.worlds[error.log]
+            logger.warning("%s", error, extra={"marshal_log": error.log})
+            for driver in self._of(error.log):
+                driver.lose_history()
+        self._context.history_worker.submit(
+            f"coordination partition {error.log} again", lambda: self._reopen(error.log, world.root)
+        )
+
+    def _reopen(self, number: int, root: Genesis | None) -> None:
+        while not self._closing:
+            with self._context.lock:
+                if not any(driver.away for driver in self._of(number)):
+                    return  # an earlier attempt has done it, or no consumer is left
+            try:
+                deadline = time.monotonic() + REOPEN_S
+                world = self._begin(number, root, deadline)
+                self._catch_up(world, deadline)
+            except CoordinationError as error:
+                self.break_log(number, error)
+                return
+            except ClusterError as error:
+                if self._repeats.due(f"{number}: {error}"):
+                    logger.warning("coordination partition %d: %s; trying again", number, error)
+                time.sleep(POLL_S_MAX)
+                continue
+            with self._context.outbox, self._context.lock:
+                for driver in self._of(number):
+                    driver.regain_history(world)
+            return
+
+    def _write_genesis(self, world: World, genesis: Genesis, deadline: float) -> None:
+        """Writes `genesis` repeatedly until the log has accepted a Genesis, this one or another client's (L5)."""
+        value = codec.encode(genesis, "", genesis.incarnation)
+        while world.genesis is None:
+            self._context.coordination.append(world.log, b"", value)
+            attempt = min(deadline, time.monotonic() + GENESIS_S)
+            try:
+                self._context.wait_for(lambda: world.genesis is not None, "the Genesis record", attempt, world.log)
+            except ClusterUnreachable:
+                if time.monotonic() >= deadline:
+                    raise
+
+    # --- consumers
+
+    def add(self, driver: ConsumerDriver) -> None:
+        """Adds a consumer, which the thread steps from now on."""
+        with self._context.outbox, self._context.lock:
+            self._drivers = [*self.drivers, driver]
+            self._workers = [*(worker for worker in self._workers if worker.alive), driver.worker]
+            driver.advance()
+        driver.look_at_topics()
+
+    def close(self, flush_s: float) -> None:
+        """Ends the thread, closes the connections, then runs the callbacks that are waiting.
+
+        `flush_s`: for how many seconds all of that may take. The consumers must have ended before.
+        """
+        self._closing = True
+        with self._context.lock:
+            self._context.closed = True
+            self._context.changed.notify_all()
+        deadline = time.monotonic() + flush_s
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(max(CALLBACKS_S_MIN, flush_s))
+        for worker in (*self._workers, self._context.worker):
+            worker.close(max(0.0, deadline - time.monotonic()))
+        self._context.history_worker.close(0.0)  # a daemon: nobody needs what it reads
+        self._context.outbox.send()
+        self._context.coordination.close(max(0.0, deadline - time.monotonic()))
+        self._context.admin.close()
+        self._context.callbacks.close(max(CALLBACKS_S_MIN, deadline - time.monotonic()))

@@ -1,0 +1,5 @@
+"""A message in the user's hand and what is answered: acks, naks, terms, dead letters."""
+
+from typing import Final
+
+DOORS: Final = ("acks", "answers", "dead_letters", "handles", "lost_acks", "message", "unacked", "user_callbacks")

@@ -1,0 +1,199 @@
+"""Carries out the acks of messages. Messages that were delivered together share one Delivered, which takes the lock.
+
+A run (OffsetRun) records which messages of one fetch of one claim were delivered and acked. This file is imported by
+message.py: it knows nothing of messages but how to make one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple
+
+from marshal_py.client.connection.forks import ForkedLock
+from marshal_py.client.messages.answers import Answers, check_delay, check_reason
+from marshal_py.client.messages.lost_acks import LostAcks
+from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.protocol.claims.acked_spans import Spans, spans_of
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.wire.identity import Instant, Token
+from marshal_py.transport.ports import RawMessage
+from marshal_py.transport.serialization import Deserializer
+
+ACK_TIMEOUT_S: Final = 10.0  # how long `ack(wait=True)` waits by default: as long as a consumer's `stop`
+
+
+class Acked(NamedTuple):
+    """Holds the offsets that were acked in one claim, as spans (acked_spans.py). `late`: the ack came too late."""
+
+    claim: Claim
+    spans: Spans
+    late: bool = False
+
+
+class DeliveryContext:
+    """Holds what all deliveries of one consumer share. `delivered`: how many messages the consumer has delivered.
+
+    `make(raw, delivered, index, value)` returns the user's message for the fetched message `raw`. Its argument
+    `delivered` is the Delivered that the message belongs to, `index` the message's index in the run, and `value` its
+    bytes.
+    """
+
+    __slots__ = (
+        "answers",
+        "clock_now",
+        "confirm",
+        "delivered",
+        "handle_of",
+        "incarnation",
+        "key_deserializer",
+        "lock",
+        "lost_acks",
+        "make",
+        "member",
+        "value_deserializer",
+    )
+
+    clock_now: Callable[[], Instant]
+    incarnation: bytes
+    key_deserializer: Deserializer | None
+    lock: AbstractContextManager[object]
+    make: Callable[..., Any]
+    member: Member
+    value_deserializer: Deserializer | None
+
+    def __init__(
+        self,
+        member: Member,
+        lock: AbstractContextManager[object],
+        clock_now: Callable[[], Instant],
+        incarnation: bytes,
+        make: Callable[..., Any],
+        options: ConsumerOptions,
+        answers: Answers,
+    ) -> None:
+        self.member, self.lock, self.clock_now, self.incarnation = member, lock, clock_now, incarnation
+        self.make = make
+        self.key_deserializer, self.value_deserializer = options.key_deserializer, options.value_deserializer
+        self.answers: Answers = answers
+        self.delivered: int = 0
+        self.lost_acks: LostAcks = LostAcks()
+        # Makes the handle of a message, with the lock held; set by the consumer (handles.py).
+        self.handle_of: Callable[[Any], bytes]
+        # Waits until the log has accepted acks; set by the consumer (confirmations.py).
+        self.confirm: Callable[[Sequence[Acked], float], None]
+
+    def forked(self, made_in_pid: int) -> None:
+        """Makes acks raise UsedAfterFork in a forked child process, where it is called (forks.py)."""
+        self.lock = ForkedLock("Message", made_in_pid)
+        for claim in self.member.claims.values():
+            claim.sealed = True  # so that acks ask for the lock
+
+
+class Delivered:
+    """Holds what messages of one claim that were delivered together have in common: claim, run, token."""
+
+    __slots__ = ("again", "claim", "context", "key_deserializer", "make", "run", "token", "value_deserializer")
+
+    claim: Claim
+    context: DeliveryContext
+    run: OffsetRun | None
+    again: int
+
+    def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None, again: int = 0) -> None:
+        """Stands for a delivery under `claim`. `run` tracks which messages are acked; None in at-most-once mode.
+
+        `again`: how often this claim has delivered the messages again, this time included.
+        """
+        self.context, self.claim, self.run, self.again = context, claim, run, again
+        self.key_deserializer: Deserializer | None = context.key_deserializer
+        self.value_deserializer: Deserializer | None = context.value_deserializer
+        self.make: Callable[..., Any] = context.make
+        self.token: Token = Token(context.incarnation, claim.epoch)
+
+    def finish_late(self) -> bool:
+        """Counts an ack that has no effect, because it came after its claim was released or lost. Returns False.
+
+        Called with the lock held.
+        """
+        return not self.context.member.ack_is_late(self.claim)
+
+    def in_time(self, first: int, stop: int) -> bool:
+        """Returns whether the messages with the indexes [first, stop) of `run` were acked when the claim was sealed."""
+        with self.context.lock:
+            if self.run is None:
+                return self.finish_late()
+            if all(map(self.run.is_finished, range(first, stop))):
+                return True
+            self.context.lost_acks.late(self.claim.tp)
+            return self.finish_late()
+
+    def returned(self) -> None:
+        """Notes an ack in at-most-once mode, where it only says that the handler has returned."""
+        if isinstance(self.claim.tracker, AtMostOnce):
+            self.claim.tracker.acked()
+
+    def finish_range(self, first: int, stop: int) -> bool:
+        """Acks the messages with the indexes [first, stop) of `run`.
+
+        Returns False if the claim has ended before all of them were acked.
+        """
+        with self.context.lock:
+            if self.claim.sealed:
+                return self.in_time(first, stop)
+            if self.run is not None:
+                self.run.finish_range(first, stop)
+            else:
+                self.returned()
+            return True
+
+    def nak(self, first: int, messages: Sequence[RawMessage], delay_s: float | None) -> bool:
+        """Has `messages`, whose first index in `run` is `first`, delivered again after `delay_s` seconds.
+
+        Returns False if the claim has ended before, or if all of them are finished or were delivered again since.
+        """
+        check_delay(delay_s)
+        context = self.context
+        with context.lock:
+            context.answers.tracker_of(self.claim, "nak")
+            if self.claim.sealed:
+                return self.finish_late()
+            assert self.run is not None
+            self.run.settle()
+            return context.answers.nak(self.claim, self.run, first, messages, delay_s, self.again)
+
+    def term(self, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
+        """Finishes `messages`, whose first index in `run` is `first`, for good; otherwise as `nak`."""
+        reason, context = check_reason(reason), self.context
+        with context.lock:
+            context.answers.tracker_of(self.claim, "term")
+            if self.claim.sealed:
+                return self.finish_late()
+            assert self.run is not None
+            self.run.settle()
+            return context.answers.term(self.claim, self.run, first, messages, reason)
+
+    def acked(self, first: int, stop: int, in_time: bool) -> Acked:
+        """Returns what an ack of the indexes [first, stop) of `run` has to have confirmed; `in_time` is its result."""
+        return Acked(self.claim, () if self.run is None else spans_of(self.run.offsets[first:stop]), not in_time)
+
+    def touch(self, first: int, stop: int) -> None:
+        """Restarts the handler timeout of the messages with the indexes [first, stop) of `run`.
+
+        In at-most-once mode it restarts the timeout of all messages of the claim. If the claim is sealed, it does
+        nothing: acks that came since came too late, and must not be noted.
+        """
+        with self.context.lock:
+            if self.claim.sealed:
+                return
+            tracker, mono_ms = self.claim.tracker, self.context.clock_now().mono_ms
+            if isinstance(tracker, AtLeastOnce):
+                if self.run is not None:
+                    self.run.settle()
+                    tracker.touch(self.run, first, stop, mono_ms)
+            elif tracker.in_flight_since_ms is not None:
+                tracker.in_flight_since_ms = mono_ms

@@ -1,0 +1,479 @@
+"""Messages and batches, as users handle them. Their acks go through acks.py. Nothing here waits or does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Generic, NoReturn, SupportsIndex, overload
+
+from msgspec import Struct, structs
+
+from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered
+from marshal_py.client.values.requests import check_ack_wait, check_timeout
+from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
+from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.wire.identity import NONE, Token, TopicPartition
+from marshal_py.transport.ports import RawMessage
+from marshal_py.transport.serialization import K_co, V_co, context_of
+
+STEP: Final = "1, because acks concern messages in a row"  # of a slice of a Part or a Batch
+_UNREAD: Final = object()  # stands for a key or value that no deserializer has read yet
+
+
+class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
+    """Holds one message that was delivered under a claim. Attributes are read-only.
+
+    `key` and `value` are bytes (None for a tombstone), or what the consumer's deserializers made of them. A
+    deserializer runs when the attribute is first read, and its result is kept. `timestamp` is ms since 1970, -1 if
+    there is none. `token` fences writes to the outside (PROTOCOL.md K1).
+    """
+
+    # A Struct of msgspec, because one is made per message: four times as fast as a class of Python's.
+    _raw: RawMessage
+    _delivered: Delivered
+    _index: int
+    value: V_co  # not a property: nearly every user reads it, and a property costs as much as making the message
+
+    @property
+    def topic(self) -> str:
+        return self._delivered.claim.tp.topic
+
+    @property
+    def partition(self) -> int:
+        return self._delivered.claim.tp.partition
+
+    @property
+    def offset(self) -> int:
+        offset = self._raw.offset()
+        assert offset is not None
+        return offset
+
+    @property
+    def key(self) -> K_co:
+        key: Any = self._raw.key()
+        return key  # type: ignore[no-any-return]  # bytes | None, which K_co is without a deserializer
+
+    @property
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self._raw.headers() or []
+
+    @property
+    def timestamp(self) -> int:
+        kind, at_ms = self._raw.timestamp()
+        return at_ms if kind else -1
+
+    @property
+    def token(self) -> Token:
+        return self._delivered.token
+
+    @property
+    def group(self) -> str:
+        return self._delivered.context.member.name
+
+    @property
+    def covered(self) -> tuple[tuple[int, int], ...]:
+        """Returns the offsets that a table has once it has this message, as ranges [start, to).
+
+        These are its own and those before it that hold no message, as far as that is known (client/values/finished.py).
+        """
+        run, index = self._delivered.run, self._index
+        return ((self.offset, self.offset + 1),) if run is None else run.covered(index, index + 1)
+
+    @property
+    def pin_id(self) -> Token | None:
+        """Returns the pin under which the message was delivered, in a group with the policy `pinned`; else None.
+
+        Pins are compared as tokens are: a later one is greater.
+        """
+        pin = self._delivered.claim.pin
+        return Token(self._delivered.token.incarnation, pin) if pin != NONE else None
+
+    @property
+    def topic_id(self) -> str:
+        """Returns Kafka's id of the topic; "" if the cluster gives none. A topic that was recreated has another id."""
+        return self._delivered.claim.topic_id
+
+    @property
+    def revoking(self) -> bool:
+        """Tells whether the partition is moving to another member or has moved.
+
+        If so, ack what is done and begin nothing more. The next owner waits for these acks, at most
+        `hand_over_timeout_s`, and a pause of the group one heartbeat interval. In at-least-once mode the next owner
+        gets the messages that are not acked.
+        """
+        return self._delivered.claim.phase is not ClaimPhase.OPEN
+
+    @property
+    def delivery_count(self) -> int:
+        """Returns how often the message has been delivered according to the log: 1 if this delivery is the first one.
+
+        Deliveries before a crash are included. For the lowest unfinished message of a partition the number is never too
+        low. It is too high by one for each owner that died before it had delivered the message. So a message that kills
+        every consumer can be recognised. For other messages it is the number of deliveries that owners have reported.
+        In at-most-once mode it is always 1.
+        """
+        tracker = self._delivered.claim.tracker
+        return tracker.delivery_count(self.offset) if isinstance(tracker, AtLeastOnce) else 1
+
+    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Marks the message as done. Any thread may call it, in any order; a second call changes nothing.
+
+        Returns False if the ack came too late: the claim has been released or lost, and in at-least-once mode the
+        message will be delivered again. True says that this consumer held the claim as far as it had read the log, and
+        reports the ack to it; only `double_ack` and `Consumer.flush` say that the log has it. At-most-once mode needs
+        no acks; there a call only says that the handler has returned. Raises UsedAfterFork.
+
+        With `wait` it does what `double_ack` does. Raises InvalidOption if `wait` is no bool but true, as 5 is.
+        """
+        if wait:
+            check_ack_wait(wait)
+            return self.double_ack(timeout_s)
+        delivered, index = self._delivered, self._index
+        run = delivered.run
+        if run is None:
+            return delivered.finish_range(0, 0)
+        # Without the lock, and first: if the claim is sealed after it, sealing has noted it (Claim.seal).
+        run.acks.append(index)
+        return delivered.in_time(index, index + 1) if delivered.claim.sealed else True
+
+    def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Marks the message as done, and returns True once the log has accepted that it is.
+
+        So a transaction that is committed after this call belongs to a message that nobody receives again. It takes one
+        round trip of a heartbeat. A message above unfinished ones may have to wait for them, because the log has room
+        for a limited number of finished ranges (512 bytes).
+
+        Raises ClaimLost if the ack came too late, or if the claim was lost before the log had accepted the ack: the
+        message is delivered again. Raises AckNotConfirmed after `timeout_s` seconds (at least 0), ReentrantCall,
+        UsedAfterFork; InvalidOption before anything is acked. In at-most-once mode it only checks that the claim is
+        still held.
+        """
+        check_timeout(timeout_s)
+        self._delivered.context.confirm(self._acked(), timeout_s)
+        return True
+
+    def _acked(self) -> list[Acked]:
+        """Marks the message as done. Returns what the log must accept then."""
+        return [self._delivered.acked(self._index, self._index + 1, self.ack())]
+
+    def nak(self, delay_s: float | None = None) -> bool:
+        """Gives the message back: this consumer delivers it again after `delay_s` seconds (PROTOCOL.md D14).
+
+        `delay_s`: 0 to 86,400. None means 0.5 s after the first delivery, and twice as long after each further one, up
+        to 60 s. The other messages keep their order, and `delivery_count` grows. If the consumer ends or the partition
+        moves before, the next owner delivers the message at once. While 1,000 messages of a partition wait, nothing new
+        of it is delivered, and while messages of `prefetch_bytes` wait, nothing new at all (event `nak_storm`).
+
+        Returns False if the claim is over, so that the message is delivered again anyway, if the message is done, or if
+        it was delivered again since: another handler has it then. Raises NeedsAtLeastOnce, InvalidOption,
+        UsedAfterFork.
+        """
+        return self._delivered.nak(self._index, (self._raw,), delay_s)
+
+    def term(self, reason: str = "") -> bool:
+        """Ends the message for good: it is never delivered again, and an advisory `terminated` says so in the log.
+
+        `reason`: for people who read the advisory, which has its first 255 bytes of utf-8. Returns False if the claim
+        is over, so that the message will be delivered again, or if the message is done already. Raises
+        NeedsAtLeastOnce, InvalidOption, UsedAfterFork.
+        """
+        return self._delivered.term(self._index, (self._raw,), reason)
+
+    def in_progress(self) -> None:
+        """Says that the handler is still working on this message: its `handler_timeout_s` starts again (D4).
+
+        In at-least-once mode it concerns this message alone; `Batch.in_progress` concerns a whole batch. Raises
+        UsedAfterFork.
+        """
+        self._delivered.touch(self._index, self._index + 1)
+
+    def handle(self) -> bytes:
+        """Returns a small value that names this message: 36 bytes and the topic's name.
+
+        It can go anywhere: to another thread or task, through a queue to another process and back. There is nothing to
+        do with it but to pass it to `Consumer.complete`, or to `Consumer.message`, in the process of this consumer.
+        Raises UsedAfterFork.
+        """
+        context = self._delivered.context
+        with context.lock:
+            return context.handle_of(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise MessageNotPickled(f"{self.topic}:{self.partition}@{self.offset}")
+
+    def __repr__(self) -> str:
+        return f"Message({self.topic}:{self.partition}@{self.offset}, token={self.token})"
+
+
+# gc: what a deserializer made may refer to its message, and such a circle must be found.
+class DecodedMessage(Message[K_co, V_co], frozen=True, gc=True):
+    """Holds a message of a consumer that has a deserializer.
+
+    The deserializer runs when `key` or `value` is first read. What it raises, it raises in the handler, and the
+    iteration continues.
+    """
+
+    _read_key: Any = _UNREAD
+    _read_value: Any = _UNREAD
+
+    @property
+    def key(self) -> K_co:
+        if self._read_key is _UNREAD:
+            read, key = self._delivered.key_deserializer, self._raw.key()
+            structs.force_setattr(self, "_read_key", key if read is None else read(key, context_of(self._raw, "key")))
+        key_read: K_co = self._read_key
+        return key_read
+
+    @property  # type: ignore[misc]  # it hides the field, and is as read-only
+    def value(self) -> V_co:
+        if self._read_value is _UNREAD:
+            read, value = self._delivered.value_deserializer, self._raw.value()
+            read_value = value if read is None else read(value, context_of(self._raw, "value"))
+            structs.force_setattr(self, "_read_value", read_value)
+        value_read: V_co = self._read_value
+        return value_read
+
+
+class Part(Generic[K_co, V_co]):
+    """Holds the messages of one partition in a Batch, in the order of their offsets.
+
+    `part[0]` is the first message, `part[10:20]` a Part of ten messages, which can be acked alone. Without
+    deserializers a Part makes an object per message only if it is indexed or iterated.
+    """
+
+    __slots__ = ("_delivered", "_first", "_messages", "raw")
+
+    def __init__(self, raw: Sequence[RawMessage], delivered: Delivered, first: int) -> None:
+        self.raw: Sequence[RawMessage] = raw
+        self._delivered = delivered
+        self._first = first
+        # With deserializers: the messages, once they were made, so that each key and value is read once.
+        self._messages: Sequence[Message[K_co, V_co]] | None = None
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self._delivered.claim.tp
+
+    @property
+    def token(self) -> Token:
+        return self._delivered.token
+
+    @property
+    def topic_id(self) -> str:
+        return self._delivered.claim.topic_id
+
+    @property
+    def covered(self) -> tuple[tuple[int, int], ...]:
+        """Returns the offsets that a table has once it has these messages, as `Message.covered` does."""
+        run, first = self._delivered.run, self._first
+        if run is None:
+            return tuple((offset, offset + 1) for offset in self.offsets)
+        return run.covered(first, first + len(self.raw))
+
+    @property
+    def values(self) -> list[V_co]:
+        """Returns the values of all messages.
+
+        Raises DeserializationFailed, which names the first message whose value cannot be read. The others can be read
+        one by one, for example by iterating over the part.
+        """
+        if self._delivered.value_deserializer is not None:
+            return self._read("value")
+        values: list[Any] = [raw.value() for raw in self.raw]
+        return values
+
+    @property
+    def keys(self) -> list[K_co]:
+        """Returns the keys of all messages. Raises DeserializationFailed, as `values` does."""
+        if self._delivered.key_deserializer is not None:
+            return self._read("key")
+        keys: list[Any] = [raw.key() for raw in self.raw]
+        return keys
+
+    def _read(self, field: str) -> list[Any]:
+        found = []
+        for message in self:
+            try:
+                found.append(getattr(message, field))
+            except Exception as error:
+                where = message.topic, message.partition, message.offset
+                raise DeserializationFailed(*where, field, repr(error)) from error
+        return found
+
+    @property
+    def offsets(self) -> list[int]:
+        return [raw.offset() or 0 for raw in self.raw]
+
+    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Marks all messages of this part as done. Returns False if that came too late, as `Message.ack` does.
+
+        With `wait` it does what `double_ack` does. Raises UsedAfterFork.
+        """
+        if wait:
+            check_ack_wait(wait)
+            return self.double_ack(timeout_s)
+        return self._delivered.finish_range(self._first, self._first + len(self.raw))
+
+    def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Marks all messages of this part as done, and waits until the log has accepted it: `Message.double_ack`."""
+        check_timeout(timeout_s)
+        self._delivered.context.confirm(self._acked(), timeout_s)
+        return True
+
+    def _acked(self) -> list[Acked]:
+        return [self._delivered.acked(self._first, self._first + len(self.raw), self.ack())]
+
+    def nak(self, delay_s: float | None = None) -> bool:
+        """Gives all messages of this part that are not done back, as `Message.nak` does."""
+        return self._delivered.nak(self._first, self.raw, delay_s)
+
+    def term(self, reason: str = "") -> bool:
+        """Ends all messages of this part that are not done for good, as `Message.term` does."""
+        return self._delivered.term(self._first, self.raw, reason)
+
+    def in_progress(self) -> None:
+        """Says that the handler is still working on this part, as `Batch.in_progress` does for a batch."""
+        self._delivered.touch(self._first, self._first + len(self.raw))
+
+    def __reduce__(self) -> NoReturn:
+        raise MessageNotPickled(f"{self.topic_partition}@{self.offsets[0] if self.raw else ''}")
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __iter__(self) -> Iterator[Message[K_co, V_co]]:
+        delivered, first = self._delivered, self._first
+        make = delivered.make
+        if delivered.key_deserializer is not None or delivered.value_deserializer is not None:
+            yield from self._decoded()
+            return
+        for index, raw in enumerate(self.raw):
+            yield make(raw, delivered, first + index, raw.value())
+
+    def _decoded(self) -> Sequence[Message[K_co, V_co]]:
+        if self._messages is None:
+            delivered, make, first = self._delivered, self._delivered.make, self._first
+            self._messages = [make(raw, delivered, first + at, raw.value()) for at, raw in enumerate(self.raw)]
+        return self._messages
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Message[K_co, V_co]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Part[K_co, V_co]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> Message[K_co, V_co] | Part[K_co, V_co]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self.raw))
+            if step != 1:
+                raise InvalidOption("the step of a slice", step, STEP)
+            part: Part[K_co, V_co] = Part(self.raw[start:stop], self._delivered, self._first + start)
+            part._messages = None if self._messages is None else self._messages[start:stop]
+            return part
+        delivered, index = self._delivered, range(len(self.raw))[at]
+        if delivered.key_deserializer is not None or delivered.value_deserializer is not None:
+            return self._decoded()[index]
+        raw = self.raw[index]
+        message: Message[K_co, V_co] = delivered.make(raw, delivered, self._first + index, raw.value())
+        return message
+
+    def __repr__(self) -> str:
+        span = f"@{self.raw[0].offset()}..{self.raw[-1].offset()}" if self.raw else ""
+        return f"Part({self.topic_partition}{span}, messages={len(self.raw)})"
+
+
+class Batch(Generic[K_co, V_co]):
+    """Holds the messages of one `fetch`, of one or more partitions, in offset order per partition.
+
+    `batch[0]` is the first message, `batch[10:20]` a Batch of ten messages, which can be acked alone.
+    """
+
+    __slots__ = ("parts",)
+
+    parts: Sequence[Part[K_co, V_co]]
+
+    def __init__(self, parts: Sequence[Part[K_co, V_co]]) -> None:
+        self.parts = parts
+
+    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Marks all messages as done. Returns False if that came too late for some of them, as `Message.ack` does.
+
+        With `wait` it does what `double_ack` does. Raises UsedAfterFork.
+        """
+        if wait:
+            check_ack_wait(wait)
+            return self.double_ack(timeout_s)
+        return all([part.ack() for part in self.parts])
+
+    def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+        """Marks all messages as done, and waits until the log has accepted it, as `Message.double_ack` does.
+
+        If it raises ClaimLost, the error names the partitions that were lost; the log has accepted the others. Returns
+        True, also if the batch is empty.
+        """
+        check_timeout(timeout_s)
+        if self.parts:
+            self.parts[0]._delivered.context.confirm(self._acked(), timeout_s)
+        return True
+
+    def _acked(self) -> list[Acked]:
+        return [acked for part in self.parts for acked in part._acked()]
+
+    def nak(self, delay_s: float | None = None) -> bool:
+        """Gives all messages that are not done back, as `Message.nak` does.
+
+        Returns False if that did nothing for one of its parts.
+        """
+        return all([part.nak(delay_s) for part in self.parts])
+
+    def term(self, reason: str = "") -> bool:
+        """Ends all messages that are not done for good, as `Message.term` does.
+
+        Returns False if that did nothing for one of its parts.
+        """
+        return all([part.term(reason) for part in self.parts])
+
+    def in_progress(self) -> None:
+        """Says that the handler is still working on the batch: its `handler_timeout_s` starts again (D4).
+
+        Raises UsedAfterFork.
+        """
+        for part in self.parts:
+            part.in_progress()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def __iter__(self) -> Iterator[Message[K_co, V_co]]:
+        for part in self.parts:
+            yield from part
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Message[K_co, V_co]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Batch[K_co, V_co]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> Message[K_co, V_co] | Batch[K_co, V_co]:
+        if isinstance(at, slice):
+            return self._slice(at)
+        index = range(len(self))[at]
+        for part in self.parts:
+            if index < len(part):
+                break
+            index -= len(part)
+        return part[index]
+
+    def _slice(self, at: slice) -> Batch[K_co, V_co]:
+        start, stop, step = at.indices(len(self))
+        if step != 1:
+            raise InvalidOption("the step of a slice", step, STEP)
+        found = []
+        for part in self.parts:
+            count = len(part)
+            if max(0, start) < min(count, stop):
+                found.append(part[max(0, start) : stop])
+            start, stop = start - count, stop - count
+        return Batch(found)
+
+    def __repr__(self) -> str:
+        return f"Batch([{', '.join(map(repr, self.parts))}])"

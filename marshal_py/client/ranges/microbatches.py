@@ -1,0 +1,365 @@
+"""Keeps the micro-batches of one streaming query: which are delivered, which committed, and which are planned again.
+
+A position moves only over ranges that were delivered to the query and whose batch the query has committed; offsets
+alone prove neither. A delivered batch is *with the query* until it is committed. This file is pure: its driver
+(planner.py, the simulator) holds the lock, asks the cluster and waits.
+
+A query names a batch by its end offset, which holds the whole plan and the session of the member that planned it. For
+that member a batch is all that was delivered, whatever has become of its claims. A later member of the same query knows
+only the plan and the log. Two cases:
+
+- **Committed**: the query begins after a batch of session S. The position and the claim of each range decide. The range
+  is done if this member has the claim directly after S (or after claims of its own that follow S), in the same
+  generation, and the position lies in the range: S has delivered all of it, and no other member can have begun there.
+  (Another member may have had the claim between two claims of S, as the log's state keeps only the last claim. The
+  query has also done what that member left unfinished.) In every other case the log's position counts, and what lies
+  above it is planned again: at worst it is delivered twice.
+- **Replayed**: the batch of session S was planned and not committed. A range that this member claims is delivered from
+  the position on. A range that the position or the generation has passed is done, or an admin moved it. A range that
+  another session has owned since belongs to that session. Ranges of the last two kinds may be left out permanently,
+  because the rule for committed batches will never count them as done. While it is not known which of these a range
+  is (a dead session is still being waited for, the group is paused), the replay waits: if the range was left out now,
+  that rule could count it as done later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from marshal_py.client.ranges.ranges import BEGUN_KEPT, ClaimedRange, Ranges, Taken
+from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.fold.world import Partition
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.records import AT_MOST_ONCE
+
+End = dict[str, Any]  # an end offset as the query keeps it: JSON
+FIRST: Final[End] = {"b": 0, "r": {}}  # before the first batch; it never changes, since the query compares it
+
+
+class Planned(NamedTuple):
+    """Holds one range of a batch, as the end offset names it: [start, to), planned by `session` under `epoch`."""
+
+    session: int
+    epoch: int
+    generation: int
+    start: int
+    to: int
+
+
+class DeliveredBatch(NamedTuple):
+    """Holds the ranges of a batch that is with the query, and the session that delivered them."""
+
+    session: int
+    taken: list[Taken]
+
+
+class Replay(NamedTuple):
+    """Says what became of each range of a batch that an earlier member planned. It is final once `waits` is empty."""
+
+    taken: list[Taken]  # the ranges that this member delivers
+    waits: dict[TopicPartition, str]  # why it is not known yet whether this member delivers the range
+    left_out: dict[TopicPartition, str]  # why this member does not deliver the range
+
+
+def key_of(end: End) -> str:
+    return json.dumps(end)
+
+
+def digest_of(end: End) -> str:
+    """Returns the hash of a batch's end offset, which serves as a short name for the batch in messages."""
+    return hashlib.sha256(key_of(end).encode()).hexdigest()
+
+
+def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
+    """Returns the ranges of the batch that ends at `end`.
+
+    There are none if `end` is FIRST, or if it was made under another incarnation of the coordination topic.
+    """
+    if end.get("i") != incarnation.hex():
+        return {}
+    found = {}
+    for name, (epoch, generation, start, to) in end["r"].items():
+        topic, _, number = name.rpartition(":")
+        found[TopicPartition(topic, int(number))] = Planned(end.get("s", NONE), epoch, generation, start, to)
+    return found
+
+
+class MicroBatches:
+    """Holds the batches of one member, in either delivery mode. Every method is called with the Marshal's lock held."""
+
+    member: Member
+    ranges: Ranges
+
+    def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
+        """Begins with the batches that `before` has delivered, or without batches.
+
+        `before`: the MicroBatches of this process's earlier membership. It is ignored if its incarnation differs,
+        because an epoch there names another claim. `incarnation`: that of the log now.
+        """
+        if before is not None and before.incarnation != incarnation:
+            before = None
+        self.member, self.ranges = member, ranges
+        self.incarnation: bytes = incarnation
+        self.at_most_once: bool = member.options.mode == AT_MOST_ONCE
+        self.delivered: dict[str, DeliveredBatch] = (
+            before.delivered if before is not None else {}
+        )  # by end, until committed
+        # Ranges that the query has committed and that no position has been moved over yet.
+        self._proven: dict[TopicPartition, Planned] = before._proven if before is not None else {}
+        # Ranges that the query has committed and that a claim has finished: the log may not have its position yet.
+        self._finished: dict[TopicPartition, Planned] = before._finished if before is not None else {}
+        if before is not None:
+            for tp, begun in before.ranges.begun.items():
+                ranges.begun[tp] = deque([*begun, *ranges.begun.get(tp, ())], BEGUN_KEPT)
+        self._replaying: dict[TopicPartition, Taken] = {}
+        self._committed: str = before._committed if before is not None else ""  # key of the newest committed batch
+
+    # --- the query has committed
+
+    def commit(self, end: End, now: Instant) -> bool:
+        """Moves positions past the batch that ends at `end`, because the query has committed it.
+
+        Returns whether a position moved. It may be called again for the same batch.
+        """
+        key = key_of(end)
+        if key != self._committed:
+            self._committed = key
+            batch = self.delivered.pop(key, None)
+            if batch is not None:
+                moved = self._finish(batch)
+                return self.settle_proven(now) or moved
+            if not self.at_most_once:
+                self._proven |= planned_in(end, self.incarnation)
+        return self.settle_proven(now)
+
+    def commit_reported(self, digest: str, now: Instant) -> bool:
+        """Does what `commit` does, when a listener reports that the query has committed the batch with this `digest`.
+
+        `digest`: the hash of the batch's end offset (`digest_of`). The report may come before or after the query's own
+        call of `commit`, twice, or for another member's batch. A batch that is not with the query now is left to the
+        query's own call.
+        """
+        for key in self.delivered:
+            end: End = json.loads(key)
+            if digest_of(end) == digest:
+                return self.commit(end, now)
+        return False
+
+    def _finish(self, batch: DeliveredBatch) -> bool:
+        moved = False
+        for taken in batch.taken:
+            one = taken.range
+            done = Planned(batch.session, one.token.epoch, one.generation, one.start, one.to)
+            if self.ranges.finish(taken):
+                moved = True
+                self._note_finished(one.tp, done)
+            elif not self.at_most_once:  # the claim is gone, but what was done is done
+                self._proven[one.tp] = done
+        return moved
+
+    def _note_finished(self, tp: TopicPartition, done: Planned) -> None:
+        """Keeps a range that a claim has finished until the log has its position, in at-least-once mode."""
+        if self.at_most_once:
+            return
+        before = self._finished.get(tp)
+        if before is not None and before.epoch == done.epoch and before.to == done.start:
+            done = done._replace(start=before.start)
+        self._finished[tp] = done
+
+    def _look_at_finished(self) -> None:
+        """Has `settle_proven` move positions over ranges whose claim ended before the log had its position."""
+        for tp, done in list(self._finished.items()):
+            part = self._partition(tp)
+            if part is None or self._passed(part, done):
+                del self._finished[tp]
+            elif part.epoch != done.epoch or part.owner == NONE:
+                self._proven[tp] = self._finished.pop(tp)
+
+    def settle_proven(self, now: Instant) -> bool:
+        """Moves positions over committed ranges that were delivered under earlier claims. Returns whether one moved.
+
+        A range is kept for a later call while this process has not claimed its partition again. It is dropped once the
+        position has passed it, or another process has claimed its partition.
+        """
+        self._look_at_finished()
+        moved = False
+        for tp, proven in list(self._proven.items()):
+            part, epoch = self._partition(tp), self._continued_as(tp, proven)
+            if part is None or epoch == NONE or self._passed(part, proven) or self._of_others(part, tp, proven.session):
+                del self._proven[tp]
+            elif proven.epoch != epoch == part.epoch:  # else the claim is being released or will come
+                own = self.ranges.claims.get(tp)
+                if own is not None and own.taken is None and proven.start <= own.next_offset < proven.to:
+                    taken = self.ranges.take(self.ranges.range_of(tp, own.next_offset, proven.to), now)
+                    if taken is not None:
+                        moved = self.ranges.finish(taken) or moved
+                        del self._proven[tp]
+                        self._note_finished(tp, proven._replace(epoch=epoch, session=self.member.session))
+        return moved
+
+    def _continued_as(self, tp: TopicPartition, planned: Planned) -> int:
+        """Returns the epoch of this process's newest claim of the partition; it is at least `planned.epoch`.
+
+        Returns NONE if another process has claimed the partition between the claim of `planned` and the newest claim.
+        """
+        epoch, session = planned.epoch, planned.session
+        for begun in self.ranges.begun.get(tp, ()):
+            if begun.epoch > epoch:
+                if begun.after != session:
+                    return NONE
+                epoch, session = begun.epoch, begun.session
+        return epoch
+
+    def _partition(self, tp: TopicPartition) -> Partition | None:
+        group = self.member.group
+        return None if group is None else group.partitions.get(tp)
+
+    def _passed(self, part: Partition, planned: Planned) -> bool:
+        """Tells whether the range needs no delivery any more.
+
+        That is so if the position is at or beyond its end, if an admin has moved the position, or if the partition is
+        parked, so that an admin must move it (F6.5).
+        """
+        return part.generation != planned.generation or part.position >= planned.to or part.parked != ""
+
+    def _of_others(self, part: Partition, tp: TopicPartition, session: int) -> bool:
+        """Tells whether the partition belongs to a session that is neither `session` nor one of this process.
+
+        If the partition has no owner, its last owner decides.
+        """
+        ours = {session, self.member.session, *(begun.session for begun in self.ranges.begun.get(tp, ()))}
+        return part.owner not in ours if part.owner != NONE else part.last_owner not in ours
+
+    # --- the next batch
+
+    def plan(self, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
+        """Returns the end offset of the batch that follows `start`; `start` itself if there is nothing to read.
+
+        In at-least-once mode it also delivers the batch: those of the `available` ranges that may be delivered now. In
+        at-most-once mode the driver delivers them later (`deliver`), once the query has stored the end offset.
+        """
+        for batch in self.delivered.values():  # the query asks for another batch, so it never began this one
+            for one in batch.taken:
+                self.ranges.give_back(one)
+        self.delivered.clear()
+        wanted = [one for one in available if one.tp not in self._proven]
+        taken_now: list[Taken] = []
+        if not self.at_most_once:
+            taken_now = [taken for one in wanted if (taken := self.ranges.take(one, now)) is not None]
+            wanted = [each.range for each in taken_now]
+        if not wanted:
+            return start
+        end = self.end_of(start, wanted)
+        if not self.at_most_once:
+            self.deliver(end, taken_now)
+        return end
+
+    def end_of(self, start: End, planned: Sequence[ClaimedRange]) -> End:
+        """Returns the end offset of a batch of these ranges that follows the batch that ends at `start`."""
+        ranges = {
+            f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
+            for one in sorted(planned)
+        }
+        return {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session, "r": ranges}
+
+    def delivered_ranges(self, end: End) -> list[Taken] | None:
+        """Returns the ranges of the batch that ends at `end`; None if the batch is not with the query."""
+        found = self.delivered.get(key_of(end))
+        return None if found is None else found.taken
+
+    def deliver(self, end: End, taken: list[Taken]) -> None:
+        """Notes that these ranges are with the query now, as the batch that ends at `end`."""
+        self.delivered[key_of(end)] = DeliveredBatch(self.member.session, taken)
+
+    # --- at-most-once mode: what is lost with a batch
+
+    def uncommitted(self) -> list[tuple[TopicPartition, int, int]]:
+        """Returns the ranges (partition, start, to) that are with the query: they are lost if this process ends now."""
+        return [
+            (taken.range.tp, taken.range.start, taken.range.to)
+            for batch in self.delivered.values()
+            for taken in batch.taken
+        ]
+
+    def lost_with(self, end: End) -> list[tuple[TopicPartition, int, int]]:
+        """Returns the offsets that are lost with an uncommitted batch: those that were granted to an earlier member.
+
+        They are ranges (partition, start, to). The log does not say for which batch it granted offsets. But if no other
+        member has had the partition between that member and this one, and no admin has moved the position, then the
+        offsets below the position at which that member ended were granted to it.
+        """
+        found = []
+        for tp, planned in planned_in(end, self.incarnation).items():
+            part = self._partition(tp)
+            if part is not None and part.generation == planned.generation:
+                to = min(planned.to, self._ended_at(part, tp, planned))
+                found += [(tp, planned.start, to)] if to > planned.start else []
+        return found
+
+    def _ended_at(self, part: Partition, tp: TopicPartition, planned: Planned) -> int:
+        """Returns the position at which the claim of `planned` ended; NONE if it has not ended or that is unknown."""
+        if part.owner == NONE:
+            return part.position if part.last_owner == planned.session else NONE
+        since = next((begun for begun in self.ranges.begun.get(tp, ()) if begun.epoch > planned.epoch), None)
+        if since is None or since.after != planned.session or part.epoch != since.epoch:
+            return NONE
+        return since.start
+
+    # --- a batch that an earlier member planned
+
+    def replay(self, end: End, now: Instant) -> Replay:
+        """Says what becomes of each range of a batch that an earlier member planned.
+
+        In at-least-once mode it delivers the ranges that this member may deliver now. Call it again while the result's
+        `waits` has entries.
+        """
+        self.settle_proven(now)
+        result = Replay([], {}, {})
+        for tp, planned in planned_in(end, self.incarnation).items():
+            known = self._replaying.get(tp)
+            taken = self._replay_one(tp, planned, now, result) if known is None else known
+            if taken is not None:
+                self._replaying[tp] = taken
+                result.taken.append(taken)
+        if not result.waits:
+            self._replaying.clear()
+            self.deliver(end, result.taken)
+        return result
+
+    def _replay_one(self, tp: TopicPartition, planned: Planned, now: Instant, result: Replay) -> Taken | None:
+        part, group = self._partition(tp), self.member.group
+        if part is None:
+            if group is not None and self.member.session != NONE:
+                result.left_out[tp] = "the group does not have it any more"
+            else:
+                result.waits[tp] = "this member has not joined yet"
+        elif self._passed(part, planned):
+            result.left_out[tp] = f"the group is at {part.position}" + (
+                " in a newer generation" * (part.generation != planned.generation)
+            )
+        elif self._of_others(part, tp, planned.session):
+            result.left_out[tp] = f"another member has had it since, and the group is at {part.position}"
+        elif part.owner != self.member.session or self.member.session == NONE or tp in self._proven:
+            paused = group is not None and group.paused
+            result.waits[tp] = "the group is paused" if paused else "nobody has claimed it since"
+        else:
+            return self._replay_own(tp, planned, now, result)
+        return None
+
+    def _replay_own(self, tp: TopicPartition, planned: Planned, now: Instant, result: Replay) -> Taken | None:
+        own = self.ranges.claims.get(tp)
+        if own is None or own.taken is not None or own.claim.phase is not ClaimPhase.OPEN:
+            result.waits[tp] = "its claim does not deliver now"
+        elif not planned.start <= own.next_offset < planned.to:
+            result.left_out[tp] = f"its claim continues at {own.next_offset}"
+        else:
+            taken = self.ranges.take(self.ranges.range_of(tp, own.next_offset, planned.to), now)
+            if taken is None:
+                result.waits[tp] = "its claim may not deliver now"
+            return taken
+        return None

@@ -1,0 +1,392 @@
+"""The queue of a consumer that delivers ranges of offsets, because other processes (Spark executors) read the messages.
+
+Ranges takes the place of the DeliveryQueue of a consumer that fetches. Claims, trackers and grants are the same, and so
+is the gate (`Member.may_deliver`, D8) that decides whether a claim may deliver now. So leases, pauses, hand-overs and
+handler timeouts work as ever; only the messages never come to this process.
+
+To plan is to choose the offsets of a claim's next range (`available`); `take` delivers the range, and `finish` marks it
+as done, as a whole. From its delivery to its end it is in flight, and at most one range per claim is (PROTOCOL.md D9).
+This file waits for nothing and asks nobody. Every method is called with the Marshal's lock held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
+from marshal_py.protocol.wire.records import GRANT_OFFSETS_MAX
+from marshal_py.transport.ports import Bounds
+
+BEGUN_KEPT: Final = 64  # claims remembered per partition: a batch that was planned before them is delivered again
+
+
+class ClaimedRange(NamedTuple):
+    """Holds the offsets [start, to) of one partition under one claim. Some of the offsets may hold no message.
+
+    `token`: the claim's fencing token. `generation`: the generation of the partition's position when it was claimed; an
+    admin who sets the position (SetPosition) begins a new generation. `topic_id`: Kafka's, "" if the cluster gives
+    none.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    to: int
+    token: Token
+    generation: int
+    topic_id: str = ""
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+class Taken(NamedTuple):
+    """Holds a range that was delivered, with what `Ranges.finish` needs.
+
+    `run`: the part of the claim's tracker that records which of the range's offsets are done; None in at-most-once
+    mode. `first`: the index in `run` at which the range begins.
+    """
+
+    range: ClaimedRange
+    claim: Claim
+    run: OffsetRun | None
+    first: int
+
+
+class Begun(NamedTuple):
+    """Records one claim of this process.
+
+    `epoch`: the claim's epoch. `session`: this process's session that claimed. `after`: the session that owned the
+    partition before. `start`: in at-most-once mode, the position at which the claim began, else NONE.
+    """
+
+    epoch: int
+    session: int
+    after: int
+    start: int
+
+
+class PlannedClaim:
+    """Holds one claim, the offset from which its next range is planned, and its range in flight (`taken`), if any."""
+
+    __slots__ = ("claim", "next_offset", "requested", "taken")
+
+    def __init__(self, claim: Claim, next_offset: int) -> None:
+        self.claim: Claim = claim
+        self.next_offset: int = next_offset  # where planning continues
+        self.taken: Taken | None = None
+        self.requested: tuple[int, int] | None = None  # in at-most-once mode: the range to ask a grant for
+
+
+class Ranges:
+    """Holds the claims of one consumer that plans ranges, and their ranges in flight."""
+
+    member: Member
+    incarnation: bytes
+
+    def __init__(self, member: Member, incarnation: bytes) -> None:
+        self.member, self.incarnation = member, incarnation
+        member.poison_guard.end_all()
+        self.claims: dict[TopicPartition, PlannedClaim] = {}
+        self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, oldest first, ended ones too
+        self.prefetching: set[TopicPartition] = set()
+        self.user_paused: set[TopicPartition] = set()
+        self.at_most_once: bool = False  # known from the first claim on: a group has one mode
+
+    # --- called by the driver, as on a DeliveryQueue
+
+    delivered = 0  # nothing passes through this process: other processes read the ranges
+
+    def buffered(self) -> int:
+        return 0
+
+    def buffered_of(self, tp: TopicPartition) -> int:
+        return 0
+
+    def has(self, tp: TopicPartition) -> bool:
+        """Tells whether this consumer has claimed the partition."""
+        return tp in self.claims
+
+    def start_prefetch(self, tp: TopicPartition, position: int) -> None:
+        """Notes that `tp` will be handed over to this member, which is ready once it knows the partition's end (A3)."""
+        self.prefetching.add(tp)
+
+    def open(self, claims: Iterable[Claim], positions: Mapping[TopicPartition, int]) -> None:
+        """Begins to plan ranges of these claims, which the log has accepted, from the offset in `positions` on."""
+        for claim in claims:
+            self.prefetching.discard(claim.tp)
+            self.at_most_once = isinstance(claim.tracker, AtMostOnce)
+            self.claims[claim.tp] = PlannedClaim(claim, positions[claim.tp])
+            self._note_begun(claim)
+
+    def _note_begun(self, claim: Claim) -> None:
+        group = self.member.group
+        start = claim.tracker.began if isinstance(claim.tracker, AtMostOnce) else NONE
+        assert group is not None
+        known = self.begun.setdefault(claim.tp, deque(maxlen=BEGUN_KEPT))
+        if not known or known[-1].epoch < claim.epoch:
+            known.append(Begun(claim.epoch, self.member.session, group.partitions[claim.tp].last_owner, start))
+
+    def drop(self, tps: Iterable[TopicPartition]) -> None:
+        """Forgets these partitions: their claims are gone, or they will not be handed over to this member."""
+        for tp in tps:
+            self.claims.pop(tp, None)
+            self.prefetching.discard(tp)
+
+    def restart(self, tp: TopicPartition, position: int) -> None:
+        """Has the partition's next range begin at `position`, because the offsets before it are lost (D6)."""
+        self.claims[tp].next_offset = position
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Makes `available` and `take` leave out these partitions until `resume` is called. The claims stay."""
+        self.user_paused.update(tps)
+
+    def resume(self, tps: Iterable[TopicPartition]) -> None:
+        self.user_paused.difference_update(tps)
+
+    def ends_wanted(self) -> list[TopicPartition]:
+        """Returns the partitions whose end offsets the cluster must be asked for.
+
+        The ends of claimed partitions give the lag. A known end of a partition that will be handed over shows that this
+        member is ready for it.
+        """
+        return [*self.claims, *self.prefetching]
+
+    def settled(self) -> bool:
+        """Tells whether this member need not expect further partitions soon.
+
+        True if each partition is parked (no member may claim it) or owned by this member or another live one, and no
+        hand-over to this member is planned. Also true while the group is paused, or at the member's limit of claims.
+        """
+        member = self.member
+        group = member.group
+        if group is None or member.session == NONE or member.session not in group.sessions:
+            return False
+        if group.paused:
+            return True
+        if self.full():
+            return True
+        for topic in member.options.topics:
+            known = group.topics.get(topic)
+            if known is None:
+                return False
+            for number in range(known.count):
+                tp = TopicPartition(topic, number)
+                part = group.partitions.get(tp)
+                if part is not None and part.parked:
+                    continue  # no member may claim it until an admin has looked at it
+                if self.unowned(tp):
+                    return False
+        return not member.awaits_hand_overs(group)
+
+    def full(self) -> bool:
+        """Tells whether this member has reached its limit of claims."""
+        limit = self.member.options.claims_max
+        return bool(limit) and len(self.member.claims) >= limit
+
+    def unowned(self, tp: TopicPartition) -> bool:
+        """Tells whether neither this member nor another live one owns a partition.
+
+        An owner that has shown no sign of life since this member joined may be dead: it is being waited for.
+        """
+        member, group = self.member, self.member.group
+        part = None if group is None else group.partitions.get(tp)
+        owner = None if group is None or part is None else group.sessions.get(part.owner)
+        return owner is None or (owner.id != member.session and owner.extended < member.session)
+
+    # --- planning
+
+    def adopt(self, claims: Iterable[Claim]) -> None:
+        """Takes over the claims of a consumer that has fetched messages until now.
+
+        In at-least-once mode what was not delivered is planned again. In at-most-once mode planning continues after the
+        last granted offset: what was granted and not delivered is dropped, and counted in `grants_dropped` (D3).
+        """
+        for claim in claims:
+            if isinstance(claim.tracker, AtLeastOnce):
+                start = claim.tracker.forget_undelivered()
+            else:
+                self.member.drop_grants(claim)
+                start = claim.tracker.delivered_to
+            self.open([claim], {claim.tp: start})
+
+    def available(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, tuple[int, int]]:
+        """Returns the offsets [start, to) that each claim could deliver next, below the end in `bounds`.
+
+        Left out are claims that no longer deliver, that have a range in flight, or that the user has paused. Offsets
+        that the partition has deleted are noted in the log as lost, and skipped (D6).
+        """
+        found: dict[TopicPartition, tuple[int, int]] = {}
+        for tp, planned in self.claims.items():
+            if (
+                tp not in bounds
+                or planned.claim.phase is not ClaimPhase.OPEN
+                or planned.taken is not None
+                or tp in self.user_paused
+            ):
+                continue
+            first, end = bounds[tp]
+            start, end = self._unfinished(planned, end)
+            if start < first:
+                self.member.note("offset_lost", tp, start, first)
+                self.restart(tp, first)
+                start = first
+            if start < end:
+                found[tp] = (start, end)
+        return found
+
+    def beyond(self, bounds: Mapping[TopicPartition, Bounds]) -> list[tuple[TopicPartition, int, int]]:
+        """Returns the claims whose position lies beyond the end in `bounds`, as (partition, position, end) (D6)."""
+        return [
+            (tp, self._next(planned), bounds[tp].end)
+            for tp, planned in self.claims.items()
+            if tp in bounds and self._next(planned) > bounds[tp].end
+        ]
+
+    def _unfinished(self, planned: PlannedClaim, end: int) -> tuple[int, int]:
+        """Returns the next offsets [start, to) to plan, below `end`.
+
+        It leaves out offsets that an earlier owner has finished (D1).
+        """
+        start, tracker = self._next(planned), planned.claim.tracker
+        if isinstance(tracker, AtMostOnce):
+            return start, end
+        if end < tracker.finished_to():
+            tracker.discard_inherited()
+        low, high = tracker.next_finished(start)
+        while low <= start:
+            start = planned.next_offset = high
+            low, high = tracker.next_finished(start)
+        return start, min(end, low)
+
+    def _next(self, planned: PlannedClaim) -> int:
+        tracker = planned.claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            return planned.next_offset
+        tracker.holds(tracker.delivered_to)  # drops what is used up
+        if tracker.grants:
+            return max(tracker.grants[0].start, tracker.delivered_to)  # granted for a plan that was given up
+        return max(planned.next_offset, tracker.delivered_to)
+
+    def range_of(self, tp: TopicPartition, start: int, to: int) -> ClaimedRange:
+        """Returns the offsets [start, to) of `tp` as a range under this member's present claim of the partition."""
+        claim = self.claims[tp].claim
+        return ClaimedRange(*tp, start, to, Token(self.incarnation, claim.epoch), claim.generation, claim.topic_id)
+
+    # --- delivering and finishing
+
+    def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
+        """Delivers a range and returns it, or returns None if it may not be delivered now.
+
+        That is so if its claim has changed or has a range in flight, if the gate is shut, or if the user has paused the
+        partition. In at-least-once mode the range must begin at the claim's next offset. In at-most-once mode the
+        claim's oldest undelivered grant is delivered instead of `wanted`, and nothing if there is no grant.
+        """
+        planned = self.claims.get(wanted.tp)
+        if planned is None or planned.taken is not None or planned.claim.epoch != wanted.token.epoch:
+            return None
+        if wanted.tp in self.user_paused or not self.member.may_deliver(planned.claim.epoch, now):
+            return None
+        tracker = planned.claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            if planned.next_offset != wanted.start:
+                return None
+            run = tracker.add(range(wanted.start, wanted.to))
+            planned.taken = Taken(wanted, planned.claim, run, run.deliver(wanted.to - wanted.start, now.mono_ms))
+        else:
+            start = self._next(planned)
+            if not tracker.holds(start):
+                return None
+            wanted = wanted._replace(start=start, to=tracker.grants[0].to)
+            tracker.deliver(wanted.to - 1, now.mono_ms)
+            planned.requested, planned.taken = None, Taken(wanted, planned.claim, None, 0)
+        planned.next_offset = wanted.to
+        return planned.taken
+
+    def finish(self, taken: Taken) -> bool:
+        """Marks a delivered range as done. Returns False if the claim has been released or lost since the delivery."""
+        planned = self.claims.get(taken.range.tp)
+        if planned is not None and planned.taken is taken:
+            planned.taken = None
+        if taken.claim.sealed:
+            return not self.member.ack_is_late(taken.claim)
+        if taken.run is not None:
+            taken.run.finish_range(taken.first, taken.first + taken.range.to - taken.range.start)
+        elif isinstance(taken.claim.tracker, AtMostOnce):
+            taken.claim.tracker.returned()
+        return True
+
+    def give_back(self, taken: Taken) -> None:
+        """Takes back a delivered range that was not done: it is planned again; in at-most-once mode it is lost."""
+        planned = self.claims.get(taken.range.tp)
+        if planned is None or planned.taken is not taken:
+            return
+        planned.taken = None
+        if isinstance(planned.claim.tracker, AtLeastOnce) and taken.run is not None:
+            planned.next_offset = planned.claim.tracker.withdraw(taken.run, taken.first)
+        elif isinstance(planned.claim.tracker, AtMostOnce):
+            planned.claim.tracker.returned()
+
+    def touch(self, taken: Taken, now: Instant) -> None:
+        """Notes that the range is still being worked on: its handler timeout starts again (D4)."""
+        tracker = taken.claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            tracker.touch_all(now.mono_ms)
+        elif tracker.in_flight_since_ms is not None:
+            tracker.in_flight_since_ms = now.mono_ms
+
+    # --- at-most-once mode
+
+    def request_grant(self, wanted: ClaimedRange) -> None:
+        """Notes that the next `offer` must ask for a grant of this range (D2)."""
+        planned = self.claims.get(wanted.tp)
+        if planned is not None and planned.claim.epoch == wanted.token.epoch and planned.taken is None:
+            planned.requested = (wanted.start, min(wanted.to, wanted.start + GRANT_OFFSETS_MAX))
+
+    def clear_requests(self) -> None:
+        for planned in self.claims.values():
+            planned.requested = None
+
+    def waits_for_grant(self) -> bool:
+        """Tells whether a claim that may still deliver has a request (`request_grant`) and no grant yet."""
+        return any(
+            planned.requested is not None
+            and planned.claim.phase is ClaimPhase.OPEN
+            and isinstance(planned.claim.tracker, AtMostOnce)
+            and not planned.claim.tracker.grants
+            for planned in self.claims.values()
+        )
+
+    def offer(self) -> bool:
+        """Sets on each claim (`Claim.offer`) the requested range that the member asks the log to grant, or None.
+
+        Returns True if one of these grants has not been asked for yet.
+        """
+        something = False
+        for planned in self.claims.values():
+            tracker = planned.claim.tracker
+            if isinstance(tracker, AtMostOnce):
+                planned.claim.offer = planned.requested if not tracker.grants else None
+                something = something or (planned.claim.offer is not None and tracker.asked is None)
+        return something
+
+
+def share(available: Mapping[TopicPartition, int], rows_max: int) -> dict[TopicPartition, int]:
+    """Returns how many of the `available` offsets of each partition a batch of at most `rows_max` offsets takes.
+
+    Partitions get even shares. If one has less than its share, the others get the rest.
+    """
+    shares: dict[TopicPartition, int] = {}
+    left = rows_max
+    for at, (tp, count) in enumerate(sorted(available.items(), key=lambda item: (item[1], item[0]))):
+        shares[tp] = min(count, left // (len(available) - at))
+        left -= shares[tp]
+    return {tp: count for tp, count in shares.items() if count}

@@ -1,0 +1,15 @@
+"""The calls that receive, confirm and end, as generators that yield what they wait for."""
+
+from typing import Final
+
+DOORS: Final = (
+    "confirmations",
+    "consume",
+    "consuming",
+    "demand",
+    "ending",
+    "group_limits",
+    "intake",
+    "membership",
+    "seeking",
+)

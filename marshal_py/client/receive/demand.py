@@ -1,0 +1,242 @@
+"""What an iteration asks for: every message, a limited number, or as many as the buffer of a `consume` has room for.
+
+`Consumer` delivers, and asks its demand at every step: when the iteration is over, how many messages may come next, and
+how to wait for more (waits.py). Called without the lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from marshal_py.client.connection.context import Context
+from marshal_py.client.delivery.buffers import ENDLESS, Allowance, Reserved
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.redelivery import Redelivered
+from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
+from marshal_py.client.receive.group_limits import GroupLimits
+from marshal_py.client.receive.intake import Intake
+from marshal_py.client.receive.refill import Refill
+from marshal_py.client.values.requests import ConsumeRequest, Request
+from marshal_py.client.values.sizes import message_bytes
+from marshal_py.client.values.waits import Steps
+from marshal_py.transport.ports import Chunk
+
+# How often one step of a consume asks its source while only messages come whose partitions wait for acks. Of a small
+# `max_messages` they come one by one: after so many the call looks whether it must end.
+HELD_PULLS_MAX: Final = 100
+
+
+class Demand:
+    """Asks for every message, without an end."""
+
+    intake: Intake
+    watch: IdleHeartbeat | None
+
+    verb = "iteration"
+
+    def __init__(self, intake: Intake, watch: IdleHeartbeat | None = None) -> None:
+        self.intake, self.watch = intake, watch
+
+    def over(self) -> bool:
+        """Tells whether the iteration ends now."""
+        return False
+
+    def looks(self) -> bool:
+        """Tells whether a slow user's consumer may read the source's queue to its end (prefetch.py)."""
+        return True
+
+    def refill(self) -> Steps[None]:
+        """Brings messages without waiting, if that is due before the next are delivered."""
+        yield from ()
+
+    def allows(self) -> Allowance:
+        return ENDLESS
+
+    def ends(self, shut: bool) -> bool:
+        """Tells whether the iteration ends because nothing can be delivered now.
+
+        `shut`: messages are buffered, and the gate is shut, or the next one is larger than what was allowed.
+        """
+        return False
+
+    def delivered(self, reserved: Reserved) -> None:
+        """Notes what was delivered of `reserved`."""
+
+    def resume(self) -> None:
+        """Notes that the user is in the call again, and waits for messages only from now on."""
+        if self.watch is not None:
+            self.watch.message()
+
+    def wait(self, timeout_s: float) -> Steps[bool]:
+        """Waits up to `timeout_s` seconds for messages. Returns whether any came."""
+        return bool((yield from self.intake.pull(timeout_s)))
+
+    def _watched(self, came: bool) -> bool:
+        if self.watch is not None:
+            self.watch.message() if came else self.watch.check()
+        return came
+
+
+class LimitedDemand(Demand):
+    """Asks for what a `fetch` asks for, to deliver each message as it comes."""
+
+    verb = "fetch_each"
+
+    def __init__(self, intake: Intake, request: Request, watch: IdleHeartbeat | None) -> None:
+        super().__init__(intake, watch)
+        self._left, self._left_bytes = request.most, request.max_bytes
+        self._deadline = time.monotonic() + request.expires_s
+        self._asked = self._some = False
+
+    def over(self) -> bool:
+        return self._left <= 0 or (self._some and self._left_bytes is not None and self._left_bytes <= 0)
+
+    def allows(self) -> Allowance:
+        return Allowance(self._left, self._left_bytes, not self._some)
+
+    def ends(self, shut: bool) -> bool:
+        full = shut and self._some and self._left_bytes is not None
+        return full or (self._asked and time.monotonic() >= self._deadline)
+
+    def delivered(self, reserved: Reserved) -> None:
+        self._left -= reserved.taken
+        self._some = self._some or reserved.taken > 0
+        if self._left_bytes is not None:
+            self._left_bytes -= sum(map(message_bytes, reserved.raw()))
+
+    def wait(self, timeout_s: float) -> Steps[bool]:
+        self._asked = True  # once in any case: without time to wait it takes what is there
+        left_s = self._deadline - time.monotonic()
+        return self._watched(bool((yield from self.intake.pull(max(0.0, min(timeout_s, left_s)), self._left))))
+
+
+class ConsumeDemand(Demand):
+    """Asks for messages up to a limit of pending ones, whenever these have fallen to the threshold."""
+
+    verb = "the iteration of consume"
+
+    def __init__(
+        self,
+        context: Context,
+        intake: Intake,
+        queue: DeliveryQueue,
+        request: ConsumeRequest,
+        limits: GroupLimits,
+        watch: IdleHeartbeat,
+    ) -> None:
+        super().__init__(intake, watch)
+        self._context, self._queue, self._limits = context, queue, limits
+        self._in_bytes, self._whole = request.in_bytes, request.limit
+        self._refill = Refill(request.limit, request.threshold, round(request.expires_s * 1000))
+        self._largest_bytes = 0  # the largest message so far: so many of it as fit are taken at once
+        self._left = 0  # where bytes are limited: how many messages the group lets this request still bring
+        self.stopped = False
+        self.drain_until: float | None = None  # monotonic; None while it does not drain
+        # A look may have brought more than was asked for, and a drain delivers no more than could be pending.
+        self._drain_left = request.limit
+
+    def pending(self) -> tuple[int, int]:
+        """Returns how many messages and bytes were asked for and not delivered. Takes the lock.
+
+        Bytes are counted if they are what is limited, else they are 0. Then messages that have not come are unknown.
+        What is buffered of a partition that delivers nothing before an ack does not count (`to_deliver`).
+        """
+        messages, size_bytes = self._buffered()
+        if self._in_bytes:
+            limit = self._refill.limit
+            if size_bytes > limit:  # a look has brought more than was asked for: about so many of it are pending
+                messages = max(1, messages * limit // size_bytes)
+            return messages, self._refill.pending(size_bytes)
+        return self._refill.pending(messages), 0
+
+    def _buffered(self) -> tuple[int, int]:
+        with self._context.lock:
+            return self._queue.to_deliver(self._in_bytes)
+
+    # --- for Consumer
+
+    def looks(self) -> bool:
+        return self.drain_until is None
+
+    def over(self) -> bool:
+        return self.stopped or (self.drain_until is not None and time.monotonic() >= self.drain_until)
+
+    def ends(self, shut: bool) -> bool:
+        if self._drain_left <= 0:
+            return True
+        if self.drain_until is None:
+            return False
+        if shut:
+            return self._nothing_fits()
+        if self._queue.at_most_once:
+            return not self._buffered()[0]  # their grants will come
+        return not self.intake.waits_for_handlers()
+
+    def _nothing_fits(self) -> bool:
+        """Tells whether a drain has delivered what its bytes allow: every next message is larger than what is left."""
+        if not self._in_bytes or self._drain_left == self._refill.limit:
+            return False
+        with self._context.lock:
+            heads = [
+                buffer.fetched[0]
+                for buffer, claim in self._queue.delivering()
+                if buffer.fetched and self._queue.window.room(claim)
+            ]
+            return all(message_bytes(head.messages[head.at]) > self._drain_left for head in heads)
+
+    def refill(self) -> Steps[None]:
+        """Asks for what is missing, again while all that comes waits for acks and so keeps nothing else from coming."""
+        for _ in range(HELD_PULLS_MAX if self.drain_until is None else 0):
+            self._refill.request(self._buffered()[self._in_bytes], self._context.clock.now().mono_ms, self._allowed)
+            wanted = self._piece()
+            came = bool(wanted) and self._came((yield from self.intake.pull(0.0, wanted, wanted)))
+            if not came or self._buffered()[0]:
+                return
+
+    def allows(self) -> Allowance:
+        if self.drain_until is None:
+            units, one_fits = self._refill.before_threshold(self._buffered()[self._in_bytes]), True
+        else:
+            units, one_fits = max(0, self._drain_left), self._drain_left == self._refill.limit
+        return Allowance(size_bytes=units, one_fits=one_fits) if self._in_bytes else Allowance(units)
+
+    def delivered(self, reserved: Reserved) -> None:
+        if self.drain_until is not None and not isinstance(reserved, Redelivered):
+            self._drain_left -= sum(map(message_bytes, reserved.raw())) if self._in_bytes else reserved.taken
+
+    def wait(self, timeout_s: float) -> Steps[bool]:
+        wanted = 0 if self.drain_until is not None else self._piece()
+        return self._watched(self._came((yield from self.intake.pull(timeout_s, wanted, wanted))))
+
+    def _allowed(self, asked: int) -> int:
+        if self._in_bytes:
+            self._left = self._limits.any_number()
+        return self._limits.most(asked, self._whole, self._in_bytes)
+
+    # --- what comes
+
+    def _piece(self) -> int:
+        """Returns how many messages to take from the source at once: 0 if none may come.
+
+        Where bytes are limited, a message that may be too large waits, unless nothing else is buffered.
+        """
+        to_come = self._refill.to_come
+        if not self._in_bytes or not to_come:
+            return to_come
+        fitting = min(self._left, to_come // self._largest_bytes) if self._largest_bytes else 0
+        return fitting or (0 if self._buffered()[0] else 1)
+
+    def _came(self, chunks: Sequence[Chunk]) -> bool:
+        """Counts what came. Returns whether that is anything."""
+        if not self._in_bytes:
+            self._refill.came(sum(len(chunk.messages) for chunk in chunks))
+        elif chunks:
+            sizes = [message_bytes(message) for chunk in chunks for message in chunk.messages]
+            self._largest_bytes = max(self._largest_bytes, *sizes)
+            self._refill.came(sum(sizes))
+            self._left -= len(sizes)
+            if self._left <= 0 or self._refill.to_come < self._largest_bytes:
+                self._refill.give_up()
+        return bool(chunks)

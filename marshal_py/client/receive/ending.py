@@ -1,0 +1,215 @@
+"""How one consumer ends: by a stop, a drain, a signal or an error.
+
+This file tells the member to leave, waits until it has left, and keeps the reason for later calls of the user. The
+member decides what it releases and when. A drain waits for the handlers of delivered messages; a stop does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from marshal_py.client.connection.context import Context
+from marshal_py.client.connection.end_budget import END_S_MIN
+from marshal_py.client.connection.forks import watch_forks
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.values.counters import in_flight
+from marshal_py.client.values.requests import check_timeout
+from marshal_py.client.values.waits import Change, Steps
+from marshal_py.errors import ConsumerClosed
+
+logger: Final = logging.getLogger("marshal_py")
+
+LEAVE_TIMEOUT_S: Final = 10.0
+LETTERS_TIMEOUT_S: Final = 2.0  # many round trips of a cluster; the next owner repeats the letters that are not written
+LEAVE_SLICE_S: Final = 0.1  # how often a consumer that waits until it has left wakes up: for signals, and to step
+
+
+class Ending:
+    """Ends one consumer, from the request until its data source is closed."""
+
+    def __init__(self, context: Context, driver: ConsumerDriver, closed: Callable[[], object]) -> None:
+        """Prepares the end of the consumer that `driver` drives.
+
+        `closed` is called once nothing can be fetched any more.
+        """
+        self._context = context
+        self._driver = driver
+        self._closed = closed
+        self.reason: str = ""  # why the consumer is closed; "" while it is not
+        self.done: bool = False  # it has left, and its source is closed
+        self.draining: bool = False
+        self.drain_until: float = 0.0  # monotonic
+        self._stop_at: float | None = None  # monotonic; a signal handler sets it, so without the lock
+        self._forked = False
+        self._closing = threading.RLock()  # held by `close` alone
+        self.fronts: int = 0  # whoever can stop it: a Consumer, a Planner that it has become, a test's cluster
+        self.dispose: Callable[[Ending], object] = Ending.close  # how a consumer that has ended by itself is closed
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """Makes iterations end and every method raise UsedAfterFork, in a forked child process. Called in the child."""
+        self._forked = True
+
+    @property
+    def over(self) -> bool:
+        """Tells whether the consumer has ended, by an error, by the user or by a fork."""
+        return bool(self.reason) or self._driver.ended or self._forked
+
+    @property
+    def error_waits(self) -> bool:
+        """Tells whether an error has ended the consumer and the user does not know it yet: the next call raises it."""
+        return self._driver.ended and self._driver.error is not None and not self.reason and not self._forked
+
+    def stop(self, timeout_s: float) -> Steps[None]:
+        """Stops the consumer; waits at most `timeout_s` seconds until it has left its group. `close` must follow.
+
+        A second call does nothing, unless the first one was interrupted: then it completes the stop. Raises
+        InvalidOption before anything is stopped.
+        """
+        check_timeout(timeout_s)
+        self.reason = self.reason or "it was stopped"
+        deadline = time.monotonic() + timeout_s
+        yield from self._write_letters(min(timeout_s, LETTERS_TIMEOUT_S))
+        yield from self._leave("stopped", 0.0, max(0.0, deadline - time.monotonic()))
+
+    def _write_letters(self, timeout_s: float) -> Steps[None]:
+        """Waits until dead letters that are on their way are written, for `timeout_s` seconds at most."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._context.lock:
+                left_s = deadline - time.monotonic()
+                if self._driver.ended or left_s <= 0 or not self._driver.claims.writing:
+                    return
+                seen = self._context.changes
+            yield Change(min(LEAVE_SLICE_S, left_s), seen)
+
+    def drain(self, wait_s: float) -> None:
+        """Notes that the consumer drains, for at most `wait_s` seconds; `finish_drain` releases its claims later."""
+        self.drain_until = time.monotonic() + wait_s
+        self.draining = True
+
+    def drain_left_s(self) -> float:
+        return max(0.0, self.drain_until - time.monotonic())
+
+    def finish_drain(self) -> Steps[None]:
+        """Waits for the handlers, then releases the claims and leaves the group. `close` must follow."""
+        wait_s = self.drain_left_s()
+        self.reason = self.reason or "it was drained"
+        yield from self._leave("drained", wait_s, min(LEAVE_TIMEOUT_S, max(END_S_MIN, wait_s)))
+
+    def _leave(self, reason: str, wait_s: float, timeout_s: float) -> Steps[None]:
+        """Has the member leave: it stops delivery, waits up to `wait_s` seconds for handlers, and releases its claims.
+
+        Returns when the member has read back that it left, at most `timeout_s` seconds after the handlers are done or
+        `wait_s` is over, and earlier if the ends of this Marshal have used up their time (T16, T17; end_budget.py).
+        Logs how many messages were not acked.
+        """
+        if self.done:
+            return
+        context, driver, member = self._context, self._driver, self._driver.member
+        handlers_until, deadline = time.monotonic() + wait_s, inf
+        with context.outbox, context.lock:
+            abandoned = driver.counters.abandoned
+            if not driver.ended:
+                member.leave(context.clock.now(), reason, round(wait_s * 1000))
+                driver.kick()
+        while True:
+            with context.outbox, context.lock:
+                now_s, now_ms = time.monotonic(), context.clock.now().mono_ms
+                busy = any(not claim.sealed and not claim.drained(now_ms) for claim in member.claims.values())
+                if deadline == inf and (now_s >= handlers_until or not busy):
+                    deadline = context.end_budget.deadline(timeout_s)
+                left_s = min(deadline, max(handlers_until, now_s + LEAVE_SLICE_S)) - now_s
+                if member.ended:
+                    context.end_budget.answered()
+                if driver.ended or left_s <= 0 or driver.log in context.broken:
+                    driver.ended = True
+                    unacked = driver.counters.abandoned - abandoned + sum(map(in_flight, member.claims.values()))
+                    break
+                seen = context.changes
+            yield Change(min(LEAVE_SLICE_S, left_s), seen)
+            driver.kick()
+        if unacked:
+            logger.info(
+                "group %s: %s has left (%s); messages that were delivered and not acked: %d",
+                *(member.name, member.options.client_id, reason, unacked),
+                extra={"marshal_group": member.name, "marshal_client_id": member.options.client_id},
+            )
+
+    def close(self) -> None:
+        """Closes the data source, once the consumer has left. Waits for librdkafka, and for another thread's close."""
+        with self._closing:
+            if not self.done:
+                self._driver.close()
+                self._closed()
+                self.done = True
+
+    def front_gone(self) -> bool:
+        """Notes that the program has dropped an object of this consumer. Returns whether it was the last, and it runs.
+
+        After the last one nobody can stop the consumer, so the background thread drains it, and its worker closes it.
+        That completes a stop that was interrupted, too. Called by a finaliser: it takes no lock.
+        """
+        self.fronts -= 1
+        if self.fronts or self.done or self._forked or sys.is_finalizing():
+            return False
+        running = not self.over
+        self._driver.dropped = self._close_dropped
+        self._driver.close_dropped()
+        return running
+
+    def _close_dropped(self) -> None:
+        self.reason = self.reason or "it was dropped"
+        self.dispose(self)
+
+    def request_stop(self, hand_over_s: float) -> None:
+        """Asks for a stop in at most `hand_over_s` seconds, so that other members can take over partitions before (A6).
+
+        A second call, or `hand_over_s` 0, stops at once. It takes no lock, because signal handlers call it.
+        """
+        self._stop_at = 0.0 if self._stop_at is not None else time.monotonic() + hand_over_s
+
+    def must_stop(self) -> bool:
+        """Tells whether a stop that was requested is due.
+
+        It is due when the time is up, when no claim is left, when no other member can take one over, or when this
+        member may not deliver. The first call tells the member to let others take over.
+        """
+        if self._stop_at is None:
+            return False
+        if time.monotonic() >= self._stop_at:
+            return True
+        member = self._driver.member
+        with self._context.outbox, self._context.lock:
+            if not member.stop_prepared:
+                member.prepare_stop()
+                self._driver.kick()
+            return member.ready_to_stop()
+
+    def check_open(self) -> None:
+        """Raises ConsumerClosed once the consumer has ended. The call that receives raises the error that ended it."""
+        if self.over:
+            raise ConsumerClosed("Consumer", self.reason or str(self._driver.error or "it was stopped"))
+
+    def raise_if_ended(self) -> None:
+        """Raises what the user must know: errors of partitions, one per call, then the one that ended the consumer.
+
+        Does nothing while there is no such error. Once the consumer is closed every call raises ConsumerClosed.
+        """
+        if self.reason:
+            raise ConsumerClosed("Consumer", self.reason)
+        if self._driver.pending_errors:
+            raise self._driver.pending_errors.popleft()
+        if self._driver.ended:
+            error = self._driver.error
+            self.reason = str(error) if error is not None else "it was stopped"
+            self.dispose(self)
+            if error is not None:
+                raise error
+            raise ConsumerClosed("Consumer", self.reason)

@@ -1,0 +1,148 @@
+"""Brings messages from a consumer's source into its buffers, while a call of the user waits for some.
+
+This file decides when to ask the source for how many messages. It does not wait itself: it yields what to wait for
+(waits.py). In at-most-once mode it also asks for grants: a grant is the log's permission to deliver a range of offsets
+(D2). delivery_queue.py sorts the messages into buffers, and prefetch.py bounds these. The gate is the member's check of
+whether a claim may deliver now (`Member.open_ms`, D8).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from marshal_py.client.connection.context import Context
+from marshal_py.client.delivery import grants
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.prefetch import LOOK_PIECES_MAX
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.receive.membership import WAIT_SLICE_S
+from marshal_py.client.values.waits import Change, Poll, PollAhead, Steps
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.transport.ports import Chunk
+from marshal_py.transport.settings import PIECE_MESSAGES
+
+GRANT_SLICE_S: Final = 0.005  # how long to wait for a grant before checking again
+# How long one wait for messages may last while none has come for IDLE_S and none is unfinished: a wake takes CPU time.
+IDLE_WAIT_S: Final = 0.25
+IDLE_S: Final = 1.0
+LOOK_AHEAD_GRANTS: Final = 2  # in at-most-once mode as many messages are fetched in advance as this many grants hold
+
+
+class Intake:
+    """Moves messages from the source of one consumer to its buffers."""
+
+    def __init__(self, context: Context, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
+        self._context, self._driver, self._queue = context, driver, queue
+        self._came_at = time.monotonic()  # when the last messages came
+        # In at-most-once mode: how many messages are fetched beyond those that the user has.
+        self.ahead: int = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
+
+    def wait_s(self) -> float:
+        """Returns for how long to wait for messages at once: a signal or another thread's stop is seen after that.
+
+        So are acks that came without the lock, and messages that are due to be delivered again. Both concern messages
+        that are unfinished.
+        """
+        if time.monotonic() - self._came_at < IDLE_S:
+            return WAIT_SLICE_S
+        with self._context.lock:
+            trackers = [claim.tracker for claim in self._driver.member.claims.values()]
+        unfinished = any([isinstance(tracker, AtLeastOnce) and bool(tracker.runs) for tracker in trackers])
+        return WAIT_SLICE_S if unfinished else IDLE_WAIT_S
+
+    def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES, most: int = sys.maxsize) -> Steps[Sequence[Chunk]]:
+        """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.
+
+        `wanted`: how many messages to take at most, or PIECE_MESSAGES if that is more; not for a slow user in
+        at-most-once mode. `most`: an upper bound for everybody; with 0 it waits without taking any. So it does while
+        the buffers are full (DeliveryQueue.takes). Returns what came: () if no message did.
+        """
+        queue, context = self._queue, self._context
+        if queue.at_most_once:
+            seen = context.changes
+            if self.asks_grants():
+                yield Change(min(timeout_s, GRANT_SLICE_S), seen)
+                timeout_s = 0.0
+        elif timeout_s > 0 and queue.window.most is not None:
+            with context.lock:
+                wait_s, seen = queue.window.wait_s(queue.buffers.values(), queue.delivered), context.changes
+            if wait_s is not None:
+                yield Change(min(timeout_s, wait_s), seen)
+                timeout_s = 0.0
+        # Where grants are for fetched messages, a larger piece allows a larger grant.
+        most = min(most, queue.options.prefetch_messages)
+        if not queue.at_most_once or grants.before_fetching(queue.rate):
+            most = min(most, max(wanted, PIECE_MESSAGES))
+        with context.lock:
+            most = queue.takes(most)
+        if most <= 0:
+            yield Change(min(timeout_s, GRANT_SLICE_S), context.changes)
+            return ()
+        chunks: Sequence[Chunk] = yield Poll(timeout_s, most)
+        if not chunks:
+            return ()
+        self.add(chunks)
+        return chunks if chunks[-1].messages else ()
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        """Sorts messages that have come into the buffers. In at-most-once mode it also asks for their grants."""
+        queue = self._queue
+        with self._context.outbox, self._context.lock:
+            self._add(chunks)
+            if queue.at_most_once and not (chunks and grants.before_fetching(queue.rate)):
+                self._driver.ask_grants(self._context.clock.now())
+
+    def look(self) -> Steps[None]:
+        """Reads the source's queue to its end, so that no partition waits behind thousands of messages of another."""
+        queue, context = self._queue, self._context
+        for _ in range(LOOK_PIECES_MAX):
+            with context.lock:
+                piece = queue.prefetch.piece(queue.buffers.values())
+            chunks: list[Chunk] = (yield Poll(0.0, piece)) if piece else []
+            if not chunks:
+                return
+            with context.lock:
+                self._add(chunks)
+
+    def _add(self, chunks: Sequence[Chunk]) -> None:
+        if chunks and chunks[-1].messages:
+            self._came_at = time.monotonic()
+        self._queue.add(chunks)
+
+    def wait_for_gate(self, timeout_s: float) -> Steps[None]:
+        """Waits up to `timeout_s` seconds for a change. Called when messages are buffered and the gate is shut.
+
+        It is shut while the member is fenced, while the group is paused, and for claims that are being released.
+        """
+        with self._context.outbox, self._context.lock:
+            self._queue.wait_for_gate()
+            seen = self._context.changes
+        yield Change(timeout_s, seen)
+        yield from self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
+
+    def waits_for_handlers(self) -> bool:
+        """Tells whether buffered messages come only once handlers have answered others (`max_acks_pending`)."""
+        with self._context.lock:
+            return self._queue.window.waits_for_handlers(self._queue.buffers.values())
+
+    def asks_grants(self) -> bool:
+        """Asks for grants, in at-most-once mode. Returns True while fetched messages wait for a grant."""
+        with self._context.outbox, self._context.lock:
+            self._driver.ask_grants(self._context.clock.now())
+            return self._queue.left() > 0 and grants.awaited(self._queue.delivering())
+
+    def look_ahead(self) -> Steps[None]:
+        """Fetches the next messages and asks for their grants, so that they come while the user handles a batch (D2).
+
+        It fetches only when at most half of `ahead` messages are buffered, since asking the source costs time.
+        """
+        queue, context = self._queue, self._context
+        with context.lock:
+            most, room = queue.options.grant_messages, self.ahead - queue.buffered()
+            if grants.before_fetching(queue.rate) and grants.backlog(queue.delivering(), queue.source, most):
+                room = 0  # so that few messages wait in Python for their grants
+            taken = queue.takes(room) if room >= self.ahead // 2 else 0
+        self.add((yield PollAhead(taken)) if taken else ())

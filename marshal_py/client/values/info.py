@@ -1,0 +1,60 @@
+"""The state of a consumer and of its claims as plain values, for users.
+
+Everything that tells about a state, these and the metrics, advisories, brokers and topics, is a frozen Struct, and no
+tuple: its fields have names alone, so a release can add some and breaks nobody who unpacks or counts them.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from marshal_py.protocol.wire.identity import Token, TopicPartition
+
+
+class ClaimInfo(Struct, frozen=True):
+    """Describes a claim as its owner sees it.
+
+    `position`: the lowest offset that is not finished, where a new owner would begin. Messages that were delivered and
+    are not acked are at it or above it. `lag`: messages from there to the end of the partition; -1 if unknown.
+    `revoking` says why the claim is going to end; it is "" while its messages are delivered. `drain_s`: for how many
+    more seconds a claim that is going to end waits for its handlers; -1 for other claims. In at-least-once mode,
+    messages that the handlers have not acked by then are delivered again.
+    """
+
+    topic: str
+    partition: int
+    token: Token
+    position: int
+    lag: int
+    revoking: str = ""
+    drain_s: float = -1.0
+
+
+class ConsumerInfo(Struct, frozen=True):
+    """Describes the state of a consumer. `in_flight`: messages delivered and not acked.
+
+    `waiting_for`: what keeps it from working, in words; "" when all is well. A standby says there that it waits for
+    "its turn", for whom it stands by and when the next in line takes over, or which of its conditions are not met
+    (policy `overflow`). `lag`: messages from the positions of its claims to the ends of the partitions. It is -1 while
+    the cluster does not have one of its topics. It is also -1 while the consumer owns nothing and partitions of its
+    topics are parked, that is, closed to all members until an admin has looked at them. `grants_dropped`: as in
+    ConsumerMetrics (metrics.py).
+
+    `pending_messages`: of a running `consume`, messages that were asked for and not delivered; with `max_bytes` only
+    those that have come. `pending_bytes`: the same in bytes; 0 unless `max_bytes` was given. What is buffered of a
+    partition that delivers nothing new before an ack or a redelivery (`max_acks_pending`) counts in neither.
+    """
+
+    group: str
+    client_id: str
+    session: int
+    delivery: str
+    paused: bool
+    claims: dict[TopicPartition, ClaimInfo]
+    lag: int
+    in_flight: int
+    grants_dropped: int
+    late_acks: int
+    waiting_for: str
+    pending_messages: int = 0
+    pending_bytes: int = 0

@@ -1,0 +1,392 @@
+"""Options of a consumer and of `connect`, with their defaults, bounds and reasons. It only checks them."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar
+
+from marshal_py.client.values import start_positions
+from marshal_py.client.values.group_config import GroupConfig
+from marshal_py.client.values.info import ClaimInfo
+from marshal_py.client.values.retention import RetentionPolicy
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.policy import DEFAULT_POLICY, OWN_POLICIES
+from marshal_py.protocol.wire.identity import check_id, check_topic
+from marshal_py.protocol.wire.records import (
+    INTERVAL_MS_MAX,
+    INTERVAL_MS_MIN,
+    MODES,
+    ON_TOPIC_RECREATED,
+    PARTITION_MAX,
+    PRIORITY_MAX,
+)
+from marshal_py.protocol.wire.subscription import compile_pattern, is_pattern
+from marshal_py.transport.serialization import Deserializer, check_plain
+
+Delivery = Literal["at_least_once", "at_most_once"]
+OnTopicRecreated = Literal["fail", "earliest"]
+
+HEARTBEAT_INTERVAL_S: Final = 2.0  # a fail-over takes about two; each consumer sends a small record every third of one
+HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handler, short for a hung one
+HAND_OVER_TIMEOUT_S: Final = 30.0  # how long a new member may wait for a busy handler, so that a deployment goes on
+ACKS_PENDING_MAX: Final = 1_000_000  # as many as any partition buffers; more bounds nothing
+RELEASE_BEHIND_S_MIN: Final = 5.0  # a garbage collection or a slow fetch must not count as a speed
+UNACKED_MAX: Final = 100_000  # offsets tracked per partition; while there are so many, it is not fetched (D1)
+PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
+# Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much (prefetch.py).
+PREFETCH_BYTES: Final = 32 * 1024 * 1024
+PREFETCH_BYTES_MIN: Final = 1024  # librdkafka counts its own bound in KiB
+PREFETCH_BYTES_MAX: Final = 2_097_151 * 1024  # the most that librdkafka takes
+# At most so many of a partition are granted at once in at-most-once mode, however fast the handler is. With half of it
+# a consumer of a million messages per second waits for its grants for a sixth of the time.
+GRANT_MESSAGES: Final = 8_000
+PENDING_MAX: Final = 2**53  # of a condition: the bound of the Join
+MAX_DELIVER_MAX: Final = 1_000_000  # far above what anybody wants to wait for
+TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2), those included that its patterns match
+COORDINATION_TOPIC: Final = "__marshal"
+
+# Callbacks run on a thread of their own, in order (callbacks.py): a slow one delays the next ones and `close` alone.
+OnClaim = Callable[[ClaimInfo], None]
+OnRevoking = Callable[[ClaimInfo], None]
+OnLost = Callable[[ClaimInfo, str], None]
+OnActivity = Callable[[], None]
+
+
+# Options that are called, or are yes or no: __post_init__ checks their types. It checks those of the others by bounds.
+CALLABLES: Final = (
+    "on_claim",
+    "on_revoking",
+    "on_lost",
+    "on_activated",
+    "on_deactivated",
+    "on_pinned",
+    "on_unpinned",
+    "key_deserializer",
+    "value_deserializer",
+)
+FLAGS: Final = ("fast_reclaim", "deliver_late", "join_live_kafka_group", "mirror_offsets")
+
+T = TypeVar("T")
+
+
+def _checks_names(options: type[T]) -> type[T]:
+    """Decorates a dataclass: an argument that none of its fields is called raises InvalidOption, with the nearest."""
+    init: Any = options.__init__
+
+    @functools.wraps(init)
+    def checked(self: T, *args: Any, **keywords: Any) -> None:
+        check_names(options.__name__, keywords)
+        init(self, *args, **keywords)
+
+    options.__init__ = checked  # type: ignore[assignment]  # with its signature, by functools.wraps
+    return options
+
+
+@_checks_names
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """Holds the options of `Marshal.consumer`, and checks them when it is made. Raises InvalidOption, InvalidName.
+
+    `group_config`: the settings with which this consumer creates the group if it has none. Of settings that it has, the
+    policy, `max_members` and `priority_groups` must be the same; the others stay as they are.
+
+    `priority_group` is for groups with the policy `prioritized`, `pinned` or `overflow`, `priority` (0 to 9, the lowest
+    first) for the first of them. `min_pending` and `min_ack_pending` are conditions, for the last: this consumer gets
+    partitions while so many messages of its topics are not delivered yet, or so many are delivered and not acked; one
+    of the two suffices. `on_pinned` and `on_unpinned` are called when a pinned group pins this consumer, and when it
+    does no longer.
+
+    `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
+    handler's speed: about a second's work, shared by the partitions. What is granted and not delivered, which a crash
+    loses, is two seconds of work at most in all partitions together, or one message.
+
+    `start`: where the group begins to read a partition for which it has no position: a word, a time, or offsets
+    (start_positions.py). A time means the first message that is not older, or the end if there is none.
+
+    `max_acks_pending`: the most messages of a partition that are delivered and not acked or ended at once; those that
+    were given back count. With 1, a message is delivered when the one before it is done, so the order within a key
+    holds, also after a `nak` and with handlers in many threads. Partitions do not wait for each other. Only in
+    at-least-once groups. Source: "Max acks pending" of partitioned consumer groups.
+
+    `max_deliver`: after how many deliveries a message goes to the `dead_letter_topic` instead of being delivered again.
+    The log counts them, those of other consumers included (`Message.delivery_count`), and may count one too many for
+    each owner that died: a message whose ack died with its process can go there, too. Five is a good choice. Messages
+    that handlers end by `term` go there as well. A message is done when Kafka has acknowledged its dead letter; a crash
+    in between repeats the letter. Only in at-least-once groups.
+
+    `prefetch_bytes`: the most bytes of keys and values that are buffered, over all partitions; librdkafka gets as much
+    again. docs/production.md, "Memory", says what else takes memory.
+
+    `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`
+    was called. Then it moves, and in at-least-once mode its unacked messages are delivered again. None means 30 s, or
+    `handler_timeout_s` if that is shorter; for a consumer that plans ranges it means `handler_timeout_s`.
+
+    `release_behind_s`: over windows of so many seconds the consumer compares how many messages a partition of its gets
+    with how many it handles. If it handles fewer, and more are left than it handles in a window, it releases the
+    partition to a consumer with less than half of its lag: one partition per window, never its last one. Counts only
+    while the group's policy is greedy. None: it keeps them.
+    """
+
+    delivery: Delivery = "at_least_once"
+    policy: str | None = None
+    member: str | None = None
+    group_config: GroupConfig | None = None
+    heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S
+    max_claims: int | None = None
+    capacity: int = 1
+    priority_group: str | None = None
+    priority: int = 0
+    min_pending: int | None = None
+    min_ack_pending: int | None = None
+    fast_reclaim: bool = False
+    start: str = start_positions.COMMITTED
+    start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
+    new_topics: Literal["start", "earliest"] = "start"  # where a topic begins that the group has not read before
+    on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
+    handler_timeout_s: float = HANDLER_TIMEOUT_S
+    hand_over_timeout_s: float | None = None
+    release_behind_s: float | None = None
+    unacked_max: int = UNACKED_MAX
+    max_acks_pending: int | None = None  # None: a partition is delivered on while earlier messages are not acked
+    max_deliver: int | None = None  # None: a message is delivered until it is acked or ended
+    dead_letter_topic: str | None = None
+    prefetch_messages: int = PREFETCH_MESSAGES
+    prefetch_bytes: int = PREFETCH_BYTES
+    grant_messages: int = GRANT_MESSAGES
+    deliver_late: bool = False
+    join_live_kafka_group: bool = False
+    mirror_offsets: bool = True
+    on_claim: OnClaim | None = None
+    on_revoking: OnRevoking | None = None
+    on_lost: OnLost | None = None
+    on_activated: OnActivity | None = None
+    on_deactivated: OnActivity | None = None
+    on_pinned: OnActivity | None = None
+    on_unpinned: OnActivity | None = None
+    key_deserializer: Deserializer | None = None
+    value_deserializer: Deserializer | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        _one_of("delivery", self.delivery, tuple(MODES))
+        start_positions.parse(self.start)
+        _one_of("start_fallback", self.start_fallback, ("earliest", "latest"))
+        _one_of("new_topics", self.new_topics, ("start", "earliest"))
+        _one_of("on_topic_recreated", self.on_topic_recreated, ON_TOPIC_RECREATED)
+        if self.policy is not None:
+            _one_of("policy", self.policy, OWN_POLICIES)
+        if self.group_config is not None:
+            self.group_config.record()
+            _one_of("group_config.delivery", self.group_config.delivery or self.delivery, (self.delivery,))
+        if self.member is not None:
+            check_id("member", self.member)
+        _within(
+            "heartbeat_interval_s",
+            self.heartbeat_interval_s,
+            INTERVAL_MS_MIN / 1000,
+            INTERVAL_MS_MAX / 1000,
+            "shorter ones make traffic and false alarms, longer ones make slow take-overs",
+        )
+        _within(
+            "handler_timeout_s",
+            self.handler_timeout_s,
+            1.0,
+            86_400.0,
+            "a partition whose handler runs longer is handed to somebody else",
+        )
+        if self.hand_over_timeout_s is not None:
+            _within(
+                "hand_over_timeout_s",
+                self.hand_over_timeout_s,
+                0.0,
+                self.handler_timeout_s,
+                "a new member waits that long; handler_timeout_s ends a handler's wait anyway",
+            )
+        if self.release_behind_s is not None:
+            _within(
+                "release_behind_s",
+                self.release_behind_s,
+                max(RELEASE_BEHIND_S_MIN, 2 * self.heartbeat_interval_s),
+                86_400.0,
+                "speeds over less than two heartbeat intervals are chance",
+            )
+        if self.max_claims is not None:
+            _whole("max_claims", self.max_claims, PARTITION_MAX + 1, "None means no limit")
+        if self.priority_group is not None:
+            check_id("priority_group", self.priority_group)
+        _whole("priority", self.priority, PRIORITY_MAX, "lower ones come first", 0)
+        for name in ("min_pending", "min_ack_pending"):
+            if (given := getattr(self, name)) is not None:
+                _whole(name, given, PENDING_MAX, "so many messages make this consumer take part")
+        _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
+        _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
+        self._check_acks_pending()
+        self._check_dead_letters()
+        _whole("prefetch_messages", self.prefetch_messages, 1_000_000, "it bounds memory")
+        _whole(
+            "prefetch_bytes",
+            self.prefetch_bytes,
+            PREFETCH_BYTES_MAX,
+            "of keys and values, buffered of all partitions",
+            PREFETCH_BYTES_MIN,
+        )
+        _whole("grant_messages", self.grant_messages, 1_000_000, "the most of a partition that one grant may hold")
+
+    def _check_types(self) -> None:
+        for name in CALLABLES:
+            value = getattr(self, name)
+            if value is not None:
+                check_plain(name, value)
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidOption(name, getattr(self, name), "True or False")
+        if self.group_config is not None and not isinstance(self.group_config, GroupConfig):
+            raise InvalidOption(
+                "group_config", self.group_config, "a GroupConfig, as GroupConfig(max_request_batch=500)"
+            )
+        if not isinstance(self.settings, Mapping) or not all(isinstance(name, str) for name in self.settings):
+            raise InvalidOption("settings", self.settings, "a dict of librdkafka's settings by name")
+
+    def _check_acks_pending(self) -> None:
+        if self.max_acks_pending is None:
+            return
+        _whole("max_acks_pending", self.max_acks_pending, ACKS_PENDING_MAX, "of one partition; 1 keeps the order")
+        if self.delivery == "at_most_once":
+            rule = "in an at-most-once group messages are done before they are delivered, always in order"
+            raise InvalidOption("max_acks_pending", self.max_acks_pending, rule)
+
+    def _check_dead_letters(self) -> None:
+        if self.max_deliver is None and self.dead_letter_topic is None:
+            return
+        if self.delivery == "at_most_once":
+            name = "max_deliver" if self.max_deliver is not None else "dead_letter_topic"
+            raise InvalidOption(name, getattr(self, name), "in an at-most-once group nothing is delivered again")
+        if self.max_deliver is not None:
+            _whole("max_deliver", self.max_deliver, MAX_DELIVER_MAX, "deliveries of one message; 5 is a good choice")
+            if self.dead_letter_topic is None:
+                raise InvalidOption(
+                    "max_deliver",
+                    self.max_deliver,
+                    "name a dead_letter_topic as well, or the messages would be lost; to drop them, look at "
+                    "message.delivery_count and call term()",
+                )
+        if self.dead_letter_topic is not None:
+            check_topics([self.dead_letter_topic])
+
+    def check_planning(self) -> None:
+        """Raises InvalidOption for an option that says how messages are delivered: ranges are read by others."""
+        for name in ("dead_letter_topic", "max_acks_pending"):
+            if (given := getattr(self, name)) is not None:
+                raise InvalidOption(name, given, "a consumer that plans ranges delivers no messages")
+
+    def _hand_over_timeout_s(self) -> float:
+        if self.hand_over_timeout_s is not None:
+            return self.hand_over_timeout_s
+        return min(HAND_OVER_TIMEOUT_S, self.handler_timeout_s)
+
+    def member_options(self, client_id: str, topics: tuple[str, ...], library: str, witness: str = "") -> MemberOptions:
+        return MemberOptions(
+            client_id=client_id,
+            mode=MODES[self.delivery],
+            topics=topics,
+            interval_ms=round(self.heartbeat_interval_s * 1000),
+            member=self.member or "",
+            capacity=self.capacity,
+            claims_max=self.max_claims or 0,
+            priority=self.priority,
+            priority_group=self.priority_group or "",
+            min_pending=self.min_pending or 0,
+            min_ack_pending=self.min_ack_pending or 0,
+            policy=self.policy or DEFAULT_POLICY,
+            group_config=self.group_config.record() if self.group_config is not None else None,
+            handler_timeout_ms=round(self.handler_timeout_s * 1000),
+            hand_over_timeout_ms=round(1000 * self._hand_over_timeout_s()),
+            release_behind_ms=round(1000 * (self.release_behind_s or 0)),
+            fast_reclaim=self.fast_reclaim,
+            deliver_late=self.deliver_late,
+            on_topic_recreated=self.on_topic_recreated,
+            library=library,
+            witness=witness,
+        )
+
+
+def check_names(caller: str, names: Iterable[str]) -> None:
+    """Raises InvalidOption if one of the names is no option of a consumer. `caller`: what was called, for the error."""
+    unknown = sorted(set(names) - ConsumerOptions.__dataclass_fields__.keys())
+    if unknown:
+        raise InvalidOption(f"{caller}()", unknown, "; ".join(map(_advice, unknown)))
+
+
+def _advice(name: str) -> str:
+    if name == "client_id":
+        return "client_id is an argument of connect()"
+    if "." in name:
+        return f"{name} is a setting of librdkafka: settings={{{name!r}: ...}}"
+    near = difflib.get_close_matches(name, ConsumerOptions.__dataclass_fields__, 1)
+    return f"no option is called {name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+_PATTERN_RULE: Final = "; a pattern begins with ^"
+
+
+def check_topics(topics: Sequence[str], *, patterns: bool = False) -> tuple[str, ...]:
+    """Returns the topics of a consumer, each once, in the order given. Raises InvalidOption, InvalidName.
+
+    `patterns`: whether a text that begins with ^ is a pattern (subscription.py).
+    """
+    if isinstance(topics, str) or not isinstance(topics, Iterable):
+        raise InvalidOption("topics", topics, "a list of topic names")
+    names = tuple(dict.fromkeys(check_id("topic", topic) for topic in topics))
+    if not names:
+        raise InvalidOption("topics", topics, "name at least one topic")
+    if len(names) > TOPICS_MAX:
+        raise InvalidOption("topics", len(names), f"at most {TOPICS_MAX}: one Join record names them all")
+    for name in names:
+        if patterns and is_pattern(name):
+            try:
+                compile_pattern(name)
+            except ValueError as error:
+                raise InvalidOption("topics", name, f"a pattern: {error}") from error
+        else:
+            check_topic(name, _PATTERN_RULE * patterns)
+    return names
+
+
+def check_pattern(pattern: str) -> re.Pattern[str]:
+    """Compiles a regular expression that must match whole names of topics. Raises InvalidOption."""
+    if not pattern:
+        raise InvalidOption("topics_pattern", pattern, "it must match the whole name of a topic")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InvalidOption("topics_pattern", pattern, f"a Python regular expression: {error}") from error
+
+
+def check_retention(snapshot_every_records: int, history_kept_s: float, evidence_dir: str | None) -> RetentionPolicy:
+    _whole("snapshot_every_records", snapshot_every_records, 10_000_000, "a start folds that many at most")
+    _within("history_kept_s", history_kept_s, 0.0, 3_650 * 86_400.0, "younger records stay readable for people")
+    if evidence_dir is not None and not os.path.isdir(evidence_dir):
+        raise InvalidOption("evidence_dir", evidence_dir, "a folder that exists")
+    return RetentionPolicy(snapshot_every_records, history_kept_s, evidence_dir or "")
+
+
+def _one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidOption(option, value, "one of " + ", ".join(allowed))
+
+
+def _within(option: str, value: float, least: float, most: float, reason: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise InvalidOption(option, value, f"a number from {least:g} to {most:g}: {reason}")
+
+
+def _whole(option: str, value: object, most: int, reason: str, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidOption(option, value, f"a whole number from {least} to {most}: {reason}")

@@ -1,0 +1,432 @@
+"""Tracks which offsets of one claim were handed over and which are finished (PROTOCOL.md 8, F5, F6).
+
+AtLeastOnce is the tracker of at-least-once mode; at_most_once.py has that of the other one. It knows offsets, never
+messages. A message is handed over, or delivered, when the user gets it, and finished when its ack has come. A run is an
+OffsetRun (offset_run.py). A handler is what the user does with a message. Times are monotonic ms. Nothing here is
+thread-safe: callers hold a lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+
+from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.claims.redelivery import Redeliveries
+from marshal_py.protocol.wire import progress
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.progress import Range
+from marshal_py.protocol.wire.records import OFFSET_MAX
+
+RUN_MERGED_MAX = 1_000  # offsets; bounds the set of indexes that are finished out of order
+SPANS_REPORTED = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
+
+
+class AtLeastOnce:
+    """Tracks one claim in at-least-once mode. Its position is the lowest offset that is not finished (D1).
+
+    Earlier owners are the sessions that owned the partition before. Messages above the position that they finished are
+    not delivered again. For the other messages it counts how often earlier owners delivered them (D11).
+    """
+
+    __slots__ = (
+        "_attempts",
+        "_base",
+        "_delivered_before",
+        "_fetched_to",
+        "_finished_before",
+        "_first",
+        "_floor",
+        "_reported",
+        "_touched",
+        "counts_exactly",
+        "redeliveries",
+        "runs",
+    )
+
+    def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
+        """Begins at the claim's `position`; earlier owners delivered the message there `attempts` times.
+
+        `in_flight`: how many messages the last owner had delivered and not finished. `known`: which messages above the
+        position are finished or were delivered, as the last owner reported it, in the bytes of progress.py (4.2).
+        """
+        self._base = self._floor = self._fetched_to = position
+        ranges = progress.decode(position, known)
+        self._finished_before = [(start, to) for start, to, times in ranges if not times]
+        self._reported: Sequence[tuple[int, int]] = [*self._finished_before]  # finished, as last reported to the log
+        self._delivered_before = progress.deliveries(position, attempts, in_flight, ranges)
+        self._attempts = attempts
+        self._first = NONE  # the message at the claim's position: the first that exists there; NONE until it is fetched
+        self._touched = False  # whether a handler has reported that it is at work
+        self.runs: deque[OffsetRun] = deque()
+        self.redeliveries: Redeliveries | None = None  # None until a handler gives a message back
+        self.counts_exactly: bool = False  # `attempts` counts no delivery that has not happened (poison_guard.py)
+
+    # --- what earlier owners have done
+
+    def finished_to(self) -> int:
+        """Returns the offset after the last message that earlier owners finished above the position, or 0.
+
+        It is 0 if they finished none there. A partition that ends below this offset was truncated (D1).
+        """
+        return self._finished_before[-1][1] if self._finished_before else 0
+
+    def discard_inherited(self) -> None:
+        """Forgets what earlier owners reported, because a truncated partition has lost those messages (D1)."""
+        self._finished_before, self._reported, self._delivered_before, self._attempts = [], [], [], 0
+
+    def nothing_there(self) -> None:
+        """Forgets deliveries by earlier owners, because the partition ends at the position: there were none (D11)."""
+        if not self.runs and not self._finished_before:
+            self._delivered_before, self._attempts = [], 0
+
+    def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
+        """Adds fetched offsets, which are in ascending order, but leaves out those that earlier owners finished.
+
+        Returns the added offsets and the run that holds them. The offsets are the same object `offsets` if none was
+        left out; the run is None if all were left out.
+        """
+        spans, kept = self._finished_before, offsets
+        if offsets[0] < self._floor or (spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]):
+            kept = [offset for offset in offsets if not self._was_finished(offset)]
+        if len(kept) == len(offsets):
+            return offsets, self.add(offsets)
+        run = self.add(kept) if kept else None
+        if run is not None:
+            run.sifted = True
+        self.reached(offsets[-1] + 1)
+        return kept, run
+
+    def reached(self, offset: int) -> None:
+        """Notes that all messages below `offset` were added or left out: other offsets there hold no message (D1)."""
+        self._fetched_to = max(self._fetched_to, offset)
+
+    def _was_finished(self, offset: int) -> bool:
+        if offset < self._floor:
+            return True  # inside a span that the position passed before all of it was fetched
+        at = bisect_right(self._finished_before, offset, key=lambda span: span[0]) - 1
+        return at >= 0 and offset < self._finished_before[at][1]
+
+    def next_finished(self, offset: int) -> tuple[int, int]:
+        """Returns the first span [start, end) of offsets that earlier owners finished and that ends above `offset`.
+
+        Returns (OFFSET_MAX, OFFSET_MAX) if there is no such span.
+        """
+        if offset < self._floor:
+            return offset, self._floor
+        return next((span for span in self._finished_before if span[1] > offset), (OFFSET_MAX, OFFSET_MAX))
+
+    # --- what this claim does
+
+    def settle(self) -> None:
+        """Notes the acks that came without the lock (OffsetRun.acks). Everything else here reads what was noted."""
+        for run in self.runs:
+            if run.acks:
+                run.settle()
+
+    def add(self, offsets: Sequence[int]) -> OffsetRun:
+        """Adds fetched offsets and returns the run that holds them.
+
+        Small fetches that follow each other share a run, because each run costs 500 bytes.
+        """
+        if self._first == NONE:
+            self._first = offsets[0]
+        self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
+        last = self.runs[-1] if self.runs else None
+        if last is not None and isinstance(last.offsets, range) and isinstance(offsets, range):
+            if last.offsets.stop == offsets.start and len(last.offsets) + len(offsets) <= RUN_MERGED_MAX:
+                last.offsets = range(last.offsets.start, offsets.stop)
+                return last
+        run = OffsetRun(offsets)
+        self.runs.append(run)
+        return run
+
+    def forget_undelivered(self) -> int:
+        """Drops the offsets that were fetched and not handed over; returns the offset from which to fetch again."""
+        while self.runs and not self.runs[-1].delivered:
+            self.runs.pop()
+        if not self.runs:
+            self._fetched_to = self._floor
+            return self.position()
+        last = self.runs[-1]
+        last.offsets = last.offsets[: last.delivered]
+        self._fetched_to = last.offsets[-1] + 1
+        return self._fetched_to
+
+    def withdraw(self, run: OffsetRun, first: int) -> int:
+        """Undoes the newest delivery, which handed over the messages of `run` from index `first` on.
+
+        Returns the offset of the first of these messages. None of them may be finished, and nothing may have been
+        fetched after them.
+        """
+        offset = run.offsets[first]
+        run.offsets, run.delivered = run.offsets[:first], first
+        if run.touched:
+            run.touched = {at: ms for at, ms in run.touched.items() if at < first}
+        self._fetched_to = offset
+        if not first:
+            self.runs.pop()
+        return offset
+
+    def position(self) -> int:
+        """Returns the offset at which a new owner must begin to read; every message below it is finished."""
+        low = max(self._low(), self._floor)
+        spans = self._finished_before
+        if spans:
+            ahead = self._unfinished_from()
+            while spans and spans[0][0] <= max(low, ahead):  # offsets between are finished, or do not exist
+                low = max(low, spans.pop(0)[1])
+            self._floor = low
+        return low
+
+    def _low(self) -> int:
+        """Returns the offset up to which this claim has finished every message; drops the runs below it."""
+        runs = self.runs
+        while runs:
+            run = runs[0]
+            low = run.low
+            if low < len(run.offsets):
+                return run.offsets[low - 1] + 1 if low else self._base
+            self._base = run.offsets[-1] + 1
+            runs.popleft()
+        self._base = max(self._base, self._fetched_to)
+        return self._base
+
+    def _unfinished_from(self) -> int:
+        """Returns the lowest fetched offset that is not finished; if all are, the one after the last fetched."""
+        if not self.runs:
+            return self._fetched_to
+        run = self.runs[0]
+        return run.offsets[run.low]
+
+    @property
+    def in_flight(self) -> int:
+        return sum(run.unfinished for run in self.runs)
+
+    @property
+    def held(self) -> int:
+        """Returns how many messages handlers have: those in flight, without those that were given back."""
+        return sum(run.held for run in self.runs)
+
+    @property
+    def tracked(self) -> int:
+        """Returns how many offsets take memory: all from the position to the newest fetched one (D1)."""
+        self.position()
+        return sum(len(run.offsets) for run in self.runs) - (self.runs[0].low if self.runs else 0)
+
+    # --- what it reports
+
+    def progress(self) -> bytes:
+        """Returns what is known of the messages above the position, in the bytes of progress.py (4.2, D1).
+
+        The bytes name the messages that are finished, and say how often the others were delivered. They go into
+        heartbeats and Releases.
+        """
+        position = self.position()
+        if self.redeliveries is not None:
+            self.redeliveries.forget_finished(position)
+        before, mine, in_flight = self._delivered_before, self.handed_to(), self.in_flight
+        again = self._again(position)
+        known = again or self._finished_before or self._out_of_order() or (before and before[-1].to > position + 1)
+        if not known and (in_flight <= 1 or mine - position == in_flight):
+            return b""  # nearly always
+        finished = progress.union([*self._finished_spans(position), *self._finished_before, *self._reported])
+        finished = [(max(start, position), to) for start, to in finished if to > position]
+        self._reported = progress.fitting(position, finished, self._reported)
+        done = [Range(start, to, 0) for start, to in self._reported]
+        before_me = progress.without(self._delivered_again(position, mine), [(one.start, one.to) for one in again])
+        again = progress.without(sorted([*before_me, *again]), finished)
+        open_spans = progress.without([Range(position, mine, 1)], finished)
+        if in_flight > 1 and sum(to - start for start, to, _ in open_spans) != in_flight:
+            # Some offsets do not exist, so the number in flight alone would not say which messages these are.
+            spans = progress.union([*finished, *((start, to) for start, to, _ in again)])
+            again += progress.without([Range(position + 1, mine, 1)], spans)
+        whole = progress.encode(position, sorted([*done, *again]))
+        # If not all fits, counts are left out: only a missing finished range makes a message be delivered twice.
+        fits = len(progress.decode(position, whole)) == len(done) + len(again)
+        return whole if fits else progress.encode(position, done)
+
+    def _out_of_order(self) -> bool:
+        """Returns whether a message above the lowest unfinished one is finished."""
+        return any(run.finished or (run.low and at) for at, run in enumerate(self.runs))
+
+    def _finished_spans(self, position: int) -> list[tuple[int, int]]:
+        """Returns spans [start, to) that this claim has finished above the position: the lowest, about SPANS_REPORTED.
+
+        Two finished offsets are in one span if no offset between them was fetched, because such offsets do not exist or
+        were finished by earlier owners.
+        """
+        spans: list[tuple[int, int]] = []
+        joins = False  # whether the newest span reaches the end of the previous run
+        for run in self.runs:
+            offsets = run.offsets
+            if run.low:
+                above = offsets[0] >= position  # in the lowest run, all below `low` is below the position
+                joins = above and _extend(spans, offsets[0], offsets[run.low - 1] + 1, joins)
+            at = run.low
+            for index in sorted(run.finished):
+                joins = _extend(spans, offsets[index], offsets[index] + 1, joins and index == at)
+                at = index + 1
+            joins = joins and at == len(offsets)
+            if len(spans) > SPANS_REPORTED:
+                break
+        return spans
+
+    def _delivered_again(self, position: int, mine: int) -> list[Range]:
+        """Returns the ranges above the position that earlier owners delivered, and how often each was delivered.
+
+        `mine`: the offset after the last one that this claim has delivered. Below it the counts include this claim's
+        delivery.
+        """
+        counted = []
+        for start, to, times in self._delivered_before:
+            start = max(start, position + 1)
+            if start < min(to, mine):
+                counted.append(Range(start, min(to, mine), times + 1))
+            if max(start, mine) < to:
+                counted.append(Range(max(start, mine), to, times))
+        return counted
+
+    def _again(self, position: int) -> list[Range]:
+        """Returns the messages above the position that this claim has delivered again, with all their deliveries."""
+        if self.redeliveries is None:
+            return []
+        ranges: list[Range] = []
+        for offset in sorted(self.redeliveries.again):
+            times = self.delivery_count(offset)
+            if offset <= position or times == 1:
+                continue
+            if ranges and ranges[-1].to == offset and ranges[-1].times == times:
+                ranges[-1] = ranges[-1]._replace(to=offset + 1)
+            else:
+                ranges.append(Range(offset, offset + 1, times))
+        return ranges
+
+    def handed_to(self) -> int:
+        """Returns the offset after the last message that this claim has handed over, or where it began."""
+        for run in reversed(self.runs):
+            if run.delivered:
+                return run.offsets[run.delivered - 1] + 1
+        return self._base
+
+    def attempts(self) -> int:
+        """Returns how often the message at the position counts as delivered if this owner dies now (F4.5).
+
+        That is once more than earlier owners delivered it and this one delivered it again, because nobody will know
+        whether this owner did. With `counts_exactly` it is `deliveries()`.
+        """
+        return self.deliveries() if self.counts_exactly else self.delivery_count(self._message())
+
+    def deliveries(self) -> int:
+        """Returns how often earlier owners and this one delivered the message at the position."""
+        once = bool(self.runs) and self.runs[0].delivered > self.runs[0].low
+        return self.delivery_count(self._message()) - 1 + once
+
+    def delivery_count(self, offset: int) -> int:
+        """Returns the number of the delivery of the message at `offset` that is running now, or comes next (D11)."""
+        return 1 + self._delivered_before_at(offset) + self.redelivered(offset)
+
+    def redelivered(self, offset: int) -> int:
+        """Returns how often this claim has delivered the message at `offset` again."""
+        return 0 if self.redeliveries is None else self.redeliveries.again.get(offset, 0)
+
+    def _message(self) -> int:
+        """Returns the offset of the message at the position; NONE until a message is fetched."""
+        self.position()  # drops the runs that are finished
+        return NONE if self._first == NONE else self._unfinished_from()
+
+    def _delivered_before_at(self, offset: int) -> int:
+        ranges = self._delivered_before
+        at = bisect_right(ranges, offset, key=lambda known: known.start) - 1 if ranges else -1
+        times = ranges[at].times if at >= 0 and offset < ranges[at].to else 0
+        return max(times, self._attempts) if offset == self._first else times
+
+    def oldest(self) -> tuple[int, int] | None:
+        """Returns (monotonic ms, offset): since when the longest silent handler has been silent, and its message (D4).
+
+        A handler is silent since it got its message or last reported that it is at work. Returns None if no handler has
+        a message.
+        """
+        self.position()
+        found: tuple[int, int] | None = None
+        for run in self.runs:
+            oldest = run.oldest()
+            if oldest is not None and (found is None or oldest[0] < found[0]):
+                found = (oldest[0], run.offsets[oldest[1]])
+            if found is not None and not self._touched:
+                break  # messages were handed over in order
+        return found
+
+    def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int, size_bytes: int = 0) -> bool:
+        """Records that the handler of a message gave it back, to be delivered again at `due_ms` (D14).
+
+        `message` is kept for the driver, as `size_bytes` of its memory. Returns False if the message is finished.
+        """
+        return self._redeliveries().give_back(run, index, message, due_ms, size_bytes)
+
+    def post(self, run: OffsetRun, index: int) -> bool:
+        """Records that a message is on its way to a dead-letter topic: no handler has it, and it is unfinished (D15).
+
+        Returns False if it is finished, or on its way already.
+        """
+        return self._redeliveries().post(run, index)
+
+    def finish_posted(self, run: OffsetRun, index: int) -> None:
+        """Finishes a message whose dead letter is written."""
+        self._redeliveries().posted.discard(run.offsets[index])
+        run.take_up(index, None)
+        run.finish(index)
+
+    def end_redeliveries(self, mono_ms: int) -> None:
+        """Ends all waits at `mono_ms`, because the driver delivers nothing again under this claim.
+
+        The messages count as held by silent handlers from now on, so the claim ends after the handler timeout (D4), and
+        the next owner delivers them.
+        """
+        if self.redeliveries is not None:
+            self.redeliveries.end()
+        for run in self.runs:
+            for index in [*(run.aside or ())]:
+                run.take_up(index, mono_ms)
+
+    def _redeliveries(self) -> Redeliveries:
+        if self.redeliveries is None:
+            self.redeliveries = Redeliveries()
+        self._touched = True  # later messages may from now on be handed over before earlier ones
+        return self.redeliveries
+
+    def next_delivered(self, offset: int, times: int) -> int:
+        """Returns the lowest offset from `offset` on that earlier owners delivered `times` times, else OFFSET_MAX."""
+        found = [max(start, offset) for start, to, known in self._delivered_before if known >= times and to > offset]
+        if self._attempts >= times and self._first >= offset:
+            found.append(self._first)
+        return min(found, default=OFFSET_MAX)
+
+    def place_of(self, offset: int) -> tuple[OffsetRun, int] | None:
+        """Returns where a message that was handed over is: its run and its index; None if its run is done with."""
+        for run in self.runs:
+            index = bisect_left(run.offsets, offset, 0, run.delivered)
+            if index < run.delivered and run.offsets[index] == offset:
+                return run, index
+        return None
+
+    def touch(self, run: OffsetRun, first: int, stop: int, mono_ms: int) -> None:
+        """Records that at `mono_ms` the handlers of the messages at the indexes [first, stop) of `run` were at work."""
+        self._touched = True
+        run.touch(first, stop, mono_ms)
+
+    def touch_all(self, mono_ms: int) -> None:
+        """Records that at `mono_ms` the consumer of a range of offsets was at work on all that was handed over (D9)."""
+        for run in self.runs:
+            if run.unfinished:
+                run.touch_all(mono_ms)
+
+
+def _extend(spans: list[tuple[int, int]], start: int, to: int, joins: bool) -> bool:
+    """Appends the span [start, to); if `joins`, extends the newest span to `to` instead. Returns True."""
+    if joins:
+        spans[-1] = (spans[-1][0], to)
+    else:
+        spans.append((start, to))
+    return True

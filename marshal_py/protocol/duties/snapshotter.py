@@ -1,0 +1,226 @@
+"""Keeps a log short: decides when a snapshot is due, who writes it, who vouches for it, and what may be deleted.
+
+There is one Snapshotter per log and process (PROTOCOL.md N5-N8, N12). The driver calls `folded` after every record and
+`tick` when it has time, and carries out the SnapshotTasks. A process that came to the same digests vouches for a
+snapshot by a witness record; the snapshot is confirmed then. A silent session would block all of this, so such sessions
+are evicted (N14, orphans.py). A process without a session in the log writes nothing: it might end at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct, field
+
+from marshal_py.protocol.duties.orphans import Orphans, Presence
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.snapshot import SnapshotStore, Stored
+from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, U64, World
+from marshal_py.protocol.wire.identity import NONE, Instant
+from marshal_py.protocol.wire.records import INSTANCE_BYTES, Evict, Heartbeat, Snapshot
+
+SNAPSHOT_EVERY_RECORDS: Final = 50_000  # about a quarter of a second of folding, the most that a start costs
+# each rank waits for so many more records: by then the snapshot of the rank before was read
+STAGGER_RECORDS: Final = 1_024
+RETRY_RECORDS: Final = 4_096  # after so many without a witness another snapshot is written
+STAGGER_MS: Final = 500  # each rank vouches so much later: by then the witness of the rank before was usually read
+CHECKPOINTS_HELD: Final = 1_024  # own digests kept: a snapshot is read seconds after its checkpoint
+
+
+class SnapshotTasks(Struct):
+    """Lists what the driver must do after a tick."""
+
+    send: list[Snapshot] = field(default_factory=list)  # to the log, under no group
+    evict: list[tuple[str, Evict]] = field(default_factory=list)  # to the log, under the group that is named
+    audit: Stored | None = None  # read and fold the log again, then call `audited` (N6)
+    mismatched: Stored | None = None  # a snapshot of another process that differs from what this one folded
+
+
+class Snapshotter:
+    """Is the part of a process that handles the snapshots of one log."""
+
+    def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
+        self.world = world
+        self.every_records = every_records
+        self.instance: bytes = draw(INSTANCE_BYTES)  # a cloned machine shares it, and so cannot vouch for itself
+        self.store: SnapshotStore = SnapshotStore()
+        self.orphans: Orphans = Orphans(world)
+        self.reported: dict[int, int] = {}  # session -> the newest checkpoint whose digest its heartbeats have named
+        self._digests: dict[int, tuple[int, int]] = {}  # checkpoint -> digests of state and chain, as folded here
+        self._parts = {name: snapshot.part_of(group) for name, group in world.groups.items()}
+        self._total = sum(self._parts.values()) & U64
+        self._touched: set[str] = set()
+        self._digests[world.chain_at] = (self._total, world.chain)
+        self._write_next = False  # whether to write a snapshot at the next checkpoint
+        self._written: list[Snapshot] = []  # chunks to send with the next tick
+        self._seen_at = NONE  # newest checkpoint of any snapshot that was read whole
+        self._to_judge: dict[int, tuple[Stored, int]] = {}  # by checkpoint: (snapshot, ms when it was read)
+        self._audits: set[int] = set()
+
+    # --- reading
+
+    def folded(self, verdict: Verdict, now_ms: int) -> None:
+        """Is called by the driver when it has folded a record into the world. `now_ms`: monotonic."""
+        if verdict.group:
+            self._touched.add(verdict.group)
+        record = verdict.record
+        if type(record) is Heartbeat:
+            if record.digest is not None and not verdict.outcome:
+                self.reported[record.session] = record.digest.at
+        elif type(record) is Snapshot and not verdict.outcome:
+            self._read(record, verdict.offset, now_ms)
+        if verdict.offset % CHECKPOINT_OFFSETS == CHECKPOINT_OFFSETS - 1:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        world, parts, total = self.world, self._parts, self._total
+        for name in self._touched:
+            group = world.groups.get(name)
+            if group is not None:
+                fresh = snapshot.part_of(group)
+                total += fresh - parts.get(name, 0)
+                parts[name] = fresh
+        self._touched.clear()
+        self._total = total & U64
+        self._digests[world.chain_at] = (self._total, world.chain)
+        if len(self._digests) > CHECKPOINTS_HELD:
+            del self._digests[next(iter(self._digests))]
+        if self._write_next:
+            self._write_next = False
+            self._written += self.write() or ()
+
+    def write(self) -> list[Snapshot] | None:
+        """Returns the world, which must be at a checkpoint, as Snapshot records (N7).
+
+        Returns None if this version cannot read the records of some group, or if no Genesis was read.
+        """
+        world, data = self.world, snapshot.state_of(self.world)
+        if data is None or world.genesis is None:
+            return None
+        state, chain = self._digests[world.chain_at]
+        return snapshot.split(world.genesis, self.instance, world.chain_at, state, chain, data)
+
+    def _read(self, record: Snapshot, offset: int, now_ms: int) -> None:
+        found = self.store.take(record, offset)
+        if found is None:
+            return
+        self._seen_at = max(self._seen_at, found.at)
+        if not found.confirmed:
+            self._to_judge[found.at] = (found, now_ms)
+            return
+        self._to_judge.pop(found.at, None)
+        kept = self.store.confirmed()[:2]
+        if len(kept) == 2:
+            self.store.forget_below(kept[1].at)
+        for stored in kept:
+            stored.data = b""  # of a confirmed snapshot only the checkpoint is needed
+        live = {session for group in self.world.groups.values() for session in group.sessions}
+        self.reported = {session: at for session, at in self.reported.items() if session in live}
+
+    # --- acting
+
+    def tick(self, now: Instant, me: Presence) -> SnapshotTasks:
+        """Returns the tasks that are due at `now`; the driver calls this when it has time.
+
+        `me`: the sessions that this process has in the log. Without any, nothing is due.
+        """
+        tasks, sessions = SnapshotTasks(), me.sessions
+        if not sessions:
+            self._write_next = False
+            self._written.clear()
+            return tasks
+        tasks.evict = self.orphans.tick(now, me)
+        tasks.send, self._written = self._written, []
+        if tasks.send:
+            self._seen_at = max(self._seen_at, tasks.send[0].at)
+        if self._due(sessions):
+            self._write_next = True
+        for at, (stored, since_ms) in list(self._to_judge.items()):
+            self._judge_one(at, stored, now.mono_ms - since_ms, me.client_id, sessions, tasks)
+        return tasks
+
+    def _due(self, sessions: set[int]) -> bool:
+        confirmed, end = self.confirmed_at, self.world.next_offset
+        uncovered = end - max(confirmed, 0)
+        if uncovered < self.every_records or (self._seen_at > confirmed and end < self._seen_at + RETRY_RECORDS):
+            return False
+        return uncovered >= self.every_records + self._rank(sessions) * STAGGER_RECORDS
+
+    def _rank(self, sessions: set[int]) -> int:
+        """Returns how many live sessions of the log are older than the oldest one of this process (N8)."""
+        first = min(sessions)
+        return sum(sid < first for group in self.world.groups.values() for sid in group.sessions)
+
+    def _judge_one(
+        self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int], tasks: SnapshotTasks
+    ) -> None:
+        """Adds to `tasks` what this process must do about a snapshot that is not confirmed yet (N6).
+
+        It vouches for a snapshot of another process if its own fold gave the same digests, and reports it as
+        `mismatched` if they differ. For a snapshot that it wrote itself it asks for an audit (`SnapshotTasks.audit`),
+        and only if no other client has a live session. `waited_ms`: how long ago the snapshot was read.
+        """
+        key, own = stored.key, self._digests.get(at)
+        if own is None:
+            del self._to_judge[at]
+        elif own != (key.state, key.chain):
+            del self._to_judge[at]
+            tasks.mismatched = stored
+        elif key.instance == self.instance:
+            alone = all(
+                session.join.client_id == client_id
+                for group in self.world.groups.values()
+                for session in group.sessions.values()
+            )
+            if alone and at not in self._audits:
+                self._audits.add(at)
+                tasks.audit = stored
+        elif waited_ms >= self._rank(sessions) * STAGGER_MS:
+            del self._to_judge[at]
+            if snapshot.load(stored, self.world.log, self.world.root) is None:
+                tasks.mismatched = stored
+            else:
+                tasks.send.append(snapshot.witness(stored.genesis, self.instance, at, key.state, key.chain))
+
+    def audited(self, stored: Stored, again: World | None) -> list[Snapshot]:
+        """Is called by the driver when it has read and folded the log again, as `SnapshotTasks.audit` asked (N6).
+
+        `stored`: the snapshot that is checked. `again`: the world that the second fold gave at its checkpoint, None if
+        it failed. Returns the witness record to send; an empty list if the snapshot differs from `again`.
+        """
+        self._audits.discard(stored.at)
+        self._to_judge.pop(stored.at, None)
+        key = stored.key
+        if again is None or (snapshot.digest_of(again), again.chain) != (key.state, key.chain):
+            return []
+        if snapshot.load(stored, self.world.log, self.world.root) is None:
+            return []
+        return [snapshot.witness(stored.genesis, self.instance, stored.at, key.state, key.chain)]
+
+    # --- what may be deleted
+
+    @property
+    def confirmed_at(self) -> int:
+        """Returns the checkpoint of the newest confirmed snapshot that was read, -1 if there is none."""
+        confirmed = self.store.confirmed()
+        return confirmed[0].at if confirmed else NONE
+
+    def deletable(self) -> int:
+        """Returns the offset below which records may be deleted; 0 if none may (N12).
+
+        That is the checkpoint of the older one of the two newest confirmed snapshots. If a live session has reported
+        only a lower checkpoint in its heartbeats, it is that lower one.
+        """
+        confirmed = self.store.confirmed()
+        if len(confirmed) < 2:
+            return 0
+        live = [
+            self.reported.get(session, session) for group in self.world.groups.values() for session in group.sessions
+        ]
+        return min([confirmed[1].at, *live])
+
+    def leads(self, sessions: set[int]) -> bool:
+        """Returns whether this process has the log's oldest live session, so that it is the one that deletes (N12)."""
+        return bool(sessions) and self._rank(sessions) == 0

@@ -1,0 +1,247 @@
+"""Checks the settings of a group: which ones its policy takes, what they may be, and what may change later.
+
+What two records can contradict each other about, the fold decides by group_rules.py; here is what it would say, with
+the reasons for people. What one GroupConfig says is checked here alone, before it is written. The rules are those of
+the designs of partitioned consumer groups and of priority groups.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol.fold.group_rules import EXPLICIT, LIFELONG, PARTITIONED, PRIORITY, lifelong, misfit
+from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.policy import POLICIES, RESTRICTED
+from marshal_py.protocol.wire.identity import NONE, check_id
+from marshal_py.protocol.wire.records import AT_MOST_ONCE, INSTANCE_BYTES, MODE_NAMES, PARTITION_MAX, GroupConfig
+from marshal_py.protocol.wire.records import Mapping as MemberMapping
+
+OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
+ONLY_PARTITIONED: Final = f"only the policies {' and '.join(sorted(PARTITIONED))}"
+TIMEOUT_MS_MIN: Final = 1_000  # of a priority timeout: shorter than the shortest heartbeat interval says nothing
+TIMEOUT_MS_MAX: Final = 86_400_000
+EXPLICIT_RULE: Final = "the policy {} needs explicit acks, which an at-most-once group does not have"
+FAILOVER_MS_MIN: Final = 5_000  # the bounds of the design
+FAILOVER_MS_MAX: Final = 3_600_000
+GROUP_NAME: Final = re.compile(r"[A-Za-z0-9_/=-]{1,16}")  # of a priority group: the design's limited-term
+
+
+def check(config: GroupConfig, named: Collection[str]) -> None:
+    """Raises InvalidOption, which names the setting and the rule, if these settings do not belong together.
+
+    `named`: the settings that somebody chose now. Others may have been set by a library that knows more than this one.
+    """
+    policy = config.policy
+    if policy and policy not in POLICIES and policy not in RESTRICTED:
+        raise InvalidOption("policy", policy, f"one of {', '.join(known_policies())}")
+    if policy not in PARTITIONED:
+        for name in ("max_members", "members", "mappings"):
+            if name in named:
+                raise InvalidOption(name, getattr(config, name), f"{ONLY_PARTITIONED} have it")
+    else:
+        _check_partitioned(config)
+    if policy in PRIORITY:
+        _check_priority_groups(config)
+    if "priority_timeout_s" in named:
+        _check_timeout(config)
+    if "failover_s" in named:
+        _check_failover(config)
+    if "lag_weighted" in named and config.lag_weighted and policy != "balanced":
+        raise InvalidOption("lag_weighted", True, "only the policy balanced has lag weights: name it, too")
+    if policy not in PRIORITY and "priority_groups" in named:
+        raise InvalidOption(
+            "priority_groups",
+            list(config.priority_groups),
+            f"only the policies of priority groups have it: {', '.join(sorted(PRIORITY))}",
+        )
+
+
+def _check_timeout(config: GroupConfig) -> None:
+    seconds = config.priority_timeout_ms / 1000
+    if config.policy != "pinned":
+        raise InvalidOption("priority_timeout_s", seconds, "only the policy pinned has it")
+    if not TIMEOUT_MS_MIN <= config.priority_timeout_ms <= TIMEOUT_MS_MAX:
+        raise InvalidOption(
+            "priority_timeout_s", seconds, f"{TIMEOUT_MS_MIN // 1000} to {TIMEOUT_MS_MAX // 1000} seconds"
+        )
+
+
+def _check_failover(config: GroupConfig) -> None:
+    seconds = config.failover_ms / 1000
+    if config.policy != "overflow":
+        raise InvalidOption("failover_s", seconds, "only the policy overflow has it")
+    if seconds and not FAILOVER_MS_MIN <= config.failover_ms <= FAILOVER_MS_MAX:
+        raise InvalidOption(
+            "failover_s", seconds, f"{FAILOVER_MS_MIN // 1000} to {FAILOVER_MS_MAX // 1000} seconds, or 0 for never"
+        )
+
+
+def _check_priority_groups(config: GroupConfig) -> None:
+    names = list(config.priority_groups)
+    if len(names) != 1:
+        raise InvalidOption(
+            "priority_groups",
+            names,
+            f"the policy {config.policy} needs exactly one: name {'one alone' if names else 'it'}",
+        )
+    if not isinstance(names[0], str) or not GROUP_NAME.fullmatch(names[0]):
+        raise InvalidOption("priority_groups", names[0], "1 to 16 of the characters A-Z a-z 0-9 - _ / =")
+    _check_acks(config.policy, config.mode)
+
+
+def _check_acks(policy: str, mode: int) -> None:
+    if policy in EXPLICIT and mode == AT_MOST_ONCE:
+        raise InvalidOption("delivery", MODE_NAMES[mode], EXPLICIT_RULE.format(policy))
+
+
+def _check_partitioned(config: GroupConfig) -> None:
+    if not 1 <= config.max_members <= PARTITION_MAX + 1:
+        raise InvalidOption(
+            "max_members",
+            config.max_members,
+            f"1 to {PARTITION_MAX + 1}: a partitioned group says to how many members its messages go at most",
+        )
+    if config.members and config.mappings:
+        raise InvalidOption(
+            "mappings",
+            mappings_by_name(config),
+            f"a group has a list of members or mappings, never both: its members are {', '.join(config.members)}",
+        )
+    for each in config.members:
+        check_id("member", each)
+    if config.mappings:
+        _check_mappings(config)
+
+
+def _check_mappings(config: GroupConfig) -> None:
+    """Checks that the mappings name each member once and each partition below max_members exactly once."""
+    said, owner, seen = mappings_by_name(config), dict[int, str](), set[str]()
+    for each in config.mappings:
+        check_id("member", each.member)
+        if each.member in seen:
+            raise InvalidOption("mappings", said, f"{each.member!r} is named twice: each member has one mapping")
+        seen.add(each.member)
+        for partition in each.partitions:
+            if partition >= config.max_members:
+                most = config.max_members - 1
+                raise InvalidOption("mappings", said, f"{partition} is above {most}, max_members - 1")
+            if partition in owner:
+                both = f"{owner[partition]!r} and {each.member!r} both have partition {partition}: only one may"
+                twice = f"{each.member!r} has partition {partition} twice"
+                raise InvalidOption("mappings", said, both if owner[partition] != each.member else twice)
+            owner[partition] = each.member
+    missing = next((number for number in range(config.max_members) if number not in owner), None)
+    if missing is not None:
+        rule = f"nobody has partition {missing}: mappings name every one below max_members, which is "
+        raise InvalidOption("mappings", said, f"{rule}{config.max_members}")
+
+
+def check_change(group: str, config: GroupConfig | None, mode: int, after: GroupConfig) -> None:
+    """Raises InvalidOption if settings would change that are for the group's whole life (F9.11).
+
+    `config`: what the group has, None if it has none; `mode`: 0 if nobody has joined it.
+    """
+    field = lifelong(config, mode, after)
+    if field:
+        advice = "use another group, or delete this one with its positions first"
+        raise InvalidOption(field, _said(field, after), f"{_for_life(group, config, field)}: {advice}")
+
+
+def check_declared(group: str, config: GroupConfig | None, mode: int, declared: GroupConfig) -> None:
+    """Raises InvalidOption if the settings that a consumer brings contradict those that the group has for its life.
+
+    A setting that it does not name contradicts nothing. The parameters are those of `check_change`.
+    """
+    known = config if config is not None else GroupConfig(NONE)
+    named = {name: value for name in LIFELONG if (value := getattr(declared, name))}
+    field = lifelong(config, mode, replace(known, **named))
+    if field:
+        advice = "name the same in group_config or leave it out, or use another group"
+        raise InvalidOption(
+            f"group_config.{field}", _said(field, declared), f"{_for_life(group, config, field)}: {advice}"
+        )
+
+
+def _said(field: str, config: GroupConfig) -> object:
+    value = getattr(config, field)
+    return (value or OWN_POLICY) if field == "policy" else list(value) if isinstance(value, tuple) else value
+
+
+def _for_life(group: str, config: GroupConfig | None, field: str) -> str:
+    """Returns what a group has for its whole life, in words. `config`: None if it has no settings."""
+    if config is None or (field == "policy" and not config.policy):
+        return f"group {group!r} exists with no policy in its settings, so it can have balanced or greedy alone"
+    has = getattr(config, field)
+    return f"group {group!r} has the {field} {', '.join(has) if isinstance(has, tuple) else has} for its whole life"
+
+
+def check_consumer(group: str, config: GroupConfig | None, options: MemberOptions) -> None:
+    """Raises InvalidOption if a consumer of this group does not say what its policy needs, or says what it lacks.
+
+    `config`: the settings that the group has, or gets from this consumer; None if it has none (F1.7).
+    """
+    field = misfit(config, options.join(bytes(INSTANCE_BYTES), NONE))
+    if not field:
+        return
+    settings = GroupConfig(NONE) if config is None else config
+    value = MODE_NAMES[options.mode] if field == "mode" else getattr(options, field) or None
+    option = {"mode": "delivery", "claims_max": "max_claims"}.get(field, field)
+    missing = value is None
+    raise InvalidOption(option, value, _unfit(group, settings, field, missing), given=not missing)
+
+
+def _unfit(group: str, config: GroupConfig, field: str, missing: bool) -> str:
+    """Returns the rule that a consumer breaks. `missing`: whether it lacks the option, which its policy asks for."""
+    policy = config.policy
+    chosen = f"the policy {policy}" if policy else "no policy in its settings"
+    match field:
+        case "priority":
+            return f"group {group!r} has {chosen}: only prioritized obeys it"
+        case "min_pending" | "min_ack_pending":
+            return f"group {group!r} has {chosen}: only overflow obeys it"
+        case "priority_group" if policy in PRIORITY:
+            names = " or ".join(config.priority_groups)
+            return f"group {group!r} has {chosen}, so each consumer names the priority group {names}"
+        case "priority_group":
+            return f"group {group!r} has {chosen}, so it has no priority groups: leave it out"
+        case "mode":
+            return f"group {group!r}: {EXPLICIT_RULE.format(policy)}"
+        case "member" if missing:
+            names = ", ".join(config.members or [each.member for each in config.mappings])
+            return (
+                f"group {group!r} has {chosen}, so each consumer works for a member: name one of "
+                f"{names or 'those that `marshal members add` adds'}"
+            )
+        case "member":
+            return f"group {group!r} has {chosen}: {ONLY_PARTITIONED} obey it"
+    return f"group {group!r} has {chosen}, under which one consumer has everything: leave it out"
+
+
+def known_policies() -> tuple[str, ...]:
+    """Returns the names of all policies that a group can have, and "own"."""
+    return (*POLICIES, *RESTRICTED, OWN_POLICY)
+
+
+def mappings_of(given: Mapping[str, object]) -> tuple[MemberMapping, ...]:
+    """Returns the mappings of a record, sorted by member. `given`: member name -> partition numbers.
+
+    Raises InvalidOption if a partition is no number that Kafka can have.
+    """
+    return tuple(MemberMapping(name, tuple(sorted(_partitions(given[name])))) for name in sorted(given))
+
+
+def _partitions(given: object) -> Iterator[int]:
+    for number in given if isinstance(given, list | tuple | set | frozenset | range) else [given]:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= PARTITION_MAX:
+            raise InvalidOption("mappings", number, f"partitions are whole numbers from 0 to {PARTITION_MAX}")
+        yield number
+
+
+def mappings_by_name(config: GroupConfig) -> dict[str, list[int]]:
+    """Returns the mappings as people write them: member name -> partition numbers."""
+    return {each.member: list(each.partitions) for each in config.mappings}

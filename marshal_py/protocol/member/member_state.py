@@ -1,0 +1,315 @@
+"""What the parts of one member share: its world, session, claims and output, and small methods that change them.
+
+member.py puts the parts together, and each part changes the state through these methods or by plain assignment. Nothing
+here decides what the member claims (rebalance.py), and nothing here reads a record (record_handler.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from marshal_py.errors import MarshalError
+from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.claim_records import will_entry
+from marshal_py.protocol.claims.poison_guard import PoisonGuard
+from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
+from marshal_py.protocol.member.ready import MemberOptions, Ready
+from marshal_py.protocol.time.failure_detector import FailureDetector
+from marshal_py.protocol.time.liveness import HEARTBEATS_PER_INTERVAL, Liveness
+from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.last_will import LastWill
+from marshal_py.protocol.wire.records import Note, clipped
+
+MIRROR_MS: Final = 5_000  # how often accepted positions go to Kafka's committed offsets: its own auto-commit interval
+
+
+class MemberState:
+    """Holds the state of one client in one group."""
+
+    def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
+        self.world = world
+        self.name = group
+        self.options = options
+        self.third_ms: int = options.interval_ms // HEARTBEATS_PER_INTERVAL
+        self.liveness: Liveness = Liveness(options.interval_ms, draw)
+        self.detector: FailureDetector = FailureDetector(options.interval_ms)
+        self.poison_guard: PoisonGuard = PoisonGuard(options.interval_ms)
+        self.session = NONE
+        self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
+        self.gone_topics: frozenset[str] = frozenset()  # matched by patterns; the cluster does not have them (A13)
+        self.orphaned_sessions: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
+        self.ended: bool = False
+        self.error: MarshalError | None = None
+        self.fenced = True
+        self.leaving = ""  # the reason of the Leave, once the user wants to stop; else ""
+        self.stop_prepared = False  # the user will stop soon: successors may fetch ahead first (A6)
+        self.asked: bool | None = None  # whether the user asked for messages since the last heartbeat; None: unknown
+        self._asked_ms = 0  # monotonic: about when the user asked last
+        self.urgent = False  # the next heartbeat must not wait for its third of an interval
+        self.tick_requested: bool = False  # the next tick must not wait for the deadline
+        self.quiescent_until_ms: int = 0  # monotonic; before this a tick may skip most of its work (quiescence.py)
+        self.out: Ready = Ready()  # what the next tick returns
+        self.join_sent: Instant | None = None
+        self.join_unread = b""  # instance id of the newest own Join, until that is read
+        self.leave_sent_ms: int | None = None
+        self.grants_dropped: int = 0
+        self.grants_lost: int = 0
+        self.late_acks = 0
+        self.take_overs = 0  # claims of partitions whose owner was evicted
+        self.round_trip_ms = NONE  # from sending to reading, of the last own heartbeat that was read back
+        self._mirrored: dict[TopicPartition, int] = {}
+        self._mirror_due_ms = 0
+        world.watched.add(group)
+
+    # --- the world as this client sees it
+
+    @property
+    def group(self) -> Group | None:
+        return self.world.groups.get(self.name)
+
+    @property
+    def writes_version(self) -> int:
+        """Returns the record version that this client writes now: the newest that all live sessions can read (E8)."""
+        return self.world.writes_version(self.name, self.options.reads_version)
+
+    @property
+    def pin(self) -> int:
+        """Returns the epoch of this member's pin, as far as it has read; NONE if it has none (A11)."""
+        group = self.group
+        known = None if group is None else group.partitions.get(PIN)
+        return known.epoch if known is not None and known.owner == self.session else NONE
+
+    @property
+    def paused(self) -> bool:
+        group = self.group
+        return group is not None and group.paused
+
+    def last_will(self) -> LastWill | None:
+        """Returns what this member keeps for its witness (T19); None if it has no session that could be ended."""
+        if self.session == NONE or self.ended:
+            return None
+        self.settle_acks()
+        entries = (will_entry(claim) for claim in self.claims.values())
+        claims = tuple(entry for entry in entries if entry is not None)
+        return LastWill(self.session, self.writes_version, self.options.interval_ms, claims)
+
+    # --- methods that change the state
+
+    def settle_acks(self) -> None:
+        """Notes the acks that came without the lock (T16). A driver whose handlers ack so calls it before `tick`."""
+        for claim in self.claims.values():
+            claim.settle()
+
+    def idle_ms(self, now: Instant) -> int:
+        """Returns for how many ms the user has asked for no message, as a heartbeat tells the group (A11, A12).
+
+        Returns 0 in a group that does not need it, and if the driver does not say when the user asks.
+        """
+        group = self.group
+        config = None if group is None else group.config
+        if self.asked is None or config is None or not (config.policy == "pinned" or config.failover_ms):
+            return 0
+        if self.asked:
+            self.asked, self._asked_ms = False, now.mono_ms
+        return max(0, now.mono_ms - self._asked_ms)
+
+    def request_tick(self) -> None:
+        """Asks the driver to call `tick` soon, and makes the next tick a whole one.
+
+        A short tick (quiescence.py) would not handle what has changed.
+        """
+        self.tick_requested = True
+        self.quiescent_until_ms = 0
+
+    def retry_due(self, sent_ms: int | None, now: Instant) -> bool:
+        """Returns whether to send a record: it was never sent, or at least a third of an interval ago (T17).
+
+        `sent_ms`: when it was last sent, None if it never was.
+        """
+        return sent_ms is None or now.mono_ms - sent_ms >= self.third_ms
+
+    @property
+    def continues_recreated_topics(self) -> bool:
+        """Returns whether the group continues without an admin when a topic was deleted and created again (D10)."""
+        group = self.group
+        configured = group.config.on_topic_recreated if group is not None and group.config is not None else ""
+        return (configured or self.options.on_topic_recreated) == "earliest"
+
+    def park(self, epoch: int, reason: str, detail: str, now: Instant) -> None:
+        """Stops a claim; its Release then parks the partition, so that nobody may claim it (D6, D13).
+
+        Handlers may finish for an interval. `reason`: the name of an error, see parking.py. `detail`: what the driver
+        saw when it read the partition, for people who read the Release.
+        """
+        claim = self.claims.get(epoch)
+        if claim is not None and not claim.sealed and not claim.parking:
+            claim.park(reason, clipped(detail), now.mono_ms + self.options.interval_ms)
+            self.request_tick()
+
+    def end(self, error: MarshalError | None) -> None:
+        """Ends the member: its lease ends, all claims are lost, and nothing is sent afterwards.
+
+        `error`: why it ends, None for a clean stop.
+        """
+        if self.ended:
+            return
+        self.ended = self.out.ended = True
+        self.error = self.out.error = error
+        for claim in list(self.claims.values()):
+            self.lose(claim, "stopped" if error is None else type(error).__name__)
+        self.liveness.lease.end()
+
+    def lose(self, claim: Claim, reason: str, kind: AdvisoryKind = "lost", at: int = NONE) -> None:
+        """Ends a claim and advises the user; `reason` tells the user why.
+
+        `kind`: "released" if the claim's Release was accepted, else "lost". `at`: offset of the record that ended the
+        claim, NONE if no record did.
+        """
+        if kind != "released":  # a Release gives back what was not handed over (F6.3)
+            self.drop_grants(claim)
+        claim.seal(ClaimPhase.GONE)
+        claim.seek_to = NONE
+        self._finish(claim, ended_in_log=at != NONE)
+        self.out.lost.append((claim, reason))
+        position = claim.released_position if kind == "released" else NONE
+        if kind == "released" and claim.parking:
+            kind, reason = "parked", self._parked_text(claim)
+        self.advise(kind, claim.tp, epoch=claim.epoch, offset=position, text=reason, at=at)
+        group = self.group
+        if group is not None and reason != "session ended" and not claim.parking:
+            self._mirror(group, claim.tp)
+
+    def _finish(self, claim: Claim, *, ended_in_log: bool) -> None:
+        """Forgets a claim that is GONE. `ended_in_log`: whether the newest record that was read has ended it."""
+        known = self.group.partitions.get(claim.tp) if ended_in_log and self.group is not None else None
+        if ended_in_log:
+            claim.final = (NONE, b"") if known is None else (known.position, known.progress)
+        self.poison_guard.end(claim)
+        del self.claims[claim.epoch]
+
+    def replace(self, claim: Claim) -> None:
+        """Ends a claim that a new one of this member has replaced, without an advisory."""
+        claim.seal(ClaimPhase.GONE)
+        self._finish(claim, ended_in_log=True)
+        self.out.lost.append((claim, claim.reason))
+
+    def seek(self, tp: TopicPartition, position: int, now: Instant) -> Claim | None:
+        """Begins to move the position of an own claim, in at-least-once mode (T20). Returns the claim.
+
+        Nothing more of it is delivered, and acks of its messages come too late. Once its SeekingPartition is accepted a
+        new claim takes its place. Returns None if no claim of the partition is open.
+        """
+        claim = next((c for c in self.claims.values() if c.tp == tp and c.phase is ClaimPhase.OPEN), None)
+        if claim is not None:
+            claim.seek(position, now.mono_ms)
+            self.request_tick()
+        return claim
+
+    def _parked_text(self, claim: Claim) -> str:
+        """Returns why nobody may claim the partition now, and who ends that: an admin or the group itself (D10)."""
+        if claim.parking == parking.RECREATED and self.continues_recreated_topics:
+            return f"{claim.parking}: the group continues at the beginning of the new topic by itself"
+        return parking.describe(self.name, claim.tp, claim.parking, claim.reason)
+
+    def drop_grants(self, claim: Claim) -> None:
+        """Drops the granted messages of a claim that were not handed over, and reports how many (D3)."""
+        if isinstance(claim.tracker, AtMostOnce):
+            lost = claim.tracker.drop()
+            if lost:
+                self.grants_dropped += lost
+                to = claim.tracker.delivered_to
+                self.note("amo_dropped", claim.tp, to - lost, to, epoch=claim.epoch)
+
+    def advise(
+        self,
+        kind: AdvisoryKind,
+        tp: TopicPartition | None = None,
+        *,
+        epoch: int = NONE,
+        offset: int = NONE,
+        to: int = NONE,
+        text: str = "",
+        at: int = NONE,
+        session: int | None = None,
+    ) -> None:
+        """Queues an advisory for the user; the driver adds the time.
+
+        KINDS in advisory.py says what `offset`, `to` and `text` mean for this kind. `at`: offset of the record that
+        caused the advisory. `session`: the session that it names; None stands for the member's own.
+        """
+        topic, partition = tp if tp is not None else ("", NONE)
+        self.out.advisories.append(
+            Advisory(
+                kind,
+                self.name,
+                self.options.client_id,
+                topic,
+                partition,
+                epoch,
+                offset,
+                to,
+                text,
+                self.session if session is None else session,
+                self.world.log,
+                at,
+            )
+        )
+
+    def note(
+        self,
+        kind: AdvisoryKind,
+        tp: TopicPartition | None = None,
+        from_: int = NONE,
+        to: int = NONE,
+        text: str = "",
+        epoch: int = NONE,
+    ) -> None:
+        """Writes a Note with the next tick, for an event that no other record implies, and advises the user of it.
+
+        `from_`, `to` and `text` mean what KINDS in advisory.py says of `offset`, `to` and `text` for this kind.
+        """
+        if self.session != NONE and not self.ended:
+            topic, partition = tp if tp is not None else ("", NONE)
+            self.out.send.append(Note(self.session, kind, topic, partition, from_, to, clipped(text)))
+        self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
+
+    def mirror_positions(self, group: Group, now: Instant) -> None:
+        """Has the driver commit positions that the log has accepted as offsets in Kafka, every MIRROR_MS (D7)."""
+        if now.mono_ms < self._mirror_due_ms:
+            return
+        self._mirror_due_ms = now.mono_ms + MIRROR_MS
+        for claim in self.claims.values():
+            if not claim.parking:  # a position of the old topic means nothing in the recreated one
+                self._mirror(group, claim.tp)
+
+    def _mirror(self, group: Group, tp: TopicPartition) -> None:
+        position = group.partitions[tp].position
+        if tp.topic in self.gone_topics:
+            return  # Kafka would refuse the commit
+        if tp.partition >= 0 and position != NONE and self._mirrored.get(tp) != position:
+            self._mirrored[tp] = position
+            self.out.mirror[tp] = position
+
+    def not_mirrored(self, refused: Mapping[TopicPartition, int]) -> None:
+        """Is called by the driver after a commit that Kafka refused: what this member owns is mirrored again (D7)."""
+        for tp, position in refused.items():
+            if self._mirrored.get(tp) == position:
+                del self._mirrored[tp]
+
+    def overtaken(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Is called by the driver after a commit; returns positions that it must commit now, in place of older ones.
+
+        They belong to partitions that this member does not own any more. A new owner may have committed its position
+        before the member's own commit, which has then overwritten it (D7).
+        """
+        group, found = self.group, {}
+        owned = {claim.tp for claim in self.claims.values()}  # an owner commits what is accepted later with its ticks
+        for tp, position in committed.items():
+            known = group.partitions.get(tp) if group is not None and tp not in owned else None
+            if known is not None and not known.parked and known.position not in (NONE, position):
+                found[tp] = known.position
+        return found

@@ -1,0 +1,375 @@
+"""Says why nobody consumes: the one table of causes, which every view of a group shows (docs/operations.md).
+
+`standstills` finds them in a group's state and in what its caller knows beyond the log: an observer asks the cluster
+and looks at timestamps, a client knows its own lease and its handlers. `state`, `lag`, `doctor`, `waiting_for`, the
+advisories and the metrics take their words from here. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from marshal_py.errors import first_of
+from marshal_py.protocol.fold.group_rules import PARTITIONED
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.overflow import POLICY
+from marshal_py.protocol.policy import candidate_order, overflow, pinned
+from marshal_py.protocol.policy.partitioned import listed, names
+from marshal_py.protocol.time.lease import EVICT_INTERVALS
+from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import Join
+from marshal_py.protocol.wire.subscription import consumed
+
+NAMED_MAX: Final = 3  # how many consumers a text names
+HANGS_MS: Final = 10_000  # without an answer from any handler of a partition; most handlers take less
+CAUSES: Final = {
+    "deleted": "the group is deleted",
+    "opaque": "a record of a newer library ended the group for this version",
+    "paused": "an admin has paused the group",
+    "topic_gone": "the cluster does not have the topic",
+    "parked": "the partition is parked: nobody may claim it until an admin has looked at it",
+    "no_consumer": "no consumer is in the group, and messages wait",
+    "silent": "a consumer gives no sign of life, and nobody has ended its session",
+    "not_read": "no consumer of the group reads the topic",
+    "conditions": "all consumers of the topic wait for their conditions (policy overflow)",
+    "unassigned": "the partition belongs to no member (policies members and blocks)",
+    "absent": "the partition belongs to a member that is not there (policies members and blocks)",
+    "unlisted": "a consumer's member is not in the group's list (policies members and blocks)",
+    "hangs": f"handlers have messages of the partition, and none was finished for {HANGS_MS // 1000} s",
+    "fenced": "the consumer reads no sign of life of its own back, so it delivers nothing",
+}
+LASTING: Final = frozenset({"conditions", "unassigned", "unlisted"})  # by settings alone: no restart or wait ends them
+
+
+class Standstill(NamedTuple):
+    """Says that nobody consumes some partitions: `cause` (one of CAUSES), `text` in words, `advice` on the way out.
+
+    `partitions`: of `topic`; empty if it concerns all, or a consumer. `sessions`: of the consumers that it concerns,
+    if it concerns some. `since_ms`: since when, in ms since 1970; NONE if that is not known.
+    """
+
+    cause: str
+    text: str
+    advice: str
+    topic: str = ""
+    partitions: tuple[int, ...] = ()
+    sessions: tuple[int, ...] = ()
+    since_ms: int = NONE
+
+    def __str__(self) -> str:
+        return f"{self.text}{': ' if self.cause == 'parked' else '; '}{self.advice}"
+
+
+class Facts(NamedTuple):
+    """Holds what a reader of a group knows beyond its log. The defaults are for one that knows nothing.
+
+    `now_ms`: in ms since 1970. `pause`: the running pause in words. `parked`: as the reader tells it; None: as the log
+    does. `gone`: topics that the cluster does not have. `lag`: messages that wait in all partitions together; 0 if
+    unknown. `silent`: ms of silence by session. `unanswered`: since when, in ms since 1970, handlers have had messages
+    of a partition and none was finished. `fenced`: likewise, since when a session of this process has read no sign of
+    life of its own back. `stalled_ms`: for how long this process stood still lately.
+    """
+
+    now_ms: int = 0
+    pause: str = ""
+    parked: tuple[Standstill, ...] | None = None
+    gone: Collection[str] = ()
+    lag: int = 0
+    silent: Mapping[int, int] = {}
+    unanswered: Mapping[TopicPartition, int] = {}
+    fenced: Mapping[int, int] = {}
+    stalled_ms: int = 0
+
+
+NO_FACTS: Final = Facts()
+
+
+def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
+    """Returns each cause for which nobody consumes some partitions of a group, or one of its consumers nothing."""
+    name = group.name
+    if group.deleted:
+        return [
+            Standstill(
+                "deleted",
+                "the group is deleted, and so are its positions; its consumers have ended",
+                f"a new group of that name: marshal groups create {name}",
+            )
+        ]
+    found: list[Standstill] = []
+    if group.opaque_at != NONE:
+        text = f"from offset {group.opaque_at} on, the group's records are of a newer library"
+        found.append(Standstill("opaque", text, "look with that release"))
+    if group.paused:
+        text = f"the group is {facts.pause or f'paused for {group.pause_duration_ms / 1000:g} s'}"
+        found.append(Standstill("paused", text, f"the pause ends by itself; to end it now: marshal resume {name}"))
+    found += (_gone(group, topic) for topic in sorted(facts.gone))
+    found += _parked(group) if facts.parked is None else facts.parked
+    if not group.sessions:
+        if facts.lag:
+            text = f"no consumer is there, and {facts.lag} messages wait"
+            found.append(Standstill("no_consumer", text, "start a consumer of this group"))
+        return found
+    found += _silent(group, facts.silent)
+    found += _not_read(group)
+    found += (
+        Standstill("conditions", f"no partition of {topic!r} has an owner: {why.cause}", why.advice, topic)
+        for topic, why in unserved(group).items()
+    )
+    found += _partitioned(group)
+    for tp, since_ms in sorted(facts.unanswered.items()):
+        known = group.partitions.get(tp)
+        if known is not None and known.owner in group.sessions and facts.now_ms - since_ms >= HANGS_MS:
+            client = group.sessions[known.owner].join.client_id
+            found.append(
+                Standstill(
+                    "hangs",
+                    f"no message of {tp} was finished for {(facts.now_ms - since_ms) / 1000:.0f} s, though handlers of "
+                    f"{client!r} have some: they hang, or take long",
+                    f"look at that process; its partitions move on: marshal members step-down {name} {client}",
+                    tp.topic,
+                    (tp.partition,),
+                    (known.owner,),
+                    since_ms,
+                )
+            )
+    for session, since_ms in facts.fenced.items():
+        silent_s = (facts.now_ms - since_ms) / 1000
+        stood = f"this process stood still for {facts.stalled_ms / 1000:.1f} s"
+        found.append(
+            Standstill(
+                "fenced",
+                f"a sign of life of its own: none was read back for {silent_s:.0f} s, so it delivers nothing",
+                stood if facts.stalled_ms else "the cluster does not answer",
+                sessions=(session,),
+                since_ms=since_ms,
+            )
+        )
+    return found
+
+
+def may_be_unserved(group: Group) -> bool:
+    """Tells whether the group's policy can have one of the causes of `lasting`."""
+    return group.config is not None and group.config.policy in (*PARTITIONED, POLICY)
+
+
+def lasting(group: Group) -> dict[tuple[str, str, tuple[int, ...]], str]:
+    """Returns the causes by which nobody may own partitions, or a consumer none, until somebody changes something.
+
+    By cause, topic and sessions: the text.
+    """
+    if not may_be_unserved(group):
+        return {}
+    return {(one.cause, one.topic, one.sessions): str(one) for one in standstills(group) if one.cause in LASTING}
+
+
+def _gone(group: Group, topic: str) -> Standstill:
+    kept = sum(tp.topic == topic and tp.partition >= 0 and p.position != NONE for tp, p in group.partitions.items())
+    text = f"the group keeps {kept} positions of {topic!r}, which is gone"
+    advice = f"if it comes back empty: marshal set-position {group.name} {topic} --to earliest"
+    return Standstill("topic_gone", text, advice, topic)
+
+
+def _parked(group: Group) -> Iterator[Standstill]:
+    by_reason: dict[tuple[str, str], list[int]] = {}
+    for tp, partition in sorted(group.partitions.items()):
+        if partition.parked:
+            by_reason.setdefault((tp.topic, partition.parked), []).append(tp.partition)
+    for (topic, reason), numbers in by_reason.items():
+        yield Standstill(
+            "parked",
+            f"{len(numbers)} partitions of {topic!r} are parked ({reason})",
+            str(parking.error_of(group.name, TopicPartition(topic, numbers[0]), reason)),
+            topic,
+            tuple(numbers),
+        )
+
+
+def _silent(group: Group, silent: Mapping[int, int]) -> Iterator[Standstill]:
+    if not silent:
+        return
+    words = []
+    for number, silent_ms in sorted(silent.items()):
+        join = group.sessions[number].join
+        interval = f"(its interval: {join.interval_ms / 1000:g} s)"
+        words.append(f"session {number} of {join.client_id!r} for {silent_ms / 1000:.0f} s {interval}")
+    yield Standstill(
+        "silent",
+        f"no sign of life of {first_of(words, NAMED_MAX)}",
+        "any running consumer of this log evicts them: start one of this "
+        f"group, or: marshal evict {group.name} {min(silent)}",
+        sessions=tuple(sorted(silent)),
+    )
+
+
+def _not_read(group: Group) -> Iterator[Standstill]:
+    read = {topic for session in group.sessions.values() for topic in consumed(session.join.topics, group.topics)}
+    for topic, known in sorted(group.topics.items()):
+        if topic not in read:
+            text = f"no consumer of the group reads {topic!r}"
+            yield Standstill("not_read", text, "start one that names it", topic, tuple(range(known.count)))
+
+
+def _partitioned(group: Group) -> Iterator[Standstill]:
+    config = group.config
+    if config is None or config.policy not in PARTITIONED:
+        return
+    members = [each.member for each in config.mappings] or listed(config)
+    order = candidate_order(group, ())
+    owners = names(group, order, blocks=config.policy == "blocks")
+    present = {session.join.member for session in group.sessions.values()}
+    nobodys: dict[str, list[int]] = {}
+    absent: dict[tuple[str, str], list[int]] = {}
+    for topic, known in sorted(group.topics.items()):
+        for number in range(known.count):
+            tp = TopicPartition(topic, number)
+            if group.parked(tp):
+                continue
+            if tp not in owners:
+                nobodys.setdefault(topic, []).append(number)
+            elif owners[tp] not in present:
+                absent.setdefault((topic, owners[tp]), []).append(number)
+    way = f"marshal members map set {group.name}" if config.mappings else f"marshal members add {group.name} NAME"
+    if members and not config.mappings:
+        way = f"max_members is {config.max_members}: a group with more, or with mappings"
+    for topic, numbers in nobodys.items():
+        text = f"{_partitions(topic, numbers)} belong to no member"
+        yield Standstill("unassigned", text, f"what gives them to one: {way}", topic, tuple(numbers))
+    for (topic, member), numbers in absent.items():
+        text = f"{_partitions(topic, numbers)} belong to member {member!r}, of which no consumer is there"
+        yield Standstill("absent", text, f"start one with member={member!r}", topic, tuple(numbers))
+    for session in group.sessions.values():
+        member = session.join.member
+        if member not in members:
+            text = f"{session.join.client_id!r} gets no partition: member {member!r} is not in the group's list"
+            change = f"marshal members add {group.name} {member}"
+            if config.mappings:
+                change = f"marshal members map set {group.name} {member}=PARTITIONS"
+            advice = f"correct the name ({first_of(members, NAMED_MAX) or 'the list is empty'}), or: {change}"
+            yield Standstill("unlisted", text, advice, sessions=(session.id,))
+
+
+def _partitions(topic: str, numbers: Iterable[int]) -> str:
+    count = len(found := list(numbers))
+    return f"{count} partitions of {topic!r} ({first_of([str(number) for number in found], 2 * NAMED_MAX)})"
+
+
+class Unserved(NamedTuple):
+    """Says why nobody owns the partitions of a topic (`cause`), and how somebody can (`advice`)."""
+
+    cause: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.cause}; {self.advice}"
+
+
+def unserved(group: Group) -> dict[str, Unserved]:
+    """Returns the topics that nobody is given because all who consume them wait for their conditions (A12).
+
+    What the log shows decides: a session that owns a partition, or has fetched one ahead, is given partitions.
+    """
+    config = group.config
+    if config is None or config.policy != POLICY or group.paused or group.deleted:
+        return {}
+    waiting: dict[str, list[Join]] = {}
+    served = set[str]()
+    for session in group.sessions.values():
+        topics = consumed(session.join.topics, group.topics)
+        if not overflow.conditioned(session) or overflow.helps(session):
+            served.update(topics)
+        for topic in topics:
+            waiting.setdefault(topic, []).append(session.join)
+    advice = f"start a consumer without conditions, or: marshal groups update {group.name} --failover 60"
+    if config.failover_ms:
+        advice = (
+            f"they take the partitions once no consumer without conditions has asked for messages for "
+            f"{config.failover_ms / 1000:g} s"
+        )
+    return {
+        topic: Unserved(
+            "under the policy overflow nobody may own them: all consumers have conditions, and none is met as far as "
+            f"the log shows: {first_of((f'{join.client_id} ({_conditions(join)})' for join in joins), NAMED_MAX)}",
+            advice,
+        )
+        for topic, joins in sorted(waiting.items())
+        if topic in group.topics and topic not in served
+    }
+
+
+def waiting_for(member: Member, facts: Facts) -> str:
+    """Returns what keeps a member from working, for people to read; "" if nothing does that is known here.
+
+    `facts`: what its process knows.
+    """
+    group = member.group
+    if group is None:
+        return ""
+    found = standstills(group, facts)
+    for cause in ("fenced", "paused", "unlisted", "hangs"):
+        for one in found:
+            if one.cause == cause and (not one.sessions or member.session in one.sessions):
+                return str(one)
+    session = group.sessions.get(member.session)
+    if session is not None and group.config is not None and group.config.policy in PARTITIONED and not session.held:
+        owners = names(group, candidate_order(group, ()), blocks=group.config.policy == "blocks")
+        if group.topics and session.join.member not in owners.values():
+            return f"a partition of its member: none belongs to {session.join.member!r}"
+    return why_idle(member)
+
+
+def why_idle(member: Member) -> str:
+    """Returns what a member that owns nothing waits for, for people to read; "" if it owns something, or waits for
+    nothing that the log shows. A standby waits for its turn, which is no fault.
+    """
+    group = member.group
+    session = group.sessions.get(member.session) if group is not None else None
+    if group is None or session is None or session.held or group.paused:
+        return ""
+    if overflow.conditioned(session) and group.config is not None and group.config.policy == POLICY:
+        look = member.candidacy.overflow
+        if not look.met:
+            found = f" (the last look found {look.found[0]} pending, {look.found[1]} in flight)" if look.found else ""
+            nobody = next((f"; nobody else is given partitions: {why.advice}" for why in unserved(group).values()), "")
+            return f"its conditions, {_conditions(session.join)}{found}{nobody}"
+    if member.candidacy.policy == "pinned" and pinned.idle(group, session.id):
+        return f"its user, who has asked for no message for {pinned.timeout_ms(group) / 1000:g} s: it is not in line"
+    owners = set[int]()
+    for tp in _could_own(member, group):
+        known = group.partitions.get(tp)
+        if known is None or (known.owner == NONE and not known.parked):
+            return ""  # it may get this one
+        owners.add(known.owner)
+    joins = [group.sessions[owner].join for owner in owners if owner != NONE]
+    return _turn(member, group, joins) if joins else ""
+
+
+def _could_own(member: Member, group: Group) -> Iterator[TopicPartition]:
+    """Yields what a member could own: of its topics, or what it is in line for under a restricted policy (A7)."""
+    lines = member.candidacy.lines
+    if lines is not None:
+        yield from (tp for tp, line in lines.items() if member.session in line)
+        return
+    for topic in member.found_topics & group.topics.keys():
+        yield from (TopicPartition(topic, number) for number in range(group.topics[topic].count))
+
+
+def _turn(member: Member, group: Group, owners: Sequence[Join]) -> str:
+    names = first_of(sorted(join.client_id for join in owners), NAMED_MAX)
+    seconds = EVICT_INTERVALS * max(join.interval_ms for join in owners) / 1000
+    who, what = (names, "owns") if len(owners) == 1 else ("one of them", "own")
+    when = f"{who} leaves, and {seconds:g} s after {who} dies"
+    if member.candidacy.policy == "pinned":
+        when = (
+            f"{who} leaves or is unpinned, {seconds:g} s after {who} dies, and {pinned.timeout_ms(group) / 1000:g} s "
+        )
+        when += f"after {who} last asked for messages"
+    stands_by = f"it stands by for {names}, which {what} all that it could own"
+    return f"its turn: {stands_by}. The next in line takes over when {when}"
+
+
+def _conditions(join: Join) -> str:
+    conditions = {"min_pending": join.min_pending, "min_ack_pending": join.min_ack_pending}
+    return " or ".join(f"{name} {least}" for name, least in conditions.items() if least)

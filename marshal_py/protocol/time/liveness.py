@@ -1,0 +1,229 @@
+"""A client's signs of life: the Joins, heartbeats and probes that it sends, and what reading them back proves.
+
+A probe is a Note: who reads it back has read the log to where it ended when the probe was sent. This file holds the
+lease and decides when a heartbeat or a probe is due (PROTOCOL.md T6-T10). It remembers what was sent, so that a record
+which a clone wrote for the same session is recognised (T18). It decides nothing about partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from marshal_py.protocol.time.lease import Lease
+from marshal_py.protocol.wire.identity import Instant
+from marshal_py.protocol.wire.records import INSTANCE_BYTES
+
+HEARTBEATS_PER_INTERVAL = 3  # two may be lost or late before the client is fenced (T9)
+QUIET_INTERVALS = 4  # of silence after a revival (T10), so that others can evict: they need 2, and more by rank
+SENT_KEPT = 4_096  # heartbeats whose send time is kept: 45 minutes at the default interval
+INSTANCES_KEPT = 1_024  # own Joins; if an older one arrives late, others must evict its session
+PROBE_BYTES = 8  # random bytes of a probe's text
+NONCE_RANDOM_BITS = 32  # low bits of a nonce: a cloned machine continues the same counter, with other bits
+RANDOM_BITS = 20  # low bits of a sequence: a cloned machine continues the same counter, with other bits
+RANDOM_BYTES = 3  # drawn for RANDOM_BITS
+
+
+class Due(IntEnum):
+    """Names the sign of life that the client should send."""
+
+    NOTHING = 0
+    HEARTBEAT = 1
+    PROBE = 2
+
+
+class _Revival(IntEnum):
+    """Names the steps by which a client that is not healthy comes back: a probe, then two heartbeats (T10)."""
+
+    NONE = 0
+    PROBING = 1
+    FIRST = 2
+    SECOND = 3
+
+
+class Liveness:
+    """Tracks the signs of life that one client sends and reads back."""
+
+    def __init__(self, interval_ms: int, draw: Callable[[int], bytes]) -> None:
+        """Begins without a session. `draw(n)` returns n random bytes; the core makes none itself."""
+        self.interval_ms = interval_ms
+        self.lease: Lease = Lease(interval_ms)
+        self.instances: dict[bytes, Instant] = {}  # the newest Joins of this client, by instance id
+        self.newest_instance: bytes = b""
+        self.last_accepted: Instant | None = None  # send time of the newest own sign of life that was accepted (T9)
+        self.last_proof: Instant | None = None  # send time of the newest own record that was read back (T2)
+        self.last_sent: Instant | None = None
+        self._draw = draw
+        self._sent: dict[int, Instant] = {}
+        self._counter = 0
+        self._nonces = 0
+        self._probes: dict[str, Instant] = {}
+        self._probe_sent: Instant | None = None
+        self._probe_read = False
+        self._probing_since_ms = 0  # when probing began; a probe that was sent before does not count
+        self._revival = _Revival.NONE
+        self._revival_sent: Instant | None = None
+        self._revival_sequence = -1
+        self._revival_read = False
+
+    # --- sending; `now` is taken before the record goes to the producer
+
+    def new_instance(self, now: Instant) -> bytes:
+        """Returns a fresh instance id for a Join that is about to be sent (T14)."""
+        self.newest_instance = self._draw(INSTANCE_BYTES)
+        self.instances[self.newest_instance] = now
+        if len(self.instances) > INSTANCES_KEPT:
+            del self.instances[next(iter(self.instances))]
+        return self.newest_instance
+
+    def new_sequence(self, now: Instant) -> int:
+        """Returns the sequence number of a Heartbeat that is about to be sent; keeps the send time `now` for it."""
+        self._counter += 1
+        sequence = (
+            self._counter << RANDOM_BITS
+            | int.from_bytes(self._draw(RANDOM_BYTES), "big") >> 8 * RANDOM_BYTES - RANDOM_BITS
+        )
+        self._sent[sequence] = now
+        if len(self._sent) > SENT_KEPT:
+            del self._sent[next(iter(self._sent))]
+        self.last_sent = now
+        if self._revival in (_Revival.FIRST, _Revival.SECOND) and self._revival_sequence < 0:
+            self._revival_sequence = sequence
+        return sequence
+
+    def new_nonce(self) -> int:
+        """Returns a number for a ClaimingMessages, greater than all earlier ones (D2).
+
+        Its low bits are random, so that a clone of this process draws another number.
+        """
+        self._nonces += 1
+        return self._nonces << NONCE_RANDOM_BITS | int.from_bytes(self._draw(NONCE_RANDOM_BITS // 8), "big")
+
+    def new_probe(self, now: Instant) -> str:
+        """Returns the random text of a probe that is about to be sent; keeps the send time `now` for it."""
+        nonce = self._draw(PROBE_BYTES).hex()
+        self._probes[nonce] = now
+        self._probe_sent = now
+        while len(self._probes) > SENT_KEPT:
+            del self._probes[next(iter(self._probes))]
+        return nonce
+
+    # --- reading back
+
+    def read_join(self, instance: bytes) -> Instant | None:
+        """Takes the instance id of a Join that was read; returns when this client sent it, None if it did not."""
+        sent = self.instances.get(instance)
+        if sent is not None:
+            self._prove(sent)
+        return sent
+
+    def read_heartbeat(self, sequence: int, accepted: bool, extended: bool) -> bool:
+        """Takes a Heartbeat of the own session that was read; returns False if this client did not send it (T18).
+
+        `accepted`: whether the fold accepted it. `extended`: whether it extended the session, so that the lease is
+        renewed.
+        """
+        sent = self._sent.get(sequence)
+        if sent is None:
+            oldest = next(iter(self._sent), None)
+            return oldest is not None and sequence < oldest  # a late copy of a heartbeat that is no longer kept
+        self._prove(sent)
+        if accepted:
+            if self.last_accepted is None or sent.mono_ms > self.last_accepted.mono_ms:
+                self.last_accepted = sent
+            if extended:
+                self.lease.renew(sent)
+        if sequence == self._revival_sequence:
+            self._revival_read = True
+        return True
+
+    def read_probe(self, text: str) -> None:
+        """Takes the text of a probe that was read; ignores the probes of other clients."""
+        sent = self._probes.pop(text, None)
+        if sent is None:
+            return
+        if self.last_accepted is None:  # T2: without a session; a member's proofs are Joins and heartbeats
+            self._prove(sent)
+        if self._revival is _Revival.PROBING and sent.mono_ms >= self._probing_since_ms:
+            self._probe_read = True
+
+    def _prove(self, sent: Instant) -> None:
+        if self.last_proof is None or sent.mono_ms > self.last_proof.mono_ms:
+            self.last_proof = sent
+
+    # --- judging
+
+    def proven(self, now: Instant) -> bool:
+        """Returns whether an own record that was sent at most one interval ago was read back.
+
+        Only then does the time that this client waits on others count (T2).
+        """
+        return self.last_proof is not None and now.since_ms(self.last_proof) <= self.interval_ms
+
+    def healthy(self, now: Instant) -> bool:
+        """Returns whether an own Join or Heartbeat sent at most one interval ago was read back as accepted (T9)."""
+        return self.last_accepted is not None and now.since_ms(self.last_accepted) <= self.interval_ms
+
+    def awaits_echo(self) -> bool:
+        """Returns whether the newest own sign of life was not read back yet. It may also be lost."""
+        sent, accepted = self.last_sent, self.last_accepted
+        return sent is not None and (accepted is None or sent.mono_ms > accepted.mono_ms)
+
+    def begin_session(self, sent: Instant) -> None:
+        """Starts the lease of a new session at `sent`, when its Join was sent."""
+        self.lease.end()
+        self.lease.renew(sent)
+        self.last_accepted = sent
+        self.last_sent = sent
+        self._revival = _Revival.NONE
+
+    def end_session(self) -> None:
+        self.lease.end()
+        self.last_accepted = None
+        self._sent.clear()
+
+    def due(self, now: Instant) -> Due:
+        """Returns the sign of life to send now for the live session (T9, T10)."""
+        if self.healthy(now):
+            self._revival = _Revival.NONE
+            third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
+            if self.last_sent is None or now.mono_ms - self.last_sent.mono_ms >= third_ms:
+                return Due.HEARTBEAT
+            return Due.NOTHING
+        return self._revive(now)
+
+    def _revive(self, now: Instant) -> Due:
+        """Returns what a client that is not healthy must send now to come back, one step at a time (T10).
+
+        Probes extend nothing, so they are repeated until one is read back. Then it sends two heartbeats, and after them
+        nothing for QUIET_INTERVALS.
+        """
+        if self._revival in (_Revival.FIRST, _Revival.SECOND):
+            assert self._revival_sent is not None
+            if self._revival is _Revival.FIRST and self._revival_read:
+                self._send_revival(_Revival.SECOND, now)
+                return Due.HEARTBEAT
+            if now.mono_ms - self._revival_sent.mono_ms < QUIET_INTERVALS * self.interval_ms:
+                return Due.NOTHING
+            self._revival = _Revival.NONE
+        if self._revival is _Revival.NONE:
+            self._revival, self._probe_read, self._probing_since_ms = _Revival.PROBING, False, now.mono_ms
+            return Due.PROBE
+        if self._probe_read:
+            self._send_revival(_Revival.FIRST, now)
+            return Due.HEARTBEAT
+        assert self._probe_sent is not None
+        # As often as a heartbeat: a client that probed less often would see an outage end later than others do (V6).
+        third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
+        return Due.PROBE if now.mono_ms - self._probe_sent.mono_ms >= third_ms else Due.NOTHING
+
+    def _send_revival(self, step: _Revival, now: Instant) -> None:
+        self._revival, self._revival_sent = step, now
+        self._revival_sequence, self._revival_read = -1, False
+
+    def deadline_ms(self, now: Instant) -> int:
+        """Returns the monotonic ms at which `due` should be asked again at the latest."""
+        third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
+        if self.last_sent is None or not self.healthy(now):
+            return now.mono_ms + third_ms
+        return self.last_sent.mono_ms + third_ms

@@ -1,0 +1,237 @@
+"""Converts records to bytes and back: the only file that knows the wire format (PROTOCOL.md 4).
+
+`encode` turns a record into the value of a Kafka message; `open_envelope` reads a value's envelope and `decode_body`
+its record. They judge bytes, never the world. A value that is not ours gives None and never an exception: a foreign
+writer to the topic must not be able to stop its readers (S13).
+"""
+
+from __future__ import annotations
+
+from struct import Struct as Pack
+from typing import Any, Final
+from zlib import crc32
+
+from msgspec import DecodeError, Struct
+from msgspec.msgpack import Decoder, Encoder
+from msgspec.structs import astuple
+
+from marshal_py.errors import InvalidRecord
+from marshal_py.protocol.wire.identity import ID_BYTES_MAX
+from marshal_py.protocol.wire.records import RECORD_TYPES, Genesis, Record, Snapshot
+
+MAGIC: Final = b"Mr"
+ENVELOPE_VERSION: Final = 1
+RECORD_VERSION: Final = 1  # of a group's records: the highest that this library reads and the lowest that it writes
+LOG_RECORD_VERSION: Final = 1  # of Genesis and Snapshot: the only one (E3)
+TYPE_MAX: Final = len(RECORD_TYPES) - 1
+GENESIS: Final = 0
+SNAPSHOT: Final = 14
+HEADER_BYTES: Final = 14  # without the group id
+VALUE_BYTES_MAX: Final = 900_000  # a broker's default message limit is 1 MiB; leaves room for its own framing
+
+DEPTH_MAX: Final = 100  # E6: far below any interpreter's recursion limit, far above what records need
+
+_NOT_CONTAINERS: Final = bytes(b for b in range(256) if not (0x80 <= b < 0xA0 or 0xDC <= b < 0xE0))
+_FIXSTR_LENGTH: Final = 0x1F  # bits of a fixstr's first byte that hold its length
+_FIX_COUNT: Final = 0x0F  # bits of a fixarray's or fixmap's first byte that hold its count
+# For 0xC4-0xDF: bytes of the length field, fixed payload bytes, children per counted element.
+_FORMS: Final = (
+    (1, 0, 0),
+    (2, 0, 0),
+    (4, 0, 0),  # bin 8, 16, 32
+    (1, 1, 0),
+    (2, 1, 0),
+    (4, 1, 0),  # ext 8, 16, 32
+    (0, 4, 0),
+    (0, 8, 0),  # float 32, 64
+    (0, 1, 0),
+    (0, 2, 0),
+    (0, 4, 0),
+    (0, 8, 0),
+    (0, 1, 0),
+    (0, 2, 0),
+    (0, 4, 0),
+    (0, 8, 0),  # uint, int
+    (0, 2, 0),
+    (0, 3, 0),
+    (0, 5, 0),
+    (0, 9, 0),
+    (0, 17, 0),  # fixext 1, 2, 4, 8, 16
+    (1, 0, 0),
+    (2, 0, 0),
+    (4, 0, 0),  # str 8, 16, 32
+    (2, 0, 1),
+    (4, 0, 1),
+    (2, 0, 2),
+    (4, 0, 2),  # array 16, 32, map 16, 32
+)
+_HEADER: Final = Pack(">2sBIIB").unpack_from
+_DECODERS: Final = tuple(Decoder(kind) for kind in RECORD_TYPES)
+_ENCODER: Final = Encoder()
+
+
+# Group ("" for Genesis and Snapshot only), envelope version, record version, type, body, and the decoded record of a
+# Genesis or Snapshot (None for other types). A plain tuple, because one is made for every record that is folded.
+Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
+
+
+def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
+    """Returns the value to append to the log. Raises InvalidRecord if a field or the size is out of bounds (E6).
+
+    `group`: the record's group, "" for Genesis and Snapshot. `incarnation`: the log's; the checksum depends on it.
+    `version`: the record version of a group's record (E8); Genesis and Snapshot always have LOG_RECORD_VERSION.
+    """
+    kind = RECORD_TYPES.index(type(record))
+    try:
+        body = _ENCODER.encode(_trimmed(record))
+        group_bytes = group.encode()
+    except (ValueError, OverflowError, TypeError) as error:  # not utf-8, not a MessagePack integer, or of a wrong type
+        raise InvalidRecord(type(record).__name__, str(error)) from error
+    if len(group_bytes) > ID_BYTES_MAX:
+        raise InvalidRecord(
+            type(record).__name__, f"its group id has {len(group_bytes)} bytes, {ID_BYTES_MAX} is the limit"
+        )
+    if bool(group_bytes) == (kind in (GENESIS, SNAPSHOT)):
+        raise InvalidRecord(type(record).__name__, "Genesis and Snapshot have an empty group id, and only they (E2)")
+    length = HEADER_BYTES + len(group_bytes) + len(body)
+    if length > VALUE_BYTES_MAX and kind != SNAPSHOT:
+        raise InvalidRecord(type(record).__name__, f"it has {length} bytes, {VALUE_BYTES_MAX} is the limit")
+    try:
+        _DECODERS[kind].decode(body)
+    except (DecodeError, ValueError) as error:
+        raise InvalidRecord(type(record).__name__, str(error)) from error
+    head = MAGIC + bytes((ENVELOPE_VERSION,)) + length.to_bytes(4, "big")
+    version = version if group_bytes else LOG_RECORD_VERSION
+    tail = bytes((len(group_bytes),)) + group_bytes + bytes((version, kind)) + body
+    checksum = crc32(tail, crc32(head, crc32(incarnation)))
+    return head + checksum.to_bytes(4, "big") + tail
+
+
+def _trimmed(struct: Struct) -> list[Any]:
+    """Returns the fields of a record, or of an array in a record, as a list; a record's type number comes first.
+
+    Leaves out the last fields as far as they have their defaults (E7).
+    """
+    values = list(astuple(struct))
+    defaults = struct.__struct_defaults__
+    while len(values) > len(struct.__struct_fields__) - len(defaults):
+        default = defaults[len(values) - 1 - len(struct.__struct_fields__)]
+        if values[-1] != default or type(values[-1]) is not type(default):
+            break
+        values.pop()
+    tag = struct.__struct_config__.tag
+    return [*(() if tag is None else (tag,)), *map(_flat, values)]
+
+
+def _flat(value: Any) -> Any:
+    """Returns the value of a field; structs in it become lists by `_trimmed`."""
+    if isinstance(value, Struct):
+        return _trimmed(value)
+    return [_flat(each) for each in value] if type(value) is tuple and value and isinstance(value[0], Struct) else value
+
+
+def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
+    """Returns the envelope of a value, or None if the value is garbage: not ours, or damaged (E1, E2).
+
+    `seed` is crc32(incarnation), or -1 before the Genesis is known.
+    """
+    if value is None or len(value) < HEADER_BYTES:
+        return None
+    magic, version, size, checksum, group_bytes = _HEADER(value)
+    at = 12 + group_bytes
+    if magic != MAGIC or size != len(value) or at + 2 > size:
+        return None
+    if not group_bytes:
+        return _open_unowned(value, seed)
+    # The CRC first: it tells our bytes from foreign ones.
+    if seed < 0 or crc32(value[11:], crc32(value[:7], seed)) != checksum:
+        return None
+    try:
+        return value[12:at].decode(), version, value[at], value[at + 1], value[at + 2 :], None
+    except UnicodeDecodeError:
+        return None
+
+
+def _open_unowned(value: bytes, seed: int) -> Envelope | None:
+    """Returns the envelope of a Genesis or Snapshot, None for garbage (E2).
+
+    The CRC of such a record is seeded with the incarnation that the record itself names.
+    """
+    kind = value[13]
+    if kind != GENESIS and kind != SNAPSHOT:
+        return None
+    record = decode_body(kind, value[14:])
+    if isinstance(record, Genesis):
+        named = crc32(record.incarnation)
+    elif isinstance(record, Snapshot):
+        named = crc32(record.genesis.incarnation)
+        if named != seed and (record.chain or not record.at):
+            return None  # a founding Snapshot must stop readers of every incarnation (N13)
+    else:
+        return None
+    if crc32(value[11:], crc32(value[:7], named)) != int.from_bytes(value[7:11], "big"):
+        return None
+    return "", value[2], value[12], kind, value[14:], record
+
+
+def open_snapshot(value: bytes | None) -> Snapshot | None:
+    """Returns the Snapshot in a value, whatever incarnation it names; None if the value is no Snapshot.
+
+    Readers use it to search a log for a snapshot to begin at (N9).
+    """
+    if value is None or len(value) < HEADER_BYTES or value[11] or value[13] != SNAPSHOT:
+        return None
+    record = decode_body(SNAPSHOT, value[14:])
+    if not isinstance(record, Snapshot) or (value[2], value[12]) != (ENVELOPE_VERSION, LOG_RECORD_VERSION):
+        return None
+    return record if open_envelope(value, crc32(record.genesis.incarnation)) is not None else None
+
+
+def open_record(value: bytes | None, seed: int) -> Record | None:
+    """Returns the record in a value, for a reader that looks up one record which a fold has accepted; None if there is
+    none. `seed`: as in `open_envelope`.
+    """
+    envelope = open_envelope(value, seed)
+    return None if envelope is None else envelope[5] or decode_body(envelope[3], envelope[4])
+
+
+def decode_body(kind: int, body: bytes) -> Record | None:
+    """Returns the record of a body of type `kind` (0-15), or None if the body is malformed (E6)."""
+    # Each level takes a byte, so a short body cannot be too deep; a long one seldom has so many container bytes.
+    if len(body) > DEPTH_MAX and len(body.translate(None, _NOT_CONTAINERS)) > DEPTH_MAX and _too_deep(body):
+        return None
+    try:
+        return _DECODERS[kind].decode(body)
+    except (DecodeError, ValueError):
+        return None  # msgspec reports bad utf-8 as UnicodeDecodeError, a ValueError
+
+
+def _too_deep(body: bytes) -> bool:
+    """Returns whether the MessagePack value nests deeper than DEPTH_MAX; malformed bytes are left to the decoder."""
+    left: list[int] = []  # elements still to come, per open container
+    at, size = 0, len(body)
+    while at < size:
+        byte = body[at]
+        at += 1
+        per = children = 0
+        if byte >= 0xA0 and byte < 0xC0:
+            at += byte & _FIXSTR_LENGTH
+        elif 0x80 <= byte < 0xA0:
+            per = 2 if byte < 0x90 else 1
+            children = (byte & _FIX_COUNT) * per
+        elif byte >= 0xC4 and byte < 0xE0:
+            width, payload, per = _FORMS[byte - 0xC4]
+            count = int.from_bytes(body[at : at + width], "big")
+            at += width + payload + (0 if per else count)
+            children = per * count
+        if per and len(left) == DEPTH_MAX:
+            return True  # an empty container is a level, too
+        if children:
+            left.append(children)
+            continue
+        while left:
+            left[-1] -= 1
+            if left[-1]:
+                break
+            left.pop()
+    return False

@@ -1,0 +1,441 @@
+"""The records of PROTOCOL.md 4.2 as frozen tagged structs, with the bounds of their fields.
+
+codec.py knows their bytes and rationalizer.py their effects. Bounds are checked when a record is decoded and when
+codec.encode writes one. New fields are only ever appended (E7). Fields that recur: `observed` is the value on which the
+sender based the record, so that the fold rejects the record if the value has changed; `token` is the offset of the
+record that began or renewed the sender's pause; `by` says for people who sent the record; -1 stands for none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+OFFSET_MAX: Final = 2**63 - 1
+COUNT_MAX: Final = 2**53  # integers that every JSON tool can print exactly
+PARTITION_MAX: Final = 99_999  # far above Kafka's practical limits, far below what could exhaust memory
+INTERVAL_MS_MIN: Final = 1_000
+INTERVAL_MS_MAX: Final = 600_000
+PAUSE_MS_MAX: Final = 86_400_000  # a day; an admin who needs longer renews the pause
+GRANT_OFFSETS_MAX: Final = 1_000_000  # F5.1: bounds what one range can lose in at-most-once mode
+HEARTBEAT_ENTRIES_MAX: Final = 10_000  # about 200 KB, well below a broker's default message limit
+TEXT_BYTES_MAX: Final = 255  # of a text in a record, as utf-8
+TEXT_CHARS_SAFE: Final = TEXT_BYTES_MAX // 4  # so many characters never take more
+BY_CHARS_MAX: Final = 60  # of a client id in a field `by`, which then always fits
+INSTANCE_BYTES: Final = 16
+PRIORITY_MAX: Final = 9  # of a consumer under the policy `prioritized`, as in the design of priority groups
+PROGRESS_BYTES_MAX: Final = 512  # at least 80 ranges; a snapshot holds one per partition
+
+AT_LEAST_ONCE: Final = 1
+AT_MOST_ONCE: Final = 2
+ON_TOPIC_RECREATED: Final = ("fail", "earliest")  # what a group does when a topic was recreated (D10)
+MODE_NAMES: Final = {0: "none", AT_LEAST_ONCE: "at_least_once", AT_MOST_ONCE: "at_most_once"}
+MODES: Final = {name: mode for mode, name in MODE_NAMES.items() if mode}
+
+Offset = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
+OffsetOrNone = Annotated[int, Meta(ge=-1, le=OFFSET_MAX)]
+Ms = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+U64 = Annotated[int, Meta(ge=0)]  # MessagePack has no integer above 2^64-1
+Id = Annotated[
+    str, Meta(min_length=1, max_length=TEXT_BYTES_MAX)
+]  # bytes are checked in check_lengths: Meta counts characters
+Text = Annotated[str, Meta(max_length=TEXT_BYTES_MAX)]
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+PartitionOrWhole = Annotated[int, Meta(ge=-1, le=PARTITION_MAX)]
+Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
+Partitions = Annotated[int, Meta(ge=1, le=PARTITION_MAX + 1)]
+Byte = Annotated[int, Meta(ge=1, le=255)]
+Small = Annotated[int, Meta(ge=0, le=100_000)]
+Progress = Annotated[bytes, Meta(max_length=PROGRESS_BYTES_MAX)]  # protocol/wire/progress.py reads and writes it
+
+
+def check_lengths(*texts: str) -> None:
+    """Raises ValueError (msgspec turns it into a ValidationError) if a text exceeds 255 bytes of utf-8."""
+    for text in texts:
+        if len(text) > TEXT_CHARS_SAFE and len(text.encode()) > TEXT_BYTES_MAX:
+            raise ValueError(f"a string of {len(text.encode())} bytes exceeds {TEXT_BYTES_MAX} bytes")
+
+
+def clipped(text: str) -> str:
+    """Returns the text, cut to the TEXT_BYTES_MAX bytes that a record holds."""
+    return text.encode()[:TEXT_BYTES_MAX].decode(errors="ignore")
+
+
+class ClaimState(Struct, array_like=True, frozen=True, gc=False):
+    """Reports the state of one claim in a heartbeat; sent only if it differs from the folded world (T11).
+
+    `position`: the next offset that a new owner must read. `lag`: by how many offsets the owner is behind the
+    partition's end. `in_flight`: how many messages handlers have. `attempts`: how often the message at the position
+    counts as delivered if the owner dies now.
+    """
+
+    epoch: Offset
+    position: Offset
+    lag: Count = 0
+    in_flight: Count = 0
+    attempts: Count = 0
+    progress: Progress = b""
+
+
+class MessageRange(Struct, array_like=True, frozen=True, gc=False):
+    """Names the offsets [start, to) that a ClaimingMessages asks for in one partition (F5.1).
+
+    `from_` (`from` on the wire) is the partition's position as the sender saw it; offsets below `start` are skipped.
+    """
+
+    epoch: Offset
+    from_: Offset
+    start: Offset
+    to: Offset
+
+
+class PauseWaited(Struct, array_like=True, frozen=True, gc=False):
+    """Says for how many ms the sender has waited for the end of a pause (T5).
+
+    `pause_change`: the offset of the record that began or renewed the pause.
+    """
+
+    pause_change: Offset
+    waited_ms: Ms
+
+
+class Checkpoint(Struct, array_like=True, frozen=True, gc=False):
+    """Holds the digests of the group's state and of the log's chain that the sender has at checkpoint `at` (G4).
+
+    A checkpoint is an offset at which all readers compute digests. `fold`: the version of the rules that the sender
+    folds by.
+    """
+
+    at: Offset
+    state: U64
+    chain: U64
+    fold: Byte
+
+
+class Move(Struct, array_like=True, frozen=True, gc=False):
+    """Moves one partition to `position`, as a part of a SetPosition. `observed`: the partition's version."""
+
+    topic: Id
+    partition: Partition
+    observed: OffsetOrNone
+    position: Offset
+
+    def __post_init__(self) -> None:
+        check_lengths(self.topic)
+
+
+class Mapping(Struct, array_like=True, frozen=True):
+    """Lists the partitions that an admin gives to the members with one name."""
+
+    member: Id
+    partitions: Annotated[tuple[Partition, ...], Meta(max_length=100_000)]
+
+    def __post_init__(self) -> None:
+        check_lengths(self.member)
+
+
+class Genesis(Struct, array_like=True, frozen=True, tag=0):
+    """Begins a log and names its incarnation, 16 bytes that no other coordination topic has (L3, L4).
+
+    `partitions`: how many logs the topic has. `hash`: the name of the function that finds a group's log. `protocol`:
+    the version of the rules that the log follows.
+    """
+
+    incarnation: Bytes16
+    partitions: Partitions
+    hash: Text
+    protocol: Byte
+
+    def __post_init__(self) -> None:
+        check_lengths(self.hash)
+
+
+class Join(Struct, array_like=True, frozen=True, tag=1):
+    """Begins a session of a client in a group (rule 1).
+
+    `instance_id` is new for each Join. `predecessor`: an older session of the same client, which this record ends.
+    """
+
+    client_id: Id
+    instance_id: Bytes16
+    mode: Annotated[int, Meta(ge=1, le=2)]
+    interval_ms: Annotated[int, Meta(ge=INTERVAL_MS_MIN, le=INTERVAL_MS_MAX)]
+    topics: Annotated[tuple[Id, ...], Meta(max_length=1_000)]
+    predecessor: OffsetOrNone = -1
+    member: Text = ""
+    capacity: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    claims_max: Small = 0
+    rank: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0
+    priority_group: Text = ""
+    min_pending: Count = 0
+    min_ack_pending: Count = 0
+    reads_version: Byte = 1
+    library: Text = ""
+    witness: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.client_id, self.member, self.priority_group, self.library, self.witness, *self.topics)
+
+
+class Heartbeat(Struct, array_like=True, frozen=True, tag=2, gc=False):
+    """Extends a session, and reports what has changed in its claims (rule 2).
+
+    `ready`: the epochs of others' claims whose partitions the sender has fetched ahead (A3).
+    """
+
+    session: Offset
+    sequence: Offset
+    claims: Annotated[tuple[ClaimState, ...], Meta(max_length=HEARTBEAT_ENTRIES_MAX)] = ()
+    ready: Annotated[tuple[Offset, ...], Meta(max_length=HEARTBEAT_ENTRIES_MAX)] = ()
+    pause: PauseWaited | None = None
+    digest: Checkpoint | None = None
+    idle_ms: Ms = 0
+
+
+class Leave(Struct, array_like=True, frozen=True, tag=3):
+    """Ends the sender's session (F3.1)."""
+
+    session: Offset
+    reason: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.reason)
+
+
+class Evict(Struct, array_like=True, frozen=True, tag=4):
+    """Ends a silent session (F3.2). The sender has waited on it for `waited_ms`, at least twice the session's interval.
+
+    `observed`: the offset of the newest record that extended the session, as the sender saw it.
+    """
+
+    session: Offset
+    observed: Offset
+    waited_ms: Ms
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.by)
+
+
+class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
+    """Claims a partition, a whole topic or the whole group (rule 4).
+
+    `partition` is -1 for a topic and for the group; `topic` is "" for the group, and this claim is called the pin.
+    `observed`: the partition's version. `start`: the position to begin at if the log has none.
+    """
+
+    session: Offset
+    topic: Text
+    partition: PartitionOrWhole
+    observed: OffsetOrNone
+    start: OffsetOrNone = -1
+
+    def __post_init__(self) -> None:
+        check_lengths(self.topic)
+        if not self.topic and self.partition >= 0:
+            raise ValueError("only partition -1 may go without a topic")
+
+
+class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
+    """Ends a claim and says at which position the next owner starts (rule 6).
+
+    `give`: in at-most-once mode, the position to which the partition goes back, because grants from there on were not
+    used; `observed` is then the position that the partition has now. `parked`: why nobody may claim the partition from
+    now on, "" if others may claim it.
+    """
+
+    session: Offset
+    epoch: Offset
+    position: OffsetOrNone
+    successor: OffsetOrNone = -1
+    reason: Text = ""
+    observed: OffsetOrNone = -1
+    give: OffsetOrNone = -1
+    attempts: Count = 0
+    in_flight: Count = 0
+    progress: Progress = b""
+    parked: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.reason, self.parked)
+
+
+class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7):
+    """Asks for grants in at-most-once mode: for one range of offsets in each of some partitions (rule 5).
+
+    `nonce`: a number by which the sender recognises its record; a clone of its process uses other ones.
+    """
+
+    session: Offset
+    ranges: Annotated[tuple[MessageRange, ...], Meta(min_length=1, max_length=HEARTBEAT_ENTRIES_MAX)]
+    nonce: Offset = 0
+
+
+class ReleaseGroup(Struct, array_like=True, frozen=True, tag=8):
+    """Pauses a group for `duration_ms`, or ends its pause if that is 0 (rule 7)."""
+
+    observed: OffsetOrNone
+    token: OffsetOrNone
+    duration_ms: Annotated[int, Meta(ge=0, le=PAUSE_MS_MAX)]
+    waited_ms: Ms = 0
+    msg_expire_time_ms: Ms = 0
+    reason: Text = ""
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.reason, self.by)
+
+
+class SetPosition(Struct, array_like=True, frozen=True, tag=9):
+    """Moves positions of a paused group: either all partitions that it names are moved, or none (rule 8)."""
+
+    token: Offset
+    moves: Annotated[tuple[Move, ...], Meta(max_length=100_000)]
+    resume: bool = False
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.by)
+
+
+class Topology(Struct, array_like=True, frozen=True, tag=10):
+    """Reports how many partitions a topic has, and its id in the cluster (F9.1-F9.3, F9.10).
+
+    `topic_id` is "" if it is not known.
+    """
+
+    topic: Id
+    partitions: Partitions
+    observed: OffsetOrNone
+    token: OffsetOrNone = -1
+    by: Text = ""
+    topic_id: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.topic, self.by, self.topic_id)
+
+
+class GroupConfig(Struct, array_like=True, frozen=True, tag=11):
+    """Replaces the settings of a group, or deletes the group (F9.4-F9.7)."""
+
+    observed: OffsetOrNone
+    token: OffsetOrNone = -1
+    mode: Annotated[int, Meta(ge=0, le=2)] = 0
+    deleted: bool = False
+    policy: Text = ""
+    priority_groups: Annotated[tuple[Id, ...], Meta(max_length=16)] = ()
+    priority_timeout_ms: Ms = 0
+    ack_policy: Text = ""
+    max_members: Small = 0
+    members: Annotated[tuple[Id, ...], Meta(max_length=10_000)] = ()
+    mappings: Annotated[tuple[Mapping, ...], Meta(max_length=10_000)] = ()
+    max_batch: Count = 0
+    max_expires_ms: Ms = 0
+    max_bytes: Count = 0
+    max_deliver: Count = 0
+    by: Text = ""
+    on_topic_recreated: Literal["", "fail", "earliest"] = ""
+    failover_ms: Ms = 0
+    lag_weighted: bool = False
+    release_behind_ms: Ms = 0
+
+    def __post_init__(self) -> None:
+        check_lengths(self.policy, self.ack_policy, self.by, *self.priority_groups, *self.members)
+
+
+class StepDown(Struct, array_like=True, frozen=True, tag=12):
+    """Makes a session come last among the candidates for partitions (F9.8, F9.9)."""
+
+    session: Offset
+    observed: OffsetOrNone
+    reason: Text = ""
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.reason, self.by)
+
+
+class Note(Struct, array_like=True, frozen=True, tag=13):
+    """Records an event, and changes no state. `from_` is `from` on the wire.
+
+    A Note of kind `probe` proves something to its sender alone: when the sender reads it, it has read the log up to
+    where the log ended when the Note was sent (T2, T10).
+    """
+
+    session: OffsetOrNone
+    kind: Id
+    topic: Text = ""
+    partition: PartitionOrWhole = -1
+    from_: OffsetOrNone = -1
+    to: OffsetOrNone = -1
+    text: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.kind, self.topic, self.text)
+
+
+class Snapshot(Struct, array_like=True, frozen=True, tag=14):
+    """Carries one chunk of a log's state at checkpoint `at`; reading it changes no state (F10.1).
+
+    `chunk` is the chunk's number from 0 on, `chunks` how many there are. `state`, `chain`: the digests at `at`. A
+    Snapshot without data is a witness: its writer came to the same digests (snapshot.py).
+    """
+
+    genesis: Genesis
+    instance: Bytes16
+    at: Offset
+    chunk: Partition
+    chunks: Partitions
+    state: U64
+    chain: U64
+    data: bytes
+
+
+class SeekingPartition(Struct, array_like=True, frozen=True, tag=15, gc=False):
+    """Moves the position of the sender's claim, which continues with this record's offset as its epoch (F6.6)."""
+
+    session: Offset
+    epoch: Offset
+    position: Offset
+
+
+Record = (
+    Genesis
+    | Join
+    | Heartbeat
+    | Leave
+    | Evict
+    | ClaimingPartition
+    | ReleasingPartition
+    | ClaimingMessages
+    | ReleaseGroup
+    | SetPosition
+    | Topology
+    | GroupConfig
+    | StepDown
+    | Note
+    | Snapshot
+    | SeekingPartition
+)
+
+RECORD_TYPES: Final[tuple[type[Record], ...]] = (
+    Genesis,
+    Join,
+    Heartbeat,
+    Leave,
+    Evict,
+    ClaimingPartition,
+    ReleasingPartition,
+    ClaimingMessages,
+    ReleaseGroup,
+    SetPosition,
+    Topology,
+    GroupConfig,
+    StepDown,
+    Note,
+    Snapshot,
+    SeekingPartition,
+)  # the index is the type number of PROTOCOL.md 4.2

@@ -1,0 +1,5 @@
+"""The coordination log as tables: verdicts, states, archives, replays, reports."""
+
+from typing import Final
+
+DOORS: Final = ("archives", "replay_streams", "replays", "reports")

@@ -1,0 +1,5 @@
+"""The source: claims, batches and the messages that executors read."""
+
+from typing import Final
+
+DOORS: Final = ("batches", "listener", "options", "session")

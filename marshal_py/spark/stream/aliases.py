@@ -1,0 +1,221 @@
+"""Options of Spark's own source `format("kafka")` and of Java's client: translated into ours, or refused with advice.
+
+Upper and lower case do not matter in names: Spark passes them in lower case. Values stay texts; options.py and
+backfills.py check them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from marshal_py.errors import InvalidOption
+from marshal_py.spark.stream.messages import COLUMNS
+
+_UNITS_MS: Final = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_TIME: Final = re.compile(r"(\d{1,15}) *([a-z]*)")
+_JAAS: Final = re.compile(r"\s*[\w.]*\.(?:PlainLoginModule|ScramLoginModule)\s+required\s(.*);\s*", re.DOTALL)
+_PAIR: Final = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;]+))""")
+
+
+class Alias(NamedTuple):
+    """Says what a foreign option becomes. `name` is our name for it, or "" if nothing is to be set.
+
+    `convert` turns the value into ours, or raises ValueError with the rule that the value breaks.
+    """
+
+    name: str
+    convert: Callable[[str], str] = str
+
+
+def _seconds(text: str) -> str:
+    """Returns the seconds of a duration like "5s" or "2 min", as text. A number without a unit is in ms."""
+    found = _TIME.fullmatch(text.strip().lower())
+    if found is None or (found[2] or "ms") not in _UNITS_MS:
+        raise ValueError(f"a number with one of {', '.join(_UNITS_MS)}")
+    return f"{int(found[1]) * _UNITS_MS[found[2] or 'ms'] / 1000:g}"
+
+
+def _iso_time(ms: object) -> str:
+    if isinstance(ms, bool) or not isinstance(ms, int | str):
+        raise ValueError("ms since 1970")
+    try:
+        return datetime.fromtimestamp(int(ms) / 1000, UTC).isoformat()
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError("ms since 1970") from error
+
+
+def _iso_times(text: str) -> str:
+    try:
+        return json.dumps(
+            {
+                topic: {number: _iso_time(ms) for number, ms in partitions.items()}
+                for topic, partitions in json.loads(text).items()
+            }
+        )
+    except (ValueError, AttributeError) as error:
+        raise ValueError('JSON as {"topic": {"0": 1738324800000}}') from error
+
+
+def _offsets(text: str) -> str:
+    """Returns the text in lower case if it is "earliest" or "latest", which Spark accepts in upper case, too."""
+    return text.lower() if text.lower() in ("earliest", "latest") else text
+
+
+def _with_headers(text: str) -> str:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return ",".join(name for name in COLUMNS if name != "headers" or text.lower() == "true")
+
+
+def _only(value: str, reason: str) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text.lower() != value:
+            raise ValueError(f"{value}: {reason}")
+        return ""
+
+    return convert
+
+
+ALIASES: Final[Mapping[str, Alias]] = {
+    "kafka.bootstrap.servers": Alias("bootstrap.servers"),
+    "subscribe": Alias("topics"),
+    "subscribePattern": Alias("topics_pattern"),
+    "startingOffsets": Alias("start", _offsets),
+    "startingTimestamp": Alias("start", _iso_time),
+    "startingOffsetsByTimestamp": Alias("start", _iso_times),
+    "startingOffsetsByTimestampStrategy": Alias(
+        "", _only("latest", "where no message is as new, partitions begin at their end")
+    ),
+    "maxOffsetsPerTrigger": Alias("max_rows_per_batch"),
+    "minOffsetsPerTrigger": Alias("min_rows_per_batch"),
+    "maxTriggerDelay": Alias("max_batch_delay_s", _seconds),
+    "minPartitions": Alias("min_partitions"),
+    "includeHeaders": Alias("columns", _with_headers),
+    "kafkaConsumer.pollTimeoutMs": Alias("read_timeout_s", _seconds),
+    "failOnDataLoss": Alias(
+        "",
+        _only(
+            "false",
+            "messages that retention deleted before they were read are skipped, and noted as lost in the log "
+            "(docs/spark.md, table lost): put an alarm on that",
+        ),
+    ),
+}
+
+# For a batch read, which has an end. It has no group for which a loss could be noted in the log, so it fails instead.
+BATCH_READ_ALIASES: Final[Mapping[str, Alias]] = {
+    "endingOffsets": Alias("until", _offsets),
+    "endingTimestamp": Alias("until", _iso_time),
+    "endingOffsetsByTimestamp": Alias("until", _iso_times),
+    "failOnDataLoss": Alias("", _only("true", "a batch read fails where messages were deleted: start it later")),
+}
+
+_ENDLESS: Final = "a stream has no end; with trigger(availableNow=True) a query reads what is there when it starts"
+REFUSED: Final[Mapping[str, str]] = {
+    "assign": "members claim partitions: name topics, and limit how many this query claims by max_claims",
+    "endingOffsets": _ENDLESS,
+    "endingTimestamp": _ENDLESS,
+    "endingOffsetsByTimestamp": _ENDLESS,
+    "kafka.group.id": "use the option group: its members share the partitions, and Kafka's own tools show it under the "
+    "same name",
+    "groupIdPrefix": "use the option group: one name for all runs, under which the position is kept",
+    "maxRecordsPerPartition": "limit the batch by max_rows_per_batch; min_partitions asks for more, smaller tasks",
+    "fetchOffset.numRetries": "when the query starts, the cluster is asked for as long as connect_timeout_s allows; "
+    "later, at each trigger",
+    "fetchOffset.retryIntervalMs": "the cluster is asked again at each trigger",
+}
+
+# In a batch read, where the advice for a stream would name options that a batch read refuses.
+_NO_GROUP: Final = "a batch read has no group: leave it out; a stream has the option group instead"
+_RETRIES: Final = "the cluster is asked for as long as connect_timeout_s allows"
+REFUSED_IN_BATCH_READS: Final[Mapping[str, str]] = {
+    "assign": 'name the topics in topics, and the partitions in start or until, as {"orders": {"0": -2}}',
+    "kafka.group.id": _NO_GROUP,
+    "groupIdPrefix": _NO_GROUP,
+    "maxRecordsPerPartition": "a batch read takes everything between start and until; min_partitions asks for more, "
+    "smaller tasks",
+    "fetchOffset.numRetries": _RETRIES,
+    "fetchOffset.retryIntervalMs": _RETRIES,
+}
+
+_PEM: Final = "librdkafka reads PEM: use kafka.ssl.ca.location"
+JAVA: Final[Mapping[str, str]] = {
+    "key.deserializer": "keys are bytes: cast the column key",
+    "value.deserializer": "values are bytes: cast the column value, or use from_json, from_avro",
+    "max.poll.records": "use max_rows_per_batch",
+    "interceptor.classes": "librdkafka has no interceptors",
+    "ssl.truststore.location": _PEM,
+    "ssl.truststore.password": _PEM,
+    "ssl.truststore.type": _PEM,
+    "ssl.truststore.certificates": "use kafka.ssl.ca.pem",
+    "ssl.keystore.type": "librdkafka reads PKCS#12 (kafka.ssl.keystore.location) or PEM "
+    "(kafka.ssl.certificate.location, kafka.ssl.key.location)",
+}
+
+_ALIASES: Final = {name.lower(): (name, alias) for name, alias in ALIASES.items()}
+_BATCH_READ_ALIASES: Final = {name.lower(): (name, alias) for name, alias in BATCH_READ_ALIASES.items()}
+_REFUSED: Final = {name.lower(): (name, rule) for name, rule in REFUSED.items()}
+_REFUSED_IN_BATCH_READS: Final = {name.lower(): (name, rule) for name, rule in REFUSED_IN_BATCH_READS.items()}
+
+
+class Translated(NamedTuple):
+    """Holds options by our names. `given_names` maps our name to the name that the user gave, for error texts."""
+
+    options: dict[str, str]
+    given_names: dict[str, str]
+
+
+def translate(options: Mapping[str, str], *, batch_read: bool = False) -> Translated:
+    """Returns the options under our names, in lower case. `batch_read`: True for the options of a batch read,
+    False for those of a stream.
+
+    Raises InvalidOption for an option that has no equivalent here, and if two names give one option two values.
+    """
+    known, refused = _ALIASES, _REFUSED
+    if batch_read:
+        known, refused = known | _BATCH_READ_ALIASES, refused | _REFUSED_IN_BATCH_READS
+    ours: dict[str, str] = {}
+    given_names: dict[str, str] = {}
+    for given, value in options.items():
+        name = given.lower()
+        if name in refused and name not in known:
+            raise InvalidOption(refused[name][0], value, refused[name][1])
+        shown, alias = known.get(name, (name, Alias(name)))
+        try:
+            text = alias.convert(value)
+        except ValueError as error:
+            raise InvalidOption(shown, value, str(error)) from error
+        if alias.name in ours and ours[alias.name] != text:
+            other = given_names[alias.name]
+            raise InvalidOption(shown, value, f"{other} says the same, and is given too: keep one of them")
+        if alias.name:
+            ours[alias.name], given_names[alias.name] = text, shown
+    return Translated(ours, given_names)
+
+
+def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a client's settings for librdkafka. Settings that only Java's client knows are translated.
+
+    A `sasl.jaas.config` with a password becomes `sasl.username` and `sasl.password`. Raises InvalidOption for a setting
+    that librdkafka has no equivalent for.
+    """
+    for name, rule in JAVA.items():
+        if name in settings:
+            raise InvalidOption(f"kafka.{name}", settings[name], rule)
+    others = dict(settings)
+    jaas = others.pop("sasl.jaas.config", None)
+    if jaas is None:
+        return others
+    found = _JAAS.fullmatch(jaas)
+    pairs = {name: "".join(texts) for name, *texts in _PAIR.findall(found[1])} if found else {}
+    if not {"username", "password"} <= pairs.keys():
+        rule = (
+            "only PlainLoginModule and ScramLoginModule with a username and a password are understood: librdkafka "
+            "has settings of its own for Kerberos and OAuth (kafka.sasl.kerberos.*, kafka.sasl.oauthbearer.*)"
+        )
+        raise InvalidOption("kafka.sasl.jaas.config", "(hidden)", rule)
+    return {"sasl.username": pairs["username"], "sasl.password": pairs["password"], **others}

@@ -1,0 +1,152 @@
+"""`spark.read.format("marshal")`: messages between two points, as a batch. No group, no claims, no position.
+
+It is for reading messages again while the group continues, for example to rebuild a table or to correct one day. The
+driver looks up the offsets of the two points each time Spark plans a job; tasks read explicit ranges (range_reader.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.client.values import start_positions
+from marshal_py.errors import InvalidOption, TopicMissing
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.spark.stream.aliases import translate
+from marshal_py.spark.stream.messages import COLUMNS, columns_of
+from marshal_py.spark.stream.options import OPTIONS as STREAM_OPTIONS
+from marshal_py.spark.stream.options import ReadOptions, check_names, number, topics_of
+from marshal_py.spark.stream.range_reader import partitions_of, read_ranges
+from marshal_py.spark.stream.tasks import Piece, source_text
+from marshal_py.transport.kafka import KafkaTransport
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from marshal_py.transport.ports import ClusterAdmin
+
+OPTIONS: Final = (
+    "bootstrap.servers",
+    "topics",
+    "start",
+    "until",
+    "columns",
+    "min_partitions",
+    "read_timeout_s",
+    "connect_timeout_s",
+)
+_COLUMNS: Final = tuple(name for name in COLUMNS if name != "token")
+_GROUP: Final = (
+    "a batch read holds no claims and leaves groups alone: leave it out, or take spark.readStream, or "
+    "marshal_py.spark.claimed_batches"
+)
+
+
+@dataclass(frozen=True)
+class BackfillOptions(ReadOptions):
+    """Holds the checked options. `start` and `until` are earliest, latest, a time, or offsets by partition."""
+
+    topics: tuple[str, ...]
+    start: str
+    until: str
+    connect_timeout_s: float
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> BackfillOptions:
+        """Parses options, given under our names or those of Spark's own Kafka source. Raises InvalidOption,
+        InvalidName.
+        """
+        options, given_names = translate(given, batch_read=True)
+        if "group" in options:
+            raise InvalidOption("group", options["group"], _GROUP)
+        try:
+            check_names(options, OPTIONS)
+        except InvalidOption as error:
+            name = given_names.get(error.option, error.option)
+            if error.option in STREAM_OPTIONS:
+                raise InvalidOption(
+                    "group", None, f"a stream needs it; without group this is a batch read, which has no option {name}"
+                ) from error
+            raise InvalidOption(name, error.value, error.rule) from error
+        for name in ("topics", "bootstrap.servers"):
+            if not options.get(name):
+                raise InvalidOption(name, options.get(name), "it must be given, and a stream needs group, too")
+        columns = columns_of(options["columns"]) if "columns" in options else _COLUMNS
+        if "token" in columns and "columns" in given:
+            raise InvalidOption("columns", options["columns"], "a batch read has no claims: its rows have no token")
+        start, until = options.get("start", start_positions.EARLIEST), options.get("until", start_positions.LATEST)
+        topics = topics_of(options["topics"])
+        for name, text in (("start", start), ("until", until)):
+            start_positions.parse_fixed(text, name)
+        return cls(
+            topics=topics,
+            start=start,
+            until=until,
+            connect_timeout_s=number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
+            **vars(ReadOptions.parse(options, tuple(name for name in columns if name != "token"))),
+        )
+
+
+class BackfillReader(DataSourceReader):
+    """Plans and reads the messages. It asks the cluster only when Spark plans a job."""
+
+    def __init__(self, options: BackfillOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Returns the tasks that read the messages between the two points.
+
+        Raises TopicMissing, InvalidOption, PositionOutOfRange, ClusterUnreachable, AccessDenied.
+        """
+        with closing(KafkaTransport(self.options.kafka, self.options.connect_timeout_s).admin()) as admin:
+            return partitions_of(self._pieces(admin), self.options, once=False)
+
+    def _pieces(self, admin: ClusterAdmin) -> list[Piece]:
+        options = self.options
+        committed = options.kafka.get("isolation.level", "read_committed") == "read_committed"
+        tps, ids = self._partitions(admin)
+        begins = start_positions.offsets(options.start, "start", tps, admin, committed=committed)
+        ends = start_positions.offsets(options.until, "until", tps, admin, committed=committed)
+        until = start_positions.parse(options.until, "until")
+        for tp in tps:
+            end = until.named.get(tp, until.rest)
+            if begins[tp] > ends[tp] and end is not None and end.kind != start_positions.LATEST:
+                raise InvalidOption(
+                    "until",
+                    options.until,
+                    f"it lies before start={options.start}: {tp} would be read from {begins[tp]} to {ends[tp]}",
+                )
+        pieces = ((*tp, begins[tp], max(begins[tp], ends[tp])) for tp in tps)
+        return [
+            Piece(topic, number, start, to, "", source_text(ids[topic], start, to))
+            for topic, number, start, to in pieces
+        ]
+
+    def _partitions(self, admin: ClusterAdmin) -> tuple[list[TopicPartition], dict[str, str]]:
+        """Returns the partitions that `start` or `until` names, or all partitions of the topics if neither names
+        any; and the id of each topic.
+        """
+        options = self.options
+        counts: dict[str, int] = {}
+        ids: dict[str, str] = {}
+        for topic in options.topics:
+            info = admin.describe_topic(topic)
+            if info is None:
+                raise TopicMissing(topic)
+            counts[topic], ids[topic] = info.partitions, info.topic_id
+        all_partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        for name, text in (("start", options.start), ("until", options.until)):
+            named = start_positions.parse(text, name).named
+            if unknown := sorted(named.keys() - set(all_partitions)):
+                raise InvalidOption(name, text, f"{unknown[0]} is no partition of {', '.join(options.topics)}")
+            if named:
+                return sorted(named), ids
+        return all_partitions, ids
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_ranges(partition)

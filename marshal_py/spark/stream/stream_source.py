@@ -1,0 +1,387 @@
+"""The streaming source `spark.readStream.format("marshal")`: a query that is a member of a group.
+
+Spark keeps one Python process per running query, beside the driver. The member lives there, with its claims and its
+heartbeats (`QueryMember`). Spark's calls, in the order of one trigger:
+
+    latestOffset(start)    `start` is the end of the last batch that Spark has committed; the member acks that batch.
+                           Then it plans the next ranges, and in at-least-once mode hands them over
+    (Spark writes the end offset, which holds the whole plan, to its write-ahead log)
+    commit(start)          reports the same commit again (a listener may have reported it earlier: commits.py)
+    partitions(start, end) returns the batch's ranges; in at-most-once mode the log grants them only now
+    tasks read             explicit ranges, nothing else
+
+So Spark's checkpoint says what to replay, and the coordination log says what this member owns and what is done.
+client/ranges/microbatches.py has the rules. In at-most-once mode a replayed batch is empty and a loss is noted in the
+log: by this process, which outlives the JVM, or by the process that Spark asks to replay. Losing the checkpoint loses
+no position.
+
+Constructors must not claim anything: Spark also builds readers just for planning, and pickles them.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from marshal_py.client.driver import last_wills
+from marshal_py.client.marshal import Marshal, connect
+from marshal_py.client.planner import Planner
+from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, key_of
+from marshal_py.client.ranges.ranges import ClaimedRange
+from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.spark.stream.commits import CommitSocket
+from marshal_py.spark.stream.options import StreamOptions
+from marshal_py.spark.stream.range_reader import partitions_of, read_ranges
+from marshal_py.spark.stream.tasks import pieces_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from marshal_py.client.ranges.ranges import Taken
+
+logger: Final = logging.getLogger("marshal_py.spark")
+
+TOPICS_CHECK_S: Final = 30.0  # between two searches for topics that match a pattern; a lookup each
+RELEASE_S: Final = 2.0  # for stop(); Spark kills the process some time after it asked it to end
+
+
+class QueryMember:
+    """Holds a query's membership in its group. It joins when it is made, and leaves when it is closed or overdue."""
+
+    settled: bool
+    stateful: bool
+    warned: bool
+
+    def __init__(self, options: StreamOptions, earlier: MicroBatches | None = None) -> None:
+        """Joins the group. `earlier` has the batches that an earlier member of this process has handed over."""
+        self.marshal: Marshal = connect(
+            options.kafka,
+            client_id=options.client_id,
+            timeout_s=options.connect_timeout_s,
+            coordination_topic=options.coordination_topic,
+            coordination_partitions=options.coordination_partitions,
+            last_will=last_wills.of_program(options.kafka),
+        )
+        try:
+            self._pattern, self._checked_s = options.topics_pattern, time.monotonic()
+            self.topics: tuple[str, ...] = (
+                options.topics if self._pattern is None else self.marshal.topics(self._pattern)
+            )
+            if not self.topics:
+                raise InvalidOption("topics_pattern", self._pattern, "the cluster has no topic of such a name")
+            self.planner: Planner = self.marshal.planner(options.group, self.topics, **options.consumer)
+        except BaseException:
+            self.marshal.close(RELEASE_S)
+            raise
+        self.batches: MicroBatches = self.planner.micro_batches(earlier)
+        self._commits = self._open_commit_socket()
+        self.planned: dict[str, list[ClaimedRange]] = {}  # at-most-once: the newest plan, by its end offset
+        self.settled = self.warned = False
+        self.stateful, self._restart = options.stateful, options.restart
+        self._planned_to: dict[TopicPartition, int] = {}  # where the newest batch ends
+        self._rows_min, self._delay_s = options.rows_min, options.delay_s
+        self._last_batch_s = -math.inf
+
+    def has_new_topics(self) -> bool:
+        """Returns True if topics have appeared that match the pattern. Asks the cluster every TOPICS_CHECK_S at
+        most.
+        """
+        now_s = time.monotonic()
+        if self._pattern is None or now_s - self._checked_s < TOPICS_CHECK_S:
+            return False
+        self._checked_s = now_s
+        new = sorted(set(self.marshal.topics(self._pattern)) - set(self.topics))
+        if new:
+            logger.info("group %s: new topics match %s: %s", self.planner.group, self._pattern, ", ".join(new))
+        return bool(new)
+
+    def _open_commit_socket(self) -> CommitSocket | None:
+        """Opens the socket by which a listener in the driver reports commits earlier than Spark does.
+
+        Returns None on systems without such sockets.
+        """
+        try:
+            return CommitSocket(lambda digest: self.planner.commit_reported(self.batches, digest))
+        except (AttributeError, OSError) as error:
+            logger.info("commits are known at the next trigger only: %s", error)
+            return None
+
+    def settle(self) -> None:
+        """Waits until this member's first claims are granted and dead owners are evicted. A second call does
+        nothing.
+        """
+        if not self.settled:
+            self.planner.settle()
+            self.settled = True
+
+    def notice_fresh_checkpoint(self) -> None:
+        """Warns if the group has positions and the query's checkpoint is new. It warns at most once per member.
+
+        The query's batches are then numbered from 0 again, and a sink that knows batches by number skips numbers that
+        it already has (docs/spark.md). A query with state is refused, because its state begins empty and misses what
+        the positions have passed. Raises InvalidOption.
+        """
+        if self.stateful and not self._restart and self.planner.resumed():
+            raise InvalidOption(
+                "stateful",
+                "true",
+                f"the checkpoint is new, and group {self.planner.group!r} has positions already: what was in open "
+                f"windows is behind them. Restore the checkpoint folder; or take a new group, which reads from start; "
+                f"or move the positions to the earliest with `marshal set-position {self.planner.group} TOPIC --to "
+                f"earliest`; or begin with empty state at the positions: stateful=restart",
+            )
+        if not self.warned and self.planner.resumed():
+            logger.warning(
+                "group %s has positions, and this query begins with a fresh checkpoint: it continues at the "
+                "group's positions and ignores its option start. Its batches are numbered from 0 again; a sink "
+                "that has such numbers already, as Spark's file sink in an old folder, skips them",
+                self.planner.group,
+            )
+        self.warned = True
+
+    def ack(self, end: dict[str, Any]) -> None:
+        """Acks the batch that ends at `end`, which Spark has committed. An earlier member may have handed it over, and
+        it may be acked already.
+        """
+        self.planner.commit_end(self.batches, end)
+
+    def plan(
+        self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
+    ) -> dict[str, Any]:
+        """Returns the next end offset, or `start` itself if there is nothing to do.
+
+        `rows_max`: how many offsets the batch spans at most. `targets`: the offsets at which the query ends
+        (availableNow); None for a query without an end. At the end of the query it raises PartitionsParked or
+        PartitionsUnread.
+        """
+        end = self._plan_once(start, rows_max, targets)
+        if end == start and targets is not None and self.planner.settle():
+            end = self._plan_once(start, rows_max, targets)  # claims were granted meanwhile
+        if end == start and targets is not None:
+            self.planner.check_read(targets)  # last, when everything else is read
+        return end
+
+    def _plan_once(
+        self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
+    ) -> dict[str, Any]:
+        self._planned_to = {}
+        ranges = self.planner.plan(rows_max, targets)
+        if targets is None and self._waits_for_more(sum(one.to - one.start for one in ranges)):
+            return start
+        end = self.planner.plan_end(self.batches, start, ranges)
+        self.planned = {key_of(end): ranges}
+        if end != start:
+            self._planned_to = {one.tp: one.to for one in ranges}
+        return end
+
+    def _waits_for_more(self, rows: int) -> bool:
+        """Returns True if the query must wait for more messages, because the next batch has only `rows` rows.
+
+        It waits until a certain time (an option) has passed since the last batch. The first batch never waits.
+        """
+        now_s = time.monotonic()
+        waits = 0 < rows < self._rows_min and now_s - self._last_batch_s < self._delay_s
+        if rows and not waits:
+            self._last_batch_s = now_s
+        return waits
+
+    def take(self, start: dict[str, Any], end: dict[str, Any]) -> list[Taken]:
+        """Returns the ranges of the batch that ends at `end`, planned by this member or replayed.
+
+        In at-most-once mode a replayed batch is empty, because its messages may have been read already; the loss is
+        noted.
+        """
+        taken = self.batches.delivered_ranges(end)
+        if taken is None:
+            planned = self.planned.pop(key_of(end), None)
+            if self.planner.at_most_once:
+                taken = self.planner.take_end(self.batches, end, planned)
+            else:
+                self.settle()
+                self.ack(start)
+                taken = self.planner.replay_end(self.batches, end)
+            if not taken:
+                logger.warning(
+                    "group %s: batch %d is empty; %d ranges were planned for it",
+                    self.planner.group,
+                    end["b"],
+                    len(end["r"]),
+                )
+        return taken
+
+    def report(self) -> dict[str, Any]:
+        """Returns figures that Spark shows in the query's progress, which it posts when the batch is done.
+
+        So positions and lag are those after the batch that was just planned. `commits` is the address of the socket to
+        which commits are reported.
+        """
+        info = self.planner.cached_info()
+        positions = {tp: max(claim.position, self._planned_to.get(tp, 0)) for tp, claim in sorted(info.claims.items())}
+        lags = {
+            tp: claim.lag if claim.lag < 0 else max(0, claim.lag + claim.position - positions[tp])
+            for tp, claim in info.claims.items()
+        }
+        return {
+            "group": info.group,
+            "claims": len(info.claims),
+            "lag": info.lag if info.lag < 0 else sum(max(0, lag) for lag in lags.values()),
+            "paused": info.paused,
+            "commits": None if self._commits is None else self._commits.address,
+            "partitions": {str(tp): {"position": at, "lag": lags[tp]} for tp, at in positions.items()},
+        }
+
+    def close(self) -> None:
+        """Releases every claim at its position, and leaves the group."""
+        if self._commits is not None:
+            self._commits.close()
+        self.planner.stop(RELEASE_S)
+        self.marshal.close(RELEASE_S)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Is the object that Spark calls. Only the one in the query's own process has a member."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self.options = options
+        self._member: QueryMember | None = None
+        self._earlier: MicroBatches | None = None
+        self._available_now = False
+        self._targets: dict[TopicPartition, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "_member": None, "_earlier": None, "_available_now": False, "_targets": None}
+
+    def _joined(self) -> QueryMember:
+        """Returns this process's member. Joins the group if there is none, or if the last one was overdue."""
+        if self._member is not None:
+            try:
+                self._member.planner.alive()
+            except BatchOverdue as error:
+                logger.warning("%s", error)
+                self._leave()
+        if self._member is None:
+            _stop_on_sigterm()
+            self._member = QueryMember(self.options, self._earlier)
+        return self._member
+
+    def _rejoined(self) -> QueryMember:
+        """Returns a new member, which has the topics that exist now; a member's topics never change.
+
+        Call it when no batch is in progress.
+        """
+        self._leave()
+        member = self._joined()
+        member.settle()
+        return member
+
+    def _leave(self) -> None:
+        """Leaves the group. The process continues, and so do the batches that were handed to Spark."""
+        member, self._member = self._member, None
+        if member is not None:
+            self._earlier = member.batches
+            member.close()
+
+    # --- Spark's calls
+
+    def initialOffset(self) -> dict[str, Any]:
+        return FIRST
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self.options.rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._available_now = True  # claims nothing yet: the checkpoint may be another source's
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        rows_max = _rows(limit)
+        _check_ours(start, start)
+        try:
+            member = self._joined()
+            member.settle()  # first: acking Spark's last batch takes claims
+            if member.stateful:
+                member.planner.check_alone()
+            if key_of(start) == key_of(FIRST):
+                member.notice_fresh_checkpoint()
+            member.ack(start)
+            if self._available_now and self._targets is None:
+                self._targets = member.planner.ends()
+            if not self._available_now and member.has_new_topics():
+                member = self._rejoined()
+            return member.plan(start, rows_max, self._targets)
+        except ClusterUnreachable as error:
+            if self._available_now or self._member is None:
+                raise  # "nothing to do" would end the query as if it were complete
+            self._member.planner.note_unanswered(error)
+            return start
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._member is None else self._member.report()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if key_of(start) == key_of(end):
+            return []
+        _check_ours(end, start)
+        pieces = pieces_of((taken.range for taken in self._joined().take(start, end)), self.options.group)
+        return partitions_of(pieces, self.options, once=self.options.at_most_once)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_ranges(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._member is not None:
+            self._member.ack(end)
+
+    def stop(self) -> None:
+        """Leaves the group for good. Called when the process ends, because Spark has stopped the query or is gone."""
+        member, self._member = self._member, None
+        if member is not None:
+            member.planner.note_uncommitted(member.batches)
+            member.close()
+
+
+def _check_ours(offset: dict[str, Any], committed: dict[str, Any]) -> None:
+    """Checks that the offset is not from another source's checkpoint, because Spark does not check it. Raises
+    InvalidOption.
+    """
+    if not isinstance(offset.get("b"), int):
+        rule = (
+            "the folder holds the checkpoint of another source: use a new folder. If it was format('kafka'), a "
+            "group without positions continues there if this value is given as startingOffsets"
+        )
+        raise InvalidOption("checkpointLocation", key_of(committed), rule)
+
+
+def _rows(limit: ReadLimit) -> int | None:
+    match limit:
+        case ReadMaxRows():
+            return limit.max_rows
+        case ReadAllAvailable():
+            return None
+    raise InvalidOption("limit", type(limit).__name__, "this source limits a batch by rows: use max_rows_per_batch")
+
+
+def _stop_on_sigterm() -> None:
+    """Makes SIGTERM end the process by way of `stop`, which Spark does not call when it ends a query's process by
+    SIGTERM.
+
+    Without it other members would have to wait for the eviction of this one. Spark sends the signal twice; the second
+    one must not interrupt the release that the first one began.
+    """
+
+    def leave(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        gc.freeze()  # Python collects garbage several times as it ends; over Spark's modules that takes 0.1 s and more
+        raise SystemExit(0)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)

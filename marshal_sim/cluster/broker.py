@@ -1,0 +1,134 @@
+"""One simulated cluster of brokers: the coordination logs as raw bytes, the target topics as offsets, its clocks.
+
+It stores values in the order of arrival and wakes the clients that wait. It draws nothing, and does not know what the
+values mean.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, MutableSequence
+from copy import deepcopy
+from typing import Final
+
+from marshal_sim.judge.evidence import OffsetList
+
+Place = tuple[str, int]  # topic, partition
+LEADERS = 3
+MISSING: Final = b"nothing"  # marks an offset that holds no record; compared by identity
+MILLION = 1_000_000
+
+
+class CoordinationLog:
+    """Holds one coordination log, which is one partition of the coordination topic."""
+
+    began: int
+    inherited: int
+
+    def __init__(self) -> None:
+        self.values: MutableSequence[bytes | None] = []  # the values that readers get now
+        self.recorded: MutableSequence[bytes | None] = []  # the values as they came
+        self.first: int = 0  # offsets below were deleted
+        self.began, self.inherited = 0, 0  # offsets from the one on and below the other came from a dump
+        self.appended_ms: MutableSequence[int] = []  # when each value came, in true time
+        self.stamps_ms: MutableSequence[int] = []  # what the leader of that time wrote beside it: no shipped code
+        # reads it
+
+    def inherit(self, first: int, values: Iterable[bytes | None]) -> None:
+        """Begins the log with the values of a dump, from offset `first` on."""
+        kept = list(values)
+        self.first, self.began, self.inherited = first, first, first + len(kept)
+        self.values, self.recorded = OffsetList(first, kept, MISSING), OffsetList(first, kept, MISSING)
+        self.appended_ms, self.stamps_ms = OffsetList(first, [0] * len(kept), 0), OffsetList(first, [0] * len(kept), 0)
+
+    def branch(self, end: int) -> CoordinationLog:
+        """Returns this log as a replica holds it that has only the offsets below `end`."""
+        other = deepcopy(self)
+        for tape in (other.values, other.recorded, other.appended_ms, other.stamps_ms):
+            while len(tape) > end:
+                del tape[len(tape) - 1]
+        return other
+
+
+class LeaderClock:
+    """Is the wall clock of one broker, with its own rate and with jumps."""
+
+    def __init__(self) -> None:
+        self.rate_ppm = 0
+        self.shift_ms = 0
+
+    def read(self, now_ms: int) -> int:
+        return now_ms + now_ms * self.rate_ppm // MILLION + self.shift_ms
+
+
+class Broker:
+    """Stands for the brokers that every client reads from and writes to.
+
+    Requests are held and not answered before `*_down_until_ms`.
+    """
+
+    def __init__(self, logs: int) -> None:
+        self.logs: list[CoordinationLog] = [CoordinationLog() for _ in range(logs)]
+        self.topic_id: int = 0  # the id of the coordination topic
+        self.clocks: list[LeaderClock] = [LeaderClock() for _ in range(LEADERS)]
+        self.leader = 0
+        self.topics: dict[Place, list[int]] = {}  # offsets that exist, ascending: gaps stay gaps
+        self.ends: dict[Place, int] = {}
+        self.counts: dict[str, int] = {}
+        self.reads_down_until_ms = 0
+        self.writes_down_until_ms = 0
+        self.fails_until_ms: dict[Place, int] = {}  # until then, fetches of a partition fail
+        self.on_append: Callable[[int, int], None] = lambda number, now_ms: None
+        self.held: list[Callable[[], None]] = []
+        self._waiting: dict[Place, list[Callable[[], None]]] = {}
+
+    def append(self, number: int, value: bytes, now_ms: int) -> None:
+        log = self.logs[number]
+        log.values.append(value)
+        log.recorded.append(value)
+        log.appended_ms.append(now_ms)
+        log.stamps_ms.append(self.clocks[self.leader].read(now_ms))
+        self.on_append(number, now_ms)
+
+    def recreate(self, logs: int) -> None:
+        """Deletes the coordination topic and creates it again."""
+        self.logs = [CoordinationLog() for _ in range(logs)]
+        self.topic_id += 1
+
+    def add_logs(self, count: int) -> None:
+        """Adds partitions to the coordination topic beyond those that the root names (L3)."""
+        self.logs += [CoordinationLog() for _ in range(count)]
+
+    def recover(self) -> None:
+        """Sends every held request again. Called when an outage may be over."""
+        if self.held:
+            held, self.held = self.held, []
+            for retry in held:
+                retry()
+
+    # --- target topics
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Gives the topic `count` partitions, which is never fewer than before."""
+        for number in range(self.counts.get(topic, 0), count):
+            self.topics[topic, number] = []
+            self.ends[topic, number] = 0
+        self.counts[topic] = count
+
+    def produce(self, place: Place, messages: int, gap: int) -> None:
+        """Appends messages. The first one leaves a gap of `gap` offsets, as transactions and compaction do."""
+        end = self.ends[place] + gap
+        self.topics[place].extend(range(end, end + messages))
+        self.ends[place] = end + messages
+        for wake in self._waiting.pop(place, ()):
+            wake()
+
+    def fetch(self, place: Place, position: int, most: int) -> list[int]:
+        """Returns at most `most` offsets of messages, from `position` on."""
+        offsets = self.topics[place]
+        first = bisect_left(offsets, position)
+        return offsets[first : first + most]
+
+    def wait(self, place: Place, wake: Callable[[], None]) -> None:
+        """Calls `wake` once, when the partition has grown."""
+        self._waiting.setdefault(place, []).append(wake)

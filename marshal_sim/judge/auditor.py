@@ -1,0 +1,122 @@
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S18.
+
+It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
+nothing of marshal_py.protocol. One pass folds the log (auditor_history.py); then each invariant is one function over
+what the pass found, named by its number. The same functions judge runs in virtual time and runs of real processes; only
+the evidence and the slack for clocks and scheduling differ. auditor_liveness.py judges liveness (V1 to V9, V13, V14).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from marshal_sim.judge.answers import s16_answers
+from marshal_sim.judge.claims import s2_one_owner, s3_lease, s4_fencing, s11_pause
+from marshal_sim.judge.closed import s13_poison_proof, s14_fail_closed
+from marshal_sim.judge.evidence import SIMULATED, Evidence, Slack, Violation
+from marshal_sim.judge.history import History
+from marshal_sim.judge.losses import s6_losses, s18_unsettled
+from marshal_sim.judge.messages import (
+    s5_once,
+    s6_granted,
+    s7_never_lost,
+    s8_heartbeat_honest,
+    s9_redelivery,
+    s10_position,
+)
+from marshal_sim.judge.model import AT_LEAST_ONCE
+
+
+class Judgement(NamedTuple):
+    violations: list[Violation]
+    counted: dict[str, int]  # what an invariant allows and the auditor counts
+    history: History
+
+
+def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
+    """Returns every violation of S1 to S18 that the evidence of one log shows.
+
+    If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
+    may have relied on records that are gone.
+    """
+    history = History(evidence, slack)
+    checks = OF_READERS if evidence.branched else (*OF_DELIVERIES, *OF_READERS, s15_honest_wait)
+    found = list(history.found)
+    for check in checks:
+        found += check(history)
+    return Judgement(found, history.counted, history)
+
+
+def s12_reports(history: History) -> Iterator[Violation]:
+    """Yields each breach of S12: what a tool reported about its move agrees with what happened before and after the
+    report.
+    """
+    first: dict[tuple[str, int, int], int] = {}
+    for d in history.evidence.deliveries:
+        first[d.group, d.epoch, d.partition] = min(d.offset, first.get((d.group, d.epoch, d.partition), d.offset))
+    for report in history.evidence.reports:
+        moved = history.moved.get((report.group, report.by), [])
+        accepted = [at for at, _ in moved if at >= history.evidence.inherited]
+        if report.said == "not moved" and accepted:
+            yield Violation("S12", -1, accepted[0], f"{report.by} said not moved, and it moved")
+        late = [at for at in history.pauses_of.get((report.group, report.by), ()) if at >= report.read_to >= 0]
+        if late:
+            yield Violation("S12", -1, late[0], f"{report.by} had ended, and then its own pause began")
+        if report.said == "moved" and not accepted:
+            yield Violation("S12", -1, -1, f"{report.by} said moved, and nothing did")
+        for topic, number, wanted in report.moves if report.said == "moved" and accepted else ():
+            key = (report.group, topic, number)
+            later = next((t for t in history.by_key.get(key, ()) if t.epoch > accepted[0]), None)
+            if later is None or any(accepted[0] < at < later.epoch for at in history.set_at.get(key, ())):
+                continue  # nobody has owned it since, or its position was set again before that
+            offsets = history.evidence.topics.get((topic, number), [])
+            expected = offsets[bisect_left(offsets, wanted)] if offsets and wanted <= offsets[-1] else wanted
+            given = first.get((report.group, later.epoch, number), expected)
+            if later.position != wanted or (given != expected and later.mode == AT_LEAST_ONCE):
+                yield Violation(
+                    "S12",
+                    -1,
+                    later.epoch,
+                    f"{report.by} moved {topic} {number} to {wanted}, and delivery "
+                    f"went on at {given}, by a claim at {later.position}",
+                )
+
+
+def s15_honest_wait(history: History) -> Iterator[Violation]:
+    """Yields each breach of S15: an evictor has waited long enough. The group's model checks that no extension came in
+    between.
+    """
+    for eviction in history.evictions:
+        if eviction.offset < history.evidence.inherited:
+            continue  # of a dump: its clocks are unknown
+        need_ms = 2 * history.sessions[eviction.group, eviction.session].interval_ms
+        drift_ms = need_ms * history.slack.drift_ppm // 1_000_000
+        if eviction.waited_ms < need_ms - drift_ms - history.slack.wait_ms:
+            yield Violation(
+                "S15",
+                history.evidence.appended_ms[eviction.offset],
+                eviction.offset,
+                f"session {eviction.session} was evicted after {eviction.waited_ms:g} ms of {need_ms}",
+            )
+
+
+Check = Callable[[History], Iterator[Violation]]
+OF_DELIVERIES: Final[tuple[Check, ...]] = (
+    s2_one_owner,
+    s3_lease,
+    s4_fencing,
+    s11_pause,
+    s5_once,
+    s6_granted,
+    s6_losses,
+    s7_never_lost,
+    s8_heartbeat_honest,
+    s9_redelivery,
+    s10_position,
+    s12_reports,
+    s16_answers,
+    s18_unsettled,
+)
+OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

@@ -1,0 +1,288 @@
+"""The judge of what became of each message: S5, S6, S7, S8, S9 and S10, one function each.
+
+auditor_losses.py judges messages that were granted and never delivered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import pairwise
+
+from marshal_sim.judge.claims import claim_of
+from marshal_sim.judge.evidence import Client, Delivery, Key, Violation
+from marshal_sim.judge.facts import FOREVER, NOBODY, ClaimSpan
+from marshal_sim.judge.history import History
+from marshal_sim.judge.model import AT_LEAST_ONCE, AT_MOST_ONCE
+
+
+def _at_most_once(history: History) -> Iterator[tuple[Delivery, ClaimSpan]]:
+    for d in history.deliveries:
+        claim = claim_of(history, d)
+        if claim is not None and claim.mode == AT_MOST_ONCE:
+            yield d, claim
+
+
+def _by_epoch(deliveries: list[Delivery]) -> dict[tuple[str, int], list[Delivery]]:
+    found: dict[tuple[str, int], list[Delivery]] = {}
+    for d in deliveries:
+        found.setdefault((d.group, d.epoch), []).append(d)
+    return found
+
+
+def s5_once(history: History) -> Iterator[Violation]:
+    """Yields each breach of S5: in at-most-once mode, no offset is delivered twice in one generation of its position.
+
+    A cloned machine still holds the grants that the original obtained before the cloning. Deliveries by these are
+    counted, but are no violations.
+    """
+    seen: dict[tuple[Key, int, int], Delivery] = {}
+    for d, claim in _at_most_once(history):
+        known = seen.setdefault((d.key, claim.generation, d.offset), d)
+        if known is d:
+            continue
+        before = history.claims[known.group, known.epoch]
+        one_ms = _separated_ms(history, known.client, d.client) if d.client != known.client else -1
+        inside = [grant for grant in history.grants.get((d.group, d.epoch), ()) if grant.start <= d.offset < grant.to]
+        if (_given_back(known, before) and _cloned_owner(history, known, before)) or (
+            inside and inside[0].sent_ms <= one_ms
+        ):
+            history.counted["S5"] += 1
+        else:
+            yield Violation(
+                "S5", d.begin_ms, d.epoch, f"{d.key} {d.offset} is delivered twice, by {known.client} and {d.client}"
+            )
+
+
+def s6_granted(history: History) -> Iterator[Violation]:
+    """Yields each breach of S6: in at-most-once mode, each delivery lies in one grant of its claim. The client got that
+    grant before the delivery, and after its last fence.
+    """
+    for d, claim in _at_most_once(history):
+        what = f"{d.key} {d.offset}"
+        inside = [grant for grant in history.grants.get((d.group, d.epoch), ()) if grant.start <= d.offset < grant.to]
+        if len(inside) != 1:
+            yield Violation("S6", d.begin_ms, d.epoch, f"{what} lies in {len(inside)} grants")
+        elif inside[0].sent_ms > d.gate_ms + history.slack.stamp_ms or 0 <= d.read_to <= inside[0].offset:
+            yield Violation("S6", d.begin_ms, inside[0].offset, f"{what} is delivered before it was granted")
+        elif any(
+            inside[0].offset < read_to and fenced_ms < d.gate_ms
+            for fenced_ms, read_to in history.evidence.fences.get(d.client, ())
+        ):
+            yield Violation(
+                "S6", d.begin_ms, d.epoch, f"client {d.client} delivers {what} by a grant of before its fence (D3)"
+            )
+        if _given_back(d, claim) and not _cloned_owner(history, d, claim):
+            yield Violation("S6", d.begin_ms, claim.end, f"{what} was handed over, and given back")
+
+
+def _given_back(d: Delivery, claim: ClaimSpan) -> bool:
+    return claim.given_back is not None and d.offset >= claim.given_back
+
+
+def _cloned_owner(history: History, d: Delivery, claim: ClaimSpan) -> bool:
+    """Returns True if one copy of a cloned machine gave back what the other copy delivers by a grant from before the
+    cloning.
+
+    Neither copy can know that the other exists.
+    """
+    grants = history.grants.get((d.group, d.epoch), ())
+    sent_ms = next((g.sent_ms for g in grants if g.start <= d.offset < g.to), FOREVER)
+    return d.client != claim.released_by[0] and sent_ms <= _separated_ms(history, d.client, claim.released_by[0])
+
+
+def _separated_ms(history: History, a: Client, b: Client) -> float:
+    """Returns the time (ms) when the memories of two clients parted by cloning; -1 if the clients never shared one."""
+    parents = {clone: (original, ms) for ms, original, clone in history.evidence.forks}
+
+    def line(client: Client) -> dict[Client, float]:
+        since: dict[Client, float] = {client: FOREVER}
+        while client in parents:
+            client, ms = parents[client][0], min(parents[client][1], since[client])
+            since[client] = ms
+        return since
+
+    mine, other = line(a), line(b)
+    return max((min(mine[c], other[c]) for c in mine if c in other), default=-1)
+
+
+def _is_lost(history: History, key: Key, offset: int) -> bool:
+    """Returns True if a Note says that Kafka had deleted the message before the group read it (D6)."""
+    return any(start <= offset < to for start, to in history.lost_ranges.get(key, ()))
+
+
+def _ended(history: History) -> dict[tuple[Key, int, int], float]:
+    """Returns when the first handler was done with each message, by partition, generation and offset.
+
+    This includes handlers of clients that have not noticed yet that the topic was recreated, because the log accepts
+    the records of such clients. A handler that gave its message back was not done with it (D14); a message whose dead
+    letter is written needs no handler (D15).
+    """
+    ended: dict[tuple[Key, int, int], float] = {}
+    for d in history.evidence.deliveries + history.evidence.other_deliveries:
+        claim = claim_of(history, d)
+        if claim is not None and d.end_ms >= 0 and d.again_ms < 0:
+            place = (d.key, claim.generation, d.offset)
+            ended[place] = min(d.end_ms, ended.get(place, d.end_ms))
+    for letter in history.evidence.letters:
+        claim = history.claims.get((letter.key[0], letter.epoch))
+        if claim is not None and letter.written_ms >= 0:
+            place = (letter.key, claim.generation, letter.offset)
+            ended[place] = min(letter.written_ms, ended.get(place, letter.written_ms))
+    return ended
+
+
+def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | None]]:
+    """Yields one tuple for each message that a record moved a position over.
+
+    It has the record's offset and sending time, the message's partition and offset, and when a handler had finished the
+    message (None: never).
+    """
+    ended = _ended(history)
+    for step in history.advances:
+        offsets = history.evidence.topics.get((step.key[1], step.key[2]), [])
+        for offset in offsets[bisect_left(offsets, step.before) : bisect_left(offsets, step.after)]:
+            yield step.offset, step.sent_ms, step.key, offset, ended.get((step.key, step.generation, offset))
+
+
+def s7_never_lost(history: History) -> Iterator[Violation]:
+    """Yields each breach of S7: in at-least-once mode, an accepted position is only moved over messages that handlers
+    have finished.
+    """
+    for record, sent_ms, key, offset, end_ms in _passed(history):
+        if end_ms is None and not _is_lost(history, key, offset):
+            yield Violation("S7", sent_ms, record, f"{key} {offset} is skipped")
+
+
+def s8_heartbeat_honest(history: History) -> Iterator[Violation]:
+    """Yields each breach of S8: a record that moves a position over a message was sent after a handler had finished
+    that message.
+    """
+    for record, sent_ms, key, offset, end_ms in _passed(history):
+        if end_ms is not None and end_ms > sent_ms + history.slack.stamp_ms:
+            yield Violation("S8", sent_ms, record, f"{key} {offset} was unfinished when reported")
+
+
+def s9_redelivery(history: History) -> Iterator[Violation]:
+    """Yields each breach of S9: in at-least-once mode, a message reported as finished is not delivered again.
+
+    After a hand-over only messages that handlers held for too long may be delivered again.
+    """
+    by_epoch = _by_epoch(history.deliveries)
+    inherited = _by_epoch([d for d in history.evidence.deliveries if d.inherited])
+    for key, claims in history.by_key.items():
+        for claim in claims:
+            for d in by_epoch.get((key[0], claim.epoch), ()) if claim.finished else ():
+                if any(start <= d.offset < to for start, to in claim.finished):
+                    yield Violation(
+                        "S9",
+                        d.begin_ms,
+                        claim.epoch,
+                        f"{key} {d.offset} comes again, and its owner was told that it is finished",
+                    )
+        for old, new in pairwise(claims):
+            if old.mode == AT_LEAST_ONCE and old.generation == new.generation:
+                begun, again = by_epoch.get((key[0], old.epoch), []), by_epoch.get((key[0], new.epoch), [])
+                if old.handed_over:
+                    yield from _repeated(_in_time(history, begun, old), again, old)
+                begun = begun + inherited.get((key[0], old.epoch), [])
+                if old.ended_by == "Evict":
+                    told = history.sessions[old.key[0], old.session].heartbeats
+                    yield from _told(history, old, told, begun, again)
+                client = old.released_by[0]
+                if old.died and client in history.evidence.kept:
+                    yield from _told(history, old, {client: history.evidence.kept[client]}, begun, again)
+
+
+def _in_time(history: History, begun: list[Delivery], old: ClaimSpan) -> list[Delivery]:
+    """Returns `begun` without the messages whose handlers took longer than a hand-over waits for them (A3)."""
+    wait_ms = history.evidence.hand_over_intervals * history.sessions[old.key[0], old.session].interval_ms
+    over_ms = old.released_by[1] - wait_ms + wait_ms * history.slack.drift_ppm // 1_000_000 + history.slack.wait_ms
+    done = [d for d in begun if d.again_ms < 0]  # what was given back is the next owner's (D14)
+    return [d for d in done if 0 <= d.end_ms <= old.released_by[1] or d.gate_ms > over_ms]
+
+
+def _repeated(begun: list[Delivery], again: list[Delivery], old: ClaimSpan) -> Iterator[Violation]:
+    """Yields a violation for each message that comes again after its owner finished it and then handed over (A3)."""
+    handled = {d.offset for d in begun if d.client == old.released_by[0]}
+    for d in again:
+        if d.offset in handled:
+            yield Violation("S9", d.begin_ms, old.end, f"{d.key} {d.offset} comes again after a hand-over")
+
+
+def _told(
+    history: History, old: ClaimSpan, reported: dict[Client, float], begun: list[Delivery], again: list[Delivery]
+) -> Iterator[Violation]:
+    """Yields a violation for each message that is delivered again although the old owner had reported it acked.
+
+    `reported`: by client, when it sent its last heartbeat; if its witness released the claim, when it last kept its
+    will.
+    """
+    for client, sent_ms in reported.items():
+        before = {d.offset: d for d in begun if d.client == client and d.begin_ms <= sent_ms}
+        # A clone may have released the claim because a handler hung in the original, though not in the clone.
+        still_open = {
+            offset
+            for offset, d in before.items()
+            if d.inherited or d.ack_ms < 0 or d.ack_ms >= sent_ms - history.slack.stamp_ms
+        }
+        # A clone does not finish what the original gave back before, nor a dead letter what no handler got.
+        waits = {d.offset for d in begun if d.client != client and d.again_ms >= 0}
+        waits |= {one.offset for one in history.evidence.letters if (one.key, one.epoch) == (old.key, old.epoch)}
+        low = min(still_open | (waits - before.keys()), default=FOREVER)
+        for d in again:
+            told = d.offset < low or (old.in_order and d.offset not in still_open)  # above it: D1
+            if d.offset in before and told:
+                yield Violation("S9", d.begin_ms, old.end, f"{d.key} {d.offset}, finished in time, comes again")
+
+
+def _told_later(history: History, begun: Delivery, offset: int) -> bool:
+    """Returns True if `begun.client` is a streaming query that acked this message under one of its earlier claims."""
+    return begun.client in history.evidence.queries and any(
+        d.offset == offset and d.key == begun.key and 0 <= d.end_ms <= begun.begin_ms for d in history.deliveries
+    )
+
+
+def s10_position(history: History) -> Iterator[Violation]:
+    """Yields each breach of S10: a claim delivers in order; in at-least-once mode it begins at its position, without a
+    gap.
+
+    Only deliveries are judged here. auditor_model.py judges the positions in the log, auditor_answers.py what was
+    given back and comes again.
+    """
+    clones = {clone for _, _, clone in history.evidence.forks}
+    back = {(d.group, d.epoch, d.offset) for d in history.evidence.deliveries if d.again_ms >= 0}
+    posted = {(letter.key[0], letter.epoch, letter.offset) for letter in history.evidence.letters}
+    for (group, epoch), given in _by_epoch(history.deliveries).items():
+        claim = history.claims.get((group, epoch))
+        newest: dict[Client, int] = {}
+        for d in given:
+            if claim is None or claim.key != d.key:
+                continue
+            key, before = d.key, newest.get(d.client, NOBODY)
+            if d.offset <= before and (group, epoch, d.offset) in back:
+                continue
+            if d.offset <= max(before, claim.position - 1):
+                yield Violation(
+                    "S10",
+                    d.begin_ms,
+                    epoch,
+                    f"{key} {d.offset} is delivered by claim {epoch}, which began at {claim.position}, after {before}",
+                )
+            elif before == NOBODY and d.client not in clones and claim.mode == AT_LEAST_ONCE:
+                offsets = history.evidence.topics.get((d.topic, d.partition), [])
+                skipped = offsets[bisect_left(offsets, claim.position) : bisect_left(offsets, d.offset)]
+                if not all(
+                    _is_lost(history, key, offset)
+                    or any(a <= offset < b for a, b in claim.finished)
+                    or _told_later(history, d, offset)
+                    or (group, epoch, offset) in posted
+                    for offset in skipped
+                ):
+                    yield Violation(
+                        "S10",
+                        d.begin_ms,
+                        epoch,
+                        f"client {d.client} begins {key} at {d.offset}, its claim at {claim.position}",
+                    )
+            newest[d.client] = max(before, d.offset)

@@ -1,0 +1,5 @@
+"""Planted bugs that the judge must find."""
+
+from typing import Final
+
+DOORS: Final = ("mutants",)

@@ -1,0 +1,45 @@
+"""A bug in both folds: they agree on a wrong state, so S1 is silent, and the invariant that it breaks must find it."""
+
+from __future__ import annotations
+
+import pytest
+
+from marshal_sim.cluster.run import simulate
+from marshal_sim.mutants.fold import MUTANTS as OF_THE_FOLD
+from marshal_sim.mutants.mutants import MUTANTS, find, in_both_folds, switched_on
+from marshal_sim.mutants.oracle import COUNTERPARTS
+
+SCHEDULES = 40
+
+
+def test_every_bug_of_the_fold_has_its_twin_in_the_oracle() -> None:
+    assert COUNTERPARTS.keys() == OF_THE_FOLD.keys()
+
+
+@pytest.mark.parametrize("name", COUNTERPARTS)
+def test_a_bug_of_both_folds_leaves_them_agreed(name: str) -> None:
+    """Otherwise the counterpart is another bug, and what is found may be its own."""
+    mutant = in_both_folds(name)
+    for seed in range(2):
+        with switched_on(mutant):
+            found = {violation.invariant for violation in simulate(seed, mutant.bias).violations}
+        assert "S1" not in found
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", COUNTERPARTS)
+def test_a_bug_of_both_folds_is_found_by_what_it_breaks(name: str) -> None:
+    hunt = find(name, SCHEDULES)
+    assert hunt.found
+    assert hunt.invariant not in ("S1", "crash")
+
+
+@pytest.mark.parametrize("name", COUNTERPARTS)
+def test_a_bug_of_the_shipped_fold_alone_is_found_by_the_difference(name: str) -> None:
+    """S1: the oracle does not share it."""
+    mutant = MUTANTS[name]
+    for seed in range(SCHEDULES):
+        with switched_on(mutant):
+            if "S1" in {violation.invariant for violation in simulate(seed, mutant.bias).violations}:
+                return
+    pytest.fail(f"{SCHEDULES} runs in which both folds agree")

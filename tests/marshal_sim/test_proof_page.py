@@ -1,0 +1,37 @@
+"""docs/invariants.md and docs/proof.md name what the simulator promises and does, no more and no less."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from marshal_py.cli import simulate
+from marshal_sim.cluster.faults import KINDS
+from marshal_sim.tools.story import PROMISES
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+INVARIANTS = (DOCS / "invariants.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "proof.md").read_text(encoding="utf-8")
+
+
+def test_every_promise_is_on_the_page_in_the_words_of_a_story() -> None:
+    found = dict(re.findall(r"^\| ([SV]\d+) \| (.+) \|$", INVARIANTS, re.MULTILINE))
+    assert found == {name: text for name, text in PROMISES.items() if name != "crash"}
+
+
+def test_every_promise_is_explained_below_its_table() -> None:
+    explained = re.findall(r"^- \*\*([SV]\d+), ", INVARIANTS, re.MULTILINE)
+    assert explained == [name for name in PROMISES if name != "crash"]
+
+
+def test_every_kind_of_fault_is_on_the_page() -> None:
+    section = PAGE.partition("## What goes wrong in a run")[2].partition("## A run that fails")[0]
+    named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"^\| .+ \| (.+) \|$", section, re.MULTILINE))))
+    assert set(KINDS) <= named
+
+
+def test_every_option_on_the_page_is_one() -> None:
+    files = Path(simulate.__file__).parent.glob("*.py")
+    known = {option for file in files for option in re.findall(r'"(--[a-z-]+)"', file.read_text(encoding="utf-8"))}
+    used = set(re.findall(r"marshal simulate[^\n#`]*?(--[a-z-]+)", PAGE)) | set(re.findall(r"`(--[a-z-]+)", PAGE))
+    assert used - known == set()

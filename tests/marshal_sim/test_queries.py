@@ -1,0 +1,81 @@
+"""Streaming queries in the simulator: Spark's order of calls, killed, frozen and overdue between any two of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from typer.testing import CliRunner
+
+from marshal_py.cli.app import app
+from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, key_of
+from marshal_py.client.ranges.ranges import Ranges
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.ready import MemberOptions
+from marshal_sim.cluster.run import simulate
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.tools.schedule import Schedule, parse, text_of
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3])
+def test_queries_lose_nothing_and_follow_the_rules_of_every_member(queries: int) -> None:
+    results = [simulate(seed, Options(queries=queries)) for seed in range(100 * queries, 100 * queries + 6)]
+    assert [(result.seed, result.violations) for result in results if result.violations] == []
+    assert sum(result.deliveries for result in results) > 500
+
+
+def test_every_way_through_a_batch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is replayed whole, in part and after a wait, and reported by its process and by a later one."""
+    seen: Counter[str] = Counter()
+    replay, settle = MicroBatches.replay, MicroBatches.settle_proven
+
+    def replayed(self: MicroBatches, end: dict[str, object], now: object) -> object:
+        found = replay(self, end, now)  # type: ignore[arg-type]
+        seen["waits"] += bool(found.waits)
+        seen["left out"] += bool(found.left_out) and not found.waits
+        seen["whole"] += not found.left_out and not found.waits
+        return found
+
+    def settled(self: MicroBatches, now: object) -> bool:
+        moved = settle(self, now)  # type: ignore[arg-type]
+        seen["told by a later life"] += moved
+        return moved
+
+    monkeypatch.setattr(MicroBatches, "replay", replayed)
+    monkeypatch.setattr(MicroBatches, "settle_proven", settled)
+    options = Options(
+        queries=2,
+        clients=3,
+        partitions=4,
+        interval_ms=2_000,
+        rate=20,
+        intervals=100,
+        kinds=frozenset({"crash", "slow_handler"}),
+    )
+    for seed in range(6):
+        simulate(seed, options)
+    assert {"waits", "left out", "whole", "told by a later life"} <= (+seen).keys(), seen
+
+
+@pytest.mark.parametrize(("incarnation", "kept"), [(b"one", 1), (b"another", 0)])
+def test_what_was_handed_over_counts_in_its_own_incarnation_of_the_log_alone(incarnation: bytes, kept: int) -> None:
+    member = Member(World(), "billing", MemberOptions(client_id="c1", topics=("orders",)), bytes)
+    before = MicroBatches(member, Ranges(member, b"one"), b"one")
+    before.deliver(before.end_of(FIRST, []), [])
+    assert len(MicroBatches(member, Ranges(member, incarnation), incarnation, before).delivered) == kept
+
+
+def test_a_seed_with_queries_can_be_kept_and_run_again() -> None:
+    schedule = Schedule(4, Options(queries=2))
+    assert "queries 2" in text_of(schedule)
+    assert parse(text_of(schedule)) == schedule
+    told = CliRunner().invoke(app, ["simulate", "--seeds", "0:4", "--queries", "2", "--json"])
+    assert told.exit_code in (0, 1), told.output
+    assert json.loads(told.stdout.splitlines()[-1])["violations"] == 0
+    assert CliRunner().invoke(app, ["simulate", "--mutants", "--queries", "2"]).exit_code == 2
+
+
+def test_the_first_offset_is_the_same_for_ever() -> None:
+    assert key_of(FIRST) == '{"b": 0, "r": {}}'

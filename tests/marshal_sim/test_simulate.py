@@ -1,0 +1,810 @@
+"""The race simulator: some hundred seeds without a violation, the same run twice, and a judge that can fail."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from marshal_py.protocol.member.quiescence import Quiescence
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import Instant
+from marshal_py.protocol.wire.records import Genesis, Note
+from marshal_py.protocol.wire.routing import HASH_NAME
+from marshal_sim.cluster.cluster import Cluster
+from marshal_sim.cluster.faults import DAMAGE_KINDS, KINDS, LIFE_KINDS, STRIKE_KINDS
+from marshal_sim.cluster.malformed_records import harmless
+from marshal_sim.cluster.process import Process
+from marshal_sim.cluster.run import Result, simulate
+from marshal_sim.cluster.scenario import Options, Scenario
+from marshal_sim.judge.auditor import judge
+from marshal_sim.judge.evidence import Crash, DeadLetter, Presence, Stop, ToolReport
+from marshal_sim.judge.liveness import Demands, Departure, judge_liveness
+from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE, VAGUE, find, switched_on
+from marshal_sim.oracle.snapshot import FOLD_VERSION, Snapshots
+from marshal_sim.oracle.wire import decode_record
+from marshal_sim.tools.races import CALM
+from marshal_sim.tools.sweep import COUNTED
+from tests.support.handmade_evidence import (
+    CLAIM,
+    GRANT,
+    GROUP,
+    HEARTBEAT,
+    INTERVAL,
+    JOIN,
+    MOVE,
+    NOTE,
+    PAUSE,
+    RELEASE,
+    TOPOLOGY,
+    TWO,
+    EvidenceBuilder,
+)
+
+SEEDS = (*range(99), 111, 140)  # 111: an admin deletes a group; 140: a topic of the log is created again; both are rare
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    return [simulate(seed) for seed in SEEDS]
+
+
+def test_no_seed_violates_an_invariant(results: list[Result]) -> None:
+    bad = {result.seed: result.violations[:2] for result in results if result.violations}
+    assert not bad
+
+
+def test_the_runs_are_not_void(results: list[Result]) -> None:
+    """A search in which nothing happens proves nothing."""
+    assert sum(result.takeovers for result in results) >= 100
+    assert sum(result.handovers for result in results) >= 100
+    assert sum(result.deliveries for result in results) >= 10_000
+    struck = {kind for result in results for kind in result.strikes}
+    assert struck >= {*STRIKE_KINDS, *LIFE_KINDS}
+    assert any("create_race" in result.scenario.kinds for result in results)
+    assert struck & set(DAMAGE_KINDS)
+
+
+def test_no_client_of_a_run_is_refused_for_its_settings() -> None:
+    """A refused client begins again an interval later, with the group's settings, so that the run would show less."""
+    options = Options(clients=5, partitions=2, interval_ms=1_000, intervals=8, kinds=frozenset({"arrive"}))
+    endings = {ending for seed in (0, 1, 3) for ending in simulate(seed, options).endings}
+    assert endings == {"stopped"}
+
+
+def test_who_has_read_what_an_unclean_election_undid_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S14: all readers stop if leader epochs report the loss; the judge names readers that were not informed."""
+    options = Options(kinds=frozenset({"unclean", "crash", "leave", "admin"}))
+    runs = [simulate(seed, options) for seed in range(20)]
+    assert {result.seed: result.violations for result in runs if result.violations} == {}
+    assert sum(result.strikes.get("unclean", 0) for result in runs) >= 15
+    assert sum(result.endings.get("TopicRecreated", 0) for result in runs) >= 15
+    monkeypatch.setattr(Process, "forked", property(lambda process: False, lambda process, value: None), raising=False)
+    found = {violation.invariant for seed in range(20) for violation in simulate(seed, options).violations}
+    assert found & {"S1", "S14"}
+
+
+def test_a_run_is_repeatable(results: list[Result]) -> None:
+    again = simulate(SEEDS[3])
+    assert again == results[3]
+
+
+def test_the_trace_does_not_depend_on_the_hash_seed(results: list[Result]) -> None:
+    """Two processes with two seeds for str hashes run the same."""
+    program = "from marshal_sim.cluster.run import simulate\nprint(*(simulate(s).trace_hash for s in (3, 5, 9)))"
+    expected = " ".join(results[seed].trace_hash for seed in (3, 5, 9))
+    root = Path(__file__).resolve().parent.parent.parent
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        assert ran.stdout.strip() == expected
+
+
+def test_an_idle_tick_comes_to_what_a_whole_one_does(results: list[Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same runs in which no tick is cut short: quiescence.py is a shorter way to the same end."""
+    holds, idle = Quiescence.holds, [0]
+
+    def counted(self: Quiescence, now: Instant) -> bool:
+        found = holds(self, now)
+        idle[0] += found
+        return found
+
+    monkeypatch.setattr(Quiescence, "holds", counted)
+    calm = simulate(1, CALM)
+    assert idle[0] > 1_000
+    monkeypatch.setattr(Quiescence, "holds", lambda self, now: False)
+    assert simulate(1, CALM) == calm
+    assert [simulate(seed) for seed in SEEDS[:12]] == results[:12]
+
+
+def test_a_calm_cluster_stays_as_it_is() -> None:
+    """V6: no client loses a claim where nothing goes wrong."""
+    result = simulate(1, Options(clients=5, partitions=16, interval_ms=60_000, intervals=60, calm=True))
+    assert result.verdict == "ok"
+    assert result.takeovers == 0
+    assert result.simulated_hours == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_fault_alone(kind: str) -> None:
+    result = simulate(77, Options(kinds=frozenset({kind})))
+    assert not result.violations
+
+
+WITNESS_STORM = frozenset({"witness", "delay", "duplicate", "drop", "reorder", "retry", "slow_handler", "stop", "lag"})
+
+
+def test_wills_that_come_late_twice_and_in_part_break_nothing() -> None:
+    """T19: among all kinds of faults, and in a network that loses, doubles and reorders."""
+    runs = [simulate(seed, Options(witnesses=1)) for seed in range(12)]
+    runs += [simulate(seed, Options(kinds=WITNESS_STORM)) for seed in range(12)]
+    assert not {run.seed: run.violations[:2] for run in runs if run.violations}
+    assert sum(run.strikes.get("witness", 0) for run in runs) > 40
+
+
+def test_handlers_that_give_back_and_end_messages_break_nothing() -> None:
+    """D14, D15: among all kinds of faults; letters are written, fail, and are written again by the next owner."""
+    watched: list[Cluster] = []
+
+    def cluster(scenario: Scenario, rng: Random) -> Cluster:
+        watched.append(Cluster(scenario, rng))
+        return watched[-1]
+
+    crashes = frozenset({"crash"})
+    runs = [simulate(seed, Options(answers=1), cluster) for seed in range(9)]
+    runs += [simulate(seed, Options(answers=1, kinds=crashes), cluster) for seed in (1, 30, 44)]
+    assert not {run.seed: run.violations[:2] for run in runs if run.violations}
+    evidence = [each.evidence for each in watched]
+    assert sum(delivery.again_ms >= 0 for one in evidence for delivery in one.deliveries) > 200
+    letters = [letter for one in evidence for letter in one.letters]
+    assert sum(letter.written_ms >= 0 for letter in letters) > 20
+    assert any(letter.written_ms < 0 for letter in letters), "its owner died before"
+    assert any(letter.delivery is None for letter in letters), "instead of one delivery more"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The judge
+
+
+def test_a_clean_book_is_clean() -> None:
+    built = EvidenceBuilder()
+    built.deliver(0, 5, 6)
+    built.say(10, HEARTBEAT, built.one, 1, [[built.epoch, 1]])
+    built.deliver(1, 11, 12)
+    built.say(20, RELEASE, built.one, built.epoch, 2)
+    assert built.found() == set()
+
+
+def test_a_clean_take_over_is_clean() -> None:
+    built = EvidenceBuilder()
+    built.deliver(0, 5, 6)
+    built.say(10, HEARTBEAT, built.one, 1, [[built.epoch, 1]])
+    built.deliver(1, 11, 12)
+    successor = built.takeover(10 + 2 * INTERVAL)
+    built.deliver(1, 4_100, 4_101, epoch=successor, instance=TWO, client=1)
+    assert built.found() == set()
+
+
+def plant_s1(built: EvidenceBuilder) -> None:
+    for sequence in range(16):
+        built.say(10 + sequence, HEARTBEAT, built.one, sequence)
+    built.evidence.digests[GROUP, 16, 1, 2] = 0
+
+
+def plant_s1_final(built: EvidenceBuilder) -> None:
+    built.evidence.finals.append((0, GROUP, len(built.evidence.log), 42))
+
+
+def plant_s1_reported(built: EvidenceBuilder) -> None:
+    """A heartbeat carries a digest that nobody holds."""
+    for sequence in range(16):
+        built.say(10 + sequence, HEARTBEAT, built.one, sequence)
+    built.say(30, HEARTBEAT, built.one, 16, [], [], None, [16, 1, 2, FOLD_VERSION])
+
+
+def plant_s2_nobody(built: EvidenceBuilder) -> None:
+    built.deliver(0, 5, 6, epoch=2)
+
+
+def plant_s2_released(built: EvidenceBuilder) -> None:
+    built.say(5, RELEASE, built.one, built.epoch, 0)
+    built.deliver(0, 6, 7)
+
+
+def plant_s2_instance(built: EvidenceBuilder) -> None:
+    built.deliver(0, 5, 6, instance=TWO)
+
+
+def plant_s3(built: EvidenceBuilder) -> None:
+    two = built.join(5, TWO)
+    read_to = len(built.evidence.log)
+    released = built.say(6, RELEASE, built.one, built.epoch, 0)
+    built.say(7, CLAIM, two, "t", 0, released)
+    built.deliver(0, 9, 10, read_to=read_to)
+
+
+def plant_s3_lease(built: EvidenceBuilder) -> None:
+    built.deliver(0, 2 * INTERVAL, 2 * INTERVAL + 1)
+
+
+def plant_s3_released(built: EvidenceBuilder) -> None:
+    """The Release is under way, and no client has read it yet."""
+    read_to = len(built.evidence.log)
+    built.say(5, RELEASE, built.one, built.epoch, 0)
+    built.deliver(0, 5, 6, read_to=read_to)
+
+
+def plant_s4(built: EvidenceBuilder) -> None:
+    """The old owner writes by its old token when the new one has written long ago."""
+    two = built.join(5, TWO)
+    read_to = len(built.evidence.log)
+    released = built.say(6, RELEASE, built.one, built.epoch, 0)
+    successor = built.say(7, CLAIM, two, "t", 0, released)
+    built.deliver(0, 8, 9, epoch=successor, instance=TWO, client=1)
+    built.deliver(0, 20, 21, read_to=read_to)
+
+
+def plant_s5(built: EvidenceBuilder) -> None:
+    built.say(5, GRANT, built.one, built.epoch, 0, 0, 4)
+    built.deliver(2, 6, 7)
+    built.deliver(2, 8, 9)
+
+
+def plant_s6(built: EvidenceBuilder) -> None:
+    built.say(5, GRANT, built.one, built.epoch, 0, 0, 4)
+    built.deliver(4, 6, 7)
+
+
+def plant_s6_early(built: EvidenceBuilder) -> None:
+    """It has not read its grant yet."""
+    read_to = len(built.evidence.log)
+    built.say(5, GRANT, built.one, built.epoch, 0, 0, 4)
+    built.deliver(0, 6, 7, read_to=read_to)
+
+
+def plant_s6_late(built: EvidenceBuilder) -> None:
+    """D3: a fence ends what was granted before."""
+    built.say(5, GRANT, built.one, built.epoch, 0, 0, 4)
+    built.deliver(0, 6, 7)
+    built.evidence.fences[0] = [(7, len(built.evidence.log))]
+    built.deliver(1, 9, 10)
+
+
+def plant_s7(built: EvidenceBuilder) -> None:
+    built.deliver(1, 5, 6)
+    built.say(10, HEARTBEAT, built.one, 1, [[built.epoch, 2]])
+
+
+def plant_s8(built: EvidenceBuilder) -> None:
+    built.deliver(0, 5, 60)
+    built.say(10, HEARTBEAT, built.one, 1, [[built.epoch, 1]])
+
+
+def plant_s9(built: EvidenceBuilder) -> None:
+    built.deliver(0, 5, 6)
+    built.say(10, HEARTBEAT, built.one, 1)  # and names no position
+    successor = built.takeover(10 + 2 * INTERVAL)
+    built.deliver(0, 4_012, 4_013, epoch=successor, instance=TWO, client=1)
+
+
+def plant_s9_hand_over(built: EvidenceBuilder) -> None:
+    """A3: a Release for an heir's sake waits for the handlers; the second message is still in one."""
+    built.deliver(0, 5, 6)
+    built.deliver(1, 7, 30)
+    two = built.join(8, TWO)
+    released = built.say(10, RELEASE, built.one, built.epoch, 1, two, "hand-over")
+    successor = built.say(12, CLAIM, two, "t", 0, released)
+    built.deliver(1, 14, 15, epoch=successor, instance=TWO, client=1)
+
+
+def handed_over_busy(wait_ms: int) -> EvidenceBuilder:
+    """The same, and the handler has had so long."""
+    built = EvidenceBuilder()
+    built.evidence.hand_over_intervals = 2
+    built.deliver(1, 5, 50_000)
+    two = built.join(8, TWO)
+    for beat in range(1, 9):
+        built.say(5 + wait_ms * beat // 10, HEARTBEAT, built.one, beat)
+    released = built.say(5 + wait_ms, RELEASE, built.one, built.epoch, 0, two, "hand-over")
+    successor = built.say(7 + wait_ms, CLAIM, two, "t", 0, released)
+    built.deliver(1, 9 + wait_ms, 10 + wait_ms, epoch=successor, instance=TWO, client=1)
+    return built
+
+
+def test_a_hand_over_may_repeat_what_a_handler_held_for_too_long() -> None:
+    """A3: S9 knows the bound; the same message a little earlier is a violation."""
+    over, early = (judge(handed_over_busy(wait_ms).evidence).violations for wait_ms in (2 * INTERVAL + 100, INTERVAL))
+    assert [violation for violation in over if violation.invariant == "S9"] == []
+    assert "S9" in {violation.invariant for violation in early}
+
+
+def plant_s10_hole(built: EvidenceBuilder) -> None:
+    built.deliver(1, 5, 6)
+
+
+def plant_s10_backwards(built: EvidenceBuilder) -> None:
+    for offset in (0, 1, 0):
+        built.deliver(offset, 5 + len(built.evidence.deliveries), 9)
+
+
+def plant_s11(built: EvidenceBuilder) -> None:
+    built.say(5, PAUSE, -1, -1, 60_000)
+    built.deliver(0, 6, 7)
+
+
+def plant_s12_lie(built: EvidenceBuilder) -> None:
+    built.evidence.reports.append(ToolReport(GROUP, "admin", "moved", (("t", 0, 3),)))
+
+
+def _moved(built: EvidenceBuilder, said: str) -> int:
+    released = built.say(4, RELEASE, built.one, built.epoch, 0)
+    token = built.say(5, PAUSE, -1, -1, 60_000)
+    moved = built.say(6, MOVE, token, [["t", 0, released, 3]], True, "admin")
+    built.evidence.reports.append(ToolReport(GROUP, "admin", said, (("t", 0, 3),)))
+    return moved
+
+
+def plant_s12_denied(built: EvidenceBuilder) -> None:
+    _moved(built, "not moved")
+
+
+def plant_s12_elsewhere(built: EvidenceBuilder) -> None:
+    epoch = built.say(7, CLAIM, built.one, "t", 0, _moved(built, "moved"))
+    built.deliver(1, 8, 9, epoch=epoch)
+
+
+def plant_s12_after_the_end(built: EvidenceBuilder) -> None:
+    built.evidence.reports.append(ToolReport(GROUP, "admin", "not moved", (), len(built.evidence.log)))
+    built.say(5, PAUSE, -1, -1, 60_000, 0, 0, "", "admin")
+
+
+def plant_s13(built: EvidenceBuilder) -> None:
+    built.evidence.foreign_records[built.say(5, HEARTBEAT, built.one, 1)] = "noise"
+
+
+def plant_s13_crash(built: EvidenceBuilder) -> None:
+    built.evidence.crashes.append(Crash(0, 5, "exit code 1"))
+
+
+def plant_s13_stop(built: EvidenceBuilder) -> None:
+    built.evidence.stops.append(Stop(GROUP, 0, 5, 2, "LogGap"))
+
+
+def plant_s14_delivers(built: EvidenceBuilder) -> None:
+    built.evidence.gaps.add(built.put(5, b"nothing"))
+    built.evidence.stops.append(Stop(GROUP, 0, 6, 4, "LogGap"))
+    built.deliver(0, 7, 8, read_to=4)
+
+
+def plant_s14_claims(built: EvidenceBuilder) -> None:
+    built.evidence.compacted.add(3)
+    built.evidence.stops.append(Stop(GROUP, 0, 5, 3, "LogGap"))
+    built.say(7, CLAIM, built.one, "t", 0, -1)
+
+
+def plant_s14_reads_on(built: EvidenceBuilder) -> None:
+    built.evidence.gaps.add(built.put(5, b"nothing"))
+    built.say(6, HEARTBEAT, built.one, 1)
+    built.evidence.finals.append((0, GROUP, len(built.evidence.log), 42))
+
+
+def plant_s14_unnoticed(built: EvidenceBuilder) -> None:
+    """A reader that was there before and an hour later, and names no error."""
+    built.evidence.gaps.add(built.put(5, b"nothing"))
+    built.say(6, HEARTBEAT, built.one, 1)
+    built.evidence.present.append(Presence(GROUP, 0, 1, 3_600_000))
+
+
+def plant_s14_opaque(built: EvidenceBuilder) -> None:
+    built.say(5, 99)
+    built.deliver(0, 7, 8)
+
+
+def plant_s15(built: EvidenceBuilder) -> None:
+    built.takeover(INTERVAL)
+
+
+def plant_s16_not_given_back(built: EvidenceBuilder) -> None:
+    built.deliver(0, 5, 6)
+    built.deliver(0, 7, 8)
+
+
+def plant_s16_early(built: EvidenceBuilder) -> None:
+    built.deliver(0, 5, 6)
+    built.evidence.deliveries[-1].give_back(6, 100)
+    built.deliver(0, 90, 91)
+
+
+def plant_s16_limit(built: EvidenceBuilder) -> None:
+    """The log counts one delivery for the first owner, which it made; so two more are one too many."""
+    built.evidence.deliveries_max = 2
+    built.deliver(0, 5, -1)
+    successor = built.takeover(10 + 2 * INTERVAL)
+    for ms in (4_100, 4_200):
+        built.deliver(0, ms, ms + 1, epoch=successor, instance=TWO, client=1)
+        built.evidence.deliveries[-1].give_back(ms + 1, 10)
+
+
+PLANTED: list[tuple[str, int, Callable[[EvidenceBuilder], None]]] = [
+    ("S1", 1, plant_s1),
+    ("S1", 1, plant_s1_final),
+    ("S1", 1, plant_s1_reported),
+    ("S4", 1, plant_s4),
+    ("S2", 1, plant_s2_nobody),
+    ("S2", 1, plant_s2_released),
+    ("S2", 1, plant_s2_instance),
+    ("S3", 1, plant_s3),
+    ("S3", 1, plant_s3_lease),
+    ("S3", 1, plant_s3_released),
+    ("S5", 2, plant_s5),
+    ("S6", 2, plant_s6),
+    ("S6", 2, plant_s6_early),
+    ("S6", 2, plant_s6_late),
+    ("S7", 1, plant_s7),
+    ("S8", 1, plant_s8),
+    ("S9", 1, plant_s9),
+    ("S9", 1, plant_s9_hand_over),
+    ("S10", 1, plant_s10_hole),
+    ("S10", 1, plant_s10_backwards),
+    ("S11", 1, plant_s11),
+    ("S12", 1, plant_s12_lie),
+    ("S12", 1, plant_s12_denied),
+    ("S12", 1, plant_s12_elsewhere),
+    ("S12", 1, plant_s12_after_the_end),
+    ("S13", 1, plant_s13),
+    ("S13", 1, plant_s13_crash),
+    ("S13", 1, plant_s13_stop),
+    ("S14", 1, plant_s14_delivers),
+    ("S14", 1, plant_s14_claims),
+    ("S14", 1, plant_s14_reads_on),
+    ("S14", 1, plant_s14_unnoticed),
+    ("S14", 1, plant_s14_opaque),
+    ("S15", 1, plant_s15),
+    ("S16", 1, plant_s16_not_given_back),
+    ("S16", 1, plant_s16_early),
+    ("S16", 1, plant_s16_limit),
+]
+
+
+def test_a_message_that_was_given_back_may_come_again_after_its_delay() -> None:
+    """S7, S10, S16: behind later ones; and its dead letter stands for a handler that finishes it."""
+    built = EvidenceBuilder()
+    built.deliver(0, 5, 6)
+    built.evidence.deliveries[-1].give_back(6, 100)
+    built.deliver(1, 7, 8)
+    built.deliver(0, 106, 107)
+    built.evidence.deliveries[-1].give_back(107, 10)
+    assert built.found() == set()
+    letter = DeadLetter((GROUP, "t", 0), 0, built.epoch, 0)
+    built.evidence.letters.append(letter)
+    built.say(120, HEARTBEAT, built.one, 1, [[built.epoch, 2]])
+    assert built.found() == {"S7"}
+    letter.written_ms = 120
+    assert built.found() == {"S8"}, "the heartbeat was sent before"
+    letter.written_ms = 119
+    assert built.found() == set()
+
+
+@pytest.mark.parametrize(("invariant", "mode", "plant"), PLANTED)
+def test_a_planted_violation_is_found(invariant: str, mode: int, plant: Callable[[EvidenceBuilder], None]) -> None:
+    built = EvidenceBuilder(mode)
+    assert invariant not in built.found()
+    plant(built)
+    assert invariant in built.found()
+
+
+def progress(built: EvidenceBuilder, **changed: Any) -> set[str]:
+    demands = Demands(INTERVAL, 10, 60_000, (), (("t", 0),), {GROUP: ("t",)}, False)._replace(**changed)
+    return {finding.invariant for finding in judge_liveness(demands, judge(built.evidence).history)}
+
+
+def test_a_divergence_that_nobody_names_is_found() -> None:
+    """V5: after the checkpoint and a heartbeat a client writes a Note of kind `diverged`."""
+    built = EvidenceBuilder()
+    for at in range(60):
+        built.say(20 + 100 * at, HEARTBEAT, built.one, at, [[built.epoch, 10]])
+    gone = Departure(30, GROUP, built.one, INTERVAL, "divergence", 60_000)
+    assert "V5" in progress(built, departures=(gone,))
+    built.say(20 + 100 * 60, NOTE, built.one, "diverged", "", -1, 16)
+    assert "V5" in progress(built, departures=(gone,)), "too late"
+    early = EvidenceBuilder()
+    for at in range(60):
+        early.say(20 + 100 * at, HEARTBEAT, early.one, at, [[early.epoch, 10]])
+        if at == 20:
+            early.say(2_050, NOTE, early.one, "diverged", "", -1, 16)
+    assert "V5" not in progress(early, departures=(gone,))
+
+
+def test_a_pause_that_an_owner_holds_open_is_found() -> None:
+    """V7: it reads the pause and keeps its claim for longer than an interval; in time it may."""
+    built = EvidenceBuilder()
+    built.say(20, HEARTBEAT, built.one, 1, [[built.epoch, 10]])
+    start = built.say(30, PAUSE, -1, -1, 50_000)
+    assert progress(built, pauses=((GROUP, 25),)) == {"V7"}
+    built.say(30 + INTERVAL, RELEASE, built.one, built.epoch, 10)
+    built.say(50_000, PAUSE, start, start, 0)
+    assert "V7" not in progress(built, pauses=((GROUP, 25),))
+
+
+def test_a_falsified_client_is_excused_from_s1_alone() -> None:
+    built = EvidenceBuilder()
+    plant_s1_final(built)
+    assert built.found() == {"S1"}
+    built.evidence.corrupted.add(0)
+    assert built.found() == set()
+    plant_s2_nobody(built)
+    assert built.found() == {"S2"}
+
+
+def test_a_client_that_goes_on_with_a_topic_that_is_gone_is_found() -> None:
+    """S14: and one that stopped, and delivers after it."""
+    built = EvidenceBuilder()
+    built.evidence.excused.add("TopicRecreated")
+    built.evidence.stops.append(Stop(GROUP, 0, 5, 2, "TopicRecreated"))
+    assert built.found() == set()
+    built.evidence.stale_clients.append(1)
+    assert built.found() == {"S14"}
+    built.evidence.stale_clients.clear()
+    built.deliver(0, 7, 8)
+    built.evidence.other_deliveries, built.evidence.deliveries = built.evidence.deliveries, []
+    assert built.found() == {"S14"}
+
+
+def test_a_fast_reclaim_of_a_live_client_is_counted() -> None:
+    """X12: a user vouched that the owner is dead; its deliveries until it reads its end do not violate S3."""
+    built = EvidenceBuilder()
+    read_to = len(built.evidence.log)
+    successor = built.say(6, JOIN, "c", TWO, built.mode, INTERVAL, ["t"], built.one)
+    built.say(7, CLAIM, successor, "t", 0, built.epoch)
+    built.deliver(0, 9, 10, read_to=read_to)
+    judgement = judge(built.evidence)
+    assert not judgement.violations
+    assert judgement.counted["X12"] == 1
+
+
+def test_a_stop_between_gate_and_call_is_counted() -> None:
+    """X3: no client can prevent that; by S4 the store rejects the write."""
+    built = EvidenceBuilder()
+    two = built.join(5, TWO)
+    read_to = len(built.evidence.log)
+    released = built.say(6, RELEASE, built.one, built.epoch, 0)
+    successor = built.say(7, CLAIM, two, "t", 0, released)
+    built.deliver(0, 8, 9, epoch=successor, instance=TWO, client=1)
+    built.deliver(0, 9, 10, read_to=read_to, gate_ms=5)
+    judgement = judge(built.evidence)
+    assert not judgement.violations
+    assert judgement.counted["S3"] == 1
+    assert judgement.counted["S4"] == 1
+
+
+def test_who_falls_behind_gives_up_one_partition_at_a_time_and_keeps_one() -> None:
+    """V13: within the window a second one goes, or the first one is claimed again; or the last one goes (D16)."""
+    window_ms = 2 * INTERVAL
+
+    def judged(*steps: tuple[int, int, int]) -> set[str]:
+        """Each step is a time, CLAIM or RELEASE, and a partition. At first the owner has the partitions 0, 1 and 2."""
+        built = EvidenceBuilder()
+        built.evidence.behind_intervals = 2
+        built.say(19, TOPOLOGY, "t", 3, 1)
+        versions = [built.epoch, *(built.say(20, CLAIM, built.one, "t", number, -1, 0) for number in (1, 2))]
+        for at_ms, kind, number in steps:
+            if kind == CLAIM:
+                versions[number] = built.say(at_ms, CLAIM, built.one, "t", number, versions[number])
+            else:
+                built.evidence.handovers.append((at_ms - 1, GROUP, versions[number]))
+                versions[number] = built.say(at_ms, RELEASE, built.one, versions[number], -1, -1, "falls behind")
+        return progress(built) & {"V13"}
+
+    first = (100, RELEASE, 1)
+    assert judged(first) == set()
+    assert judged(first, (100 + window_ms, RELEASE, 2)) == set()
+    assert judged(first, (50 + window_ms, RELEASE, 2)) == {"V13"}
+    assert judged(first, (100 + window_ms, CLAIM, 1)) == set()
+    assert judged(first, (50 + window_ms, CLAIM, 1)) == {"V13"}
+    assert judged(first, (100 + window_ms, RELEASE, 2), (100 + 2 * window_ms, RELEASE, 0)) == {"V13"}, "the last one"
+
+
+def test_a_session_that_asks_for_grants_too_often_is_found() -> None:
+    """V14: 31 records within a second, whatever becomes of them (D2)."""
+
+    def judged(gap_ms: int) -> set[str]:
+        built = EvidenceBuilder(2)
+        for at in range(40):
+            built.say(20 + gap_ms * at, GRANT, built.one, [[built.epoch, at % 2, at % 2, 1]], at)
+        return progress(built) & {"V14"}
+
+    assert judged(33) == {"V14"}
+    assert judged(34) == set()
+
+
+def test_progress_that_is_missing_is_found() -> None:
+    """V1-V4 and V6, each from a log in which it is missing."""
+    built = EvidenceBuilder()
+    built.say(20, HEARTBEAT, built.one, 1, [[built.epoch, 10]])
+    assert progress(built) == set()
+    assert progress(built, departures=(Departure(30, GROUP, built.one, INTERVAL, "killed", 30),)) == {"V1"}
+    alive = EvidenceBuilder()
+    for at in range(60):
+        alive.say(20 + 500 * at, HEARTBEAT, alive.one, at, [[alive.epoch, 10]])
+    stuck = Departure(30, GROUP, alive.one, INTERVAL, "stuck_reader", 30 + INTERVAL)
+    assert progress(alive, departures=(stuck,)) == {"V1"}, "who reads nothing goes on with heartbeats"
+    built.evidence.topics["t", 1] = []
+    assert progress(built, places=(("t", 0), ("t", 1))) == {"V3"}, "a partition that nobody owns"
+    built.evidence.topics["t", 0].append(10)
+    assert progress(built) == {"V3"}, "a message that nobody reads"
+    built.evidence.topics["t", 0].pop()
+    for at in range(200):
+        built.say(3_000 + at, CLAIM, built.one, "t", 0, at)
+    assert progress(built) == {"V4"}
+    left = EvidenceBuilder()
+    left.say(20, HEARTBEAT, left.one, 1, [[left.epoch, 10]])
+    left.say(40, RELEASE, left.one, left.epoch, 10)
+    assert "V2" in progress(left, departures=(Departure(30, GROUP, left.one, INTERVAL, "left", 30),))
+    busy = EvidenceBuilder()
+    busy.say(20, HEARTBEAT, busy.one, 1, [[busy.epoch, 10]])
+    busy.evidence.handovers.append((15, GROUP, busy.epoch))
+    busy.evidence.hand_over_intervals = 1
+    assert progress(busy) == {"V8"}
+    busy.deliver(9, 300, 301)
+    assert progress(busy) == set(), "it was called off"
+    beyond = EvidenceBuilder()
+    beyond.say(20, HEARTBEAT, beyond.one, 1, [[beyond.epoch, 11]])
+    assert progress(beyond) == {"V9"}
+    lost = EvidenceBuilder()
+    lost.takeover(3 + 2 * INTERVAL)
+    assert "V6" in progress(lost, no_evictions=True)
+
+
+def test_a_damaged_record_is_not_sealed_anew() -> None:
+    """Poison changes nothing (S13): with another length of its group name it might be a newer library's (E5)."""
+    genesis = Genesis(bytes(16), 1, HASH_NAME, 2)
+    sound = codec.encode(Note(-1, "x"), GROUP, genesis.incarnation)
+    damaged = bytes((*sound[:11], sound[11] - 2, *sound[12:]))
+    rng = random.Random(5)
+    made = [harmless(rng, [sound, damaged], genesis, GROUP) for _ in range(2_000)]
+    bodies = [value for value, shape in made if shape == "body"]
+    assert len(bodies) > 50
+    assert all(value[11] == len(GROUP) for value in bodies)
+
+
+def test_poison_holds_snapshots_that_a_stranger_confirms_and_nobody_loads() -> None:
+    """N4, N5: of one checkpoint a state without groups and a witness name the same digests, which it has not."""
+    genesis, rng, read = Genesis(bytes(16), 1, HASH_NAME, 2), random.Random(3), Snapshots()
+    sound = codec.encode(Note(-1, "x"), GROUP, genesis.incarnation)
+    for _ in range(3_000):
+        value, shape = harmless(rng, [sound] * 64, genesis, GROUP)
+        if shape == "snapshot":
+            read.read(decode_record(codec.SNAPSHOT, value[14:]), 63)
+    vouched = {(at, state, chain) for _, at, _, state, chain in read.chunks} & read.witnesses.keys()
+    assert len(vouched) >= 3, "a reader that looks at the witness alone would begin there"
+    assert read.confirmed(0) == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mutants
+
+# Of bugs in the fold see test_both_folds.py.
+QUICK = (
+    "X1",
+    "X2",
+    "X4",
+    "X5",
+    "X14",
+    "X16",
+    "X17",
+    "X18",
+    "X23",
+    "X24",
+    "X26",
+    "X27",
+    "X30",
+    "X31",
+    "X34",
+    "X36",
+    "X40",
+    "X41",
+    "O1",
+    "O2",
+    "G1",
+    "A3",
+    "A6",
+    "D2",
+    "D3",
+    "D6",
+    "D8",
+    "D12",
+    "D12A",
+    "D12L",
+    "H1",
+    "L1",
+    "L2",
+    "U1",
+    "U2",
+    "U3",
+    "Q1",
+    "Q2",
+    "Q3",
+    "Q4",
+    "W1",
+    "W2",
+    "T19A",
+    "T19B",
+    "T19C",
+    "T19D",
+    "T19E",
+    "T19F",
+    "D14A",
+    "D14B",
+    "D14C",
+    "D14D",
+    "D15A",
+    "D15B",
+    "D15C",
+    "D15D",
+    "D15E",
+    "D16A",
+    "D16B",
+    "D16C",
+)
+
+
+SCHEDULES = 40
+RARE = {
+    "X5": 80,
+    "X39": 250,
+    "T19A": 80,
+    "T19B": 60,
+    "T19E": 60,
+}  # need a message, an outage, within few ms of the right one
+# Seeds that show nothing of these mutants, and cost seconds. The search begins shortly before the one that does.
+SKIPPED = {"X5": 14, "X23": 12, "X30": 45, "A3": 12, "T19A": 38, "T19B": 22}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_bug_is_found(name: str) -> None:
+    hunt = find(name, RARE.get(name, SCHEDULES), SEEDS_BASE + SKIPPED.get(name, 0))
+    assert hunt.found
+    assert hunt.invariant not in VAGUE
+
+
+def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
+    """X1-X42 and G1-G4 of the protocol's design: planted, except two limits, which are counted."""
+    wanted = {f"X{n}" for n in range(1, 43)} | {f"G{n}" for n in range(1, 5)}
+    others = {"A3", "A6", "D2", "D3", "D6", "D8", "D12", "D12A", "D12L", "H1", "Q1", "Q2", "Q3", "Q4", "Q5"}
+    others |= {"T19A", "T19B", "T19C", "T19D", "T19E", "T19F"}
+    others |= {"D14A", "D14B", "D14C", "D14D", "D15A", "D15B", "D15C", "D15D", "D15E", "D16A", "D16B", "D16C"}
+    others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P5", "P6", "W1", "W2", "O1", "O2"}
+    others |= {"U1", "U2", "U3"}
+    assert set(MUTANTS) - wanted == others
+    assert wanted - set(MUTANTS) == set(COUNTED) == {"X3", "X12"}
+
+
+def test_every_patch_replaces_something_that_exists() -> None:
+    """A renamed attribute would leave a mutant that plants nothing."""
+    missing = [
+        f"{name}: {owner.__name__}.{attribute}"
+        for name, mutant in MUTANTS.items()
+        for owner, attribute, _ in mutant.patches()
+        if not hasattr(owner, attribute)
+    ]
+    assert missing == []
+
+
+def test_a_mutant_leaves_nothing_behind() -> None:
+    before = simulate(7).trace_hash
+    with switched_on(MUTANTS["X9"]), switched_on(MUTANTS["D8"]):
+        pass
+    assert simulate(7).trace_hash == before
