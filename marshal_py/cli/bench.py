@@ -10,7 +10,6 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
 from marshal_py.cli.simulate.seeds import seed_range
-from marshal_sim.tools import races, sweep
 
 app: Final = typer.Typer(no_args_is_help=True, help="Measure the protocol code on this machine.", rich_markup_mode=None)
 EXAMPLE: Final = output.example("marshal bench races --seconds 2 --json")
@@ -43,6 +42,8 @@ def bench_races(
     Rates are per CPU second of the runs. The hash is over all runs in their order: the same number of runs gives the
     same hash with any number of processes. Ctrl-C ends it early; the figures until then are printed.
     """
+    from marshal_sim.tools import races, sweep
+
     if seconds is not None and seeds is not None:
         raise typer.BadParameter("one of --seconds, --seeds")
     wanted = None if seeds is None else seed_range(seeds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -10,8 +10,9 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.errors import DumpDamaged
-from marshal_sim.tools.verify import Comparison
-from marshal_sim.tools.verify import verify as fold_twice
+
+if TYPE_CHECKING:
+    from marshal_sim.tools.verify import Comparison
 
 EXAMPLE: Final = output.example("marshal verify --dump billing.dump --json")
 
@@ -25,6 +26,9 @@ def verify(
 
     With exit code 1 it names the first offset that differs. A dump is also checked against its own checksums.
     """
+    from marshal_sim.tools.verify import Comparison
+    from marshal_sim.tools.verify import verify as fold_twice
+
     try:
         if group is not None:
             with options.observer() as observer:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.simulate import seeds
 from marshal_py.errors import InvalidOption
-from marshal_sim.cluster.run import Result
-from marshal_sim.cluster.scenario import Options
-from marshal_sim.tools import sweep
-from marshal_sim.tools.report import page, takeover_times
-from marshal_sim.tools.schedule import Schedule, of_seed, parse, run, telling, text_of
-from marshal_sim.tools.shrink import shrink
-from marshal_sim.tools.story import line_of, story
+
+if TYPE_CHECKING:
+    from marshal_sim.cluster.run import Result
+    from marshal_sim.cluster.scenario import Options
+    from marshal_sim.tools import sweep
+    from marshal_sim.tools.schedule import Schedule
 
 NEIGHBOURS: Final = 20  # runs whose take-overs make the histogram: one run alone has a few
 
@@ -55,6 +54,10 @@ def run_seed(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Resul
 
     Without `trace` it prints, if the run violates a promise, only the story that led to the violation.
     """
+    from marshal_sim.tools import sweep
+    from marshal_sim.tools.schedule import telling
+    from marshal_sim.tools.story import story
+
     if not trace:
         result = sweep.run_one(seed, mutant)
         if result.violations and not as_json:
@@ -74,6 +77,8 @@ def show(
     `options`: what the caller fixed, of --queries, --policy, --witnesses, --answers and --behind. Exit code 1 if the
     run violates a promise.
     """
+    from marshal_sim.cluster.scenario import Options
+
     schedule, again = _wanted(file, seed, mutant)
     if options is not None and options != Options():
         schedule = schedule._replace(
@@ -91,6 +96,10 @@ def show(
 
 def run_one(schedule: Schedule, again: str, asked: Asked, as_json: bool) -> None:
     """Runs one schedule. `again`: the command that repeats it. Exit code 1 if it violates a promise."""
+    from marshal_sim.tools import sweep
+    from marshal_sim.tools.schedule import run, telling, text_of
+    from marshal_sim.tools.shrink import shrink
+
     keep, html = asked.keep, asked.html
     if keep is not None:
         if not run(schedule).violations:
@@ -110,6 +119,8 @@ def run_one(schedule: Schedule, again: str, asked: Asked, as_json: bool) -> None
 
 
 def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Schedule, str]:
+    from marshal_sim.tools.schedule import of_seed, parse
+
     if file is None:
         assert seed is not None  # the command has checked it
         return of_seed(seed, mutant), seeds.again(seed, mutant)
@@ -121,6 +132,11 @@ def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Sc
 
 def _page(schedule: Schedule, watched: sweep.TracedRun, again: str) -> str:
     """Returns a run as an HTML page. Its histogram also counts the take-overs in the runs of the seeds that follow."""
+    from marshal_sim.cluster.scenario import Options
+    from marshal_sim.tools import sweep
+    from marshal_sim.tools.report import page, takeover_times
+    from marshal_sim.tools.schedule import Schedule
+
     world = Options(dump=schedule.options.dump, group=schedule.options.group)
     times = takeover_times(watched.logs, watched.result.scenario.interval_ms)
     for number in range(1, NEIGHBOURS):
@@ -131,6 +147,9 @@ def _page(schedule: Schedule, watched: sweep.TracedRun, again: str) -> str:
 
 
 def _print(schedule: Schedule, watched: sweep.TracedRun, again: str, as_json: bool) -> None:
+    from marshal_sim.tools.schedule import telling
+    from marshal_sim.tools.story import story
+
     result = watched.result
     if as_json:
         plain: dict[str, Any] = {
@@ -152,6 +171,8 @@ def _print(schedule: Schedule, watched: sweep.TracedRun, again: str, as_json: bo
 
 
 def _print_events(events: Iterable[sweep.TraceEvent], as_json: bool) -> None:
+    from marshal_sim.tools.story import line_of
+
     for event in events:
         if as_json:
             output.print_json(event._asdict())

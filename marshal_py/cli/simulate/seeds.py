@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from marshal_py.cli import output
-from marshal_sim.cluster.scenario import Options
-from marshal_sim.judge.evidence import Violation
-from marshal_sim.tools import sweep
-from marshal_sim.tools.sweep import Counted
+
+if TYPE_CHECKING:
+    from marshal_sim.cluster.scenario import Options
+    from marshal_sim.judge.evidence import Violation
+    from marshal_sim.tools.sweep import Counted
 
 SEEDS: Final = "0:200"
 
@@ -37,6 +38,8 @@ def print_many(results: Iterable[Counted], count: int, as_json: bool, words: str
 
     `words`: the options, besides the seed, that repeat a run.
     """
+    from marshal_sim.tools import sweep
+
     found = sweep.total(_watched(results, count))
     if as_json:
         output.print_json(found._asdict())
