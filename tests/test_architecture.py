@@ -94,10 +94,7 @@ PRIVATE_STILL = {
     "marshal_py/testing/messages.py": {"_delivered", "_raw"},
 }
 # (spread) Classes in two files. The parts of a member know its state and not the member, which knows its parts.
-SPREAD_STILL = {
-    "marshal_py/history/timeline_rows.py": {"TimelineRows"},
-    "marshal_py/protocol/member/member_state.py": {"MemberState"},
-}
+SPREAD_STILL = {"marshal_py/protocol/member/member_state.py": {"MemberState"}}
 # (long) Functions with more lines than one idea has.
 LONG_STILL = {
     "marshal_py/cli/consume.py": {"consume"},
