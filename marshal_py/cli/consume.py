@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -24,18 +25,14 @@ from marshal_py.protocol.wire.records import PRIORITY_MAX
 EXAMPLE: Final = output.example("marshal consume orders --group billing --start earliest --max-messages 10")
 
 
-@command
-def consume(
-    options: DecodingOptions,
-    topics: Annotated[
-        list[str],
-        typer.Argument(metavar="TOPIC...", help="What to read: names of topics, or patterns as '^orders-.*'."),
-    ],
-    group: Annotated[str, typer.Option(help="The group whose members share the topics.")],
+@dataclass(frozen=True, kw_only=True)
+class ConsumeOptions(DecodingOptions):
+    """The options of `consume`: how it takes part in the group, and what it prints."""
+
     delivery: Annotated[
         Literal["at_least_once", "at_most_once"], typer.Option(help="The delivery mode of the group.")
-    ] = "at_least_once",
-    client_id: Annotated[str | None, typer.Option(help="Unique per live process; generated if left out.")] = None,
+    ] = "at_least_once"
+    client_id: Annotated[str | None, typer.Option(help="Unique per live process; generated if left out.")] = None
     start: Annotated[
         str,
         typer.Option(
@@ -43,28 +40,28 @@ def consume(
             help="Where to begin partitions that the group has never read. TIME: ISO-8601, "
             'or ms since 1970. JSON: {"orders": {"0": 23, "1": -2}}.',
         ),
-    ] = "committed",
+    ] = "committed"
     heartbeat_interval: Annotated[
         float, typer.Option(metavar="SECONDS", help="A take-over takes about two of these.")
-    ] = HEARTBEAT_INTERVAL_S,
-    max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
+    ] = HEARTBEAT_INTERVAL_S
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None
     member: Annotated[
         str | None,
         typer.Option(help="In a group with the policy members or blocks: for which member this consumer works."),
-    ] = None,
+    ] = None
     priority_group: Annotated[
         str | None, typer.Option(metavar="NAME", help="Policies prioritized, pinned and overflow: the priority group.")
-    ] = None,
+    ] = None
     priority: Annotated[
         int, typer.Option(min=0, max=PRIORITY_MAX, help="Policy prioritized: lower ones come first.")
-    ] = 0,
+    ] = 0
     min_pending: Annotated[
         int | None, typer.Option(min=1, help="Policy overflow: take part while so many messages are not delivered yet.")
-    ] = None,
+    ] = None
     min_ack_pending: Annotated[
         int | None, typer.Option(min=1, help="Policy overflow: or while so many are delivered and not acknowledged.")
-    ] = None,
-    policy: Annotated[str | None, typer.Option(help="How consumers share partitions: balanced or greedy.")] = None,
+    ] = None
+    policy: Annotated[str | None, typer.Option(help="How consumers share partitions: balanced or greedy.")] = None
     release_behind: Annotated[
         float | None,
         typer.Option(
@@ -72,7 +69,7 @@ def consume(
             help="Policy greedy: over windows of so many seconds, give partitions away "
             "on which this consumer falls behind. Without it, it keeps them.",
         ),
-    ] = None,
+    ] = None
     on_topic_recreated: Annotated[
         Literal["fail", "earliest"],
         typer.Option(
@@ -80,17 +77,17 @@ def consume(
             "settings say nothing: its partitions are parked, or consumed from "
             "their beginnings."
         ),
-    ] = "fail",
+    ] = "fail"
     max_deliver: Annotated[
         int | None, typer.Option(min=1, help="After so many deliveries a message goes to --dead-letter-topic instead.")
-    ] = None,
+    ] = None
     dead_letter_topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Where messages go that were delivered --max-deliver times.")
-    ] = None,
-    key_separator: Annotated[str | None, typer.Option(help="Print keys too, with this between key and value.")] = None,
+    ] = None
+    key_separator: Annotated[str | None, typer.Option(help="Print keys too, with this between key and value.")] = None
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there; 0 takes a free port.")
-    ] = None,
+    ] = None
     metrics_host: Annotated[
         str,
         typer.Option(
@@ -98,7 +95,7 @@ def consume(
             help="Where metrics are served: 127.0.0.1 is for this "
             "machine alone, 0.0.0.0 for all, as a container needs it.",
         ),
-    ] = LOOPBACK,
+    ] = LOOPBACK
     evidence_dir: Annotated[
         Path | None,
         typer.Option(
@@ -109,7 +106,36 @@ def consume(
             help="Where to write the state if the consumer ends with Diverged.",
             show_default="the system's temporary folder",
         ),
-    ] = None,
+    ] = None
+
+    def of_consumer(self) -> dict[str, Any]:
+        """Returns the arguments of `Marshal.consumer` after the topics."""
+        return {
+            "delivery": self.delivery,
+            "start": self.start,
+            "policy": self.policy,
+            "member": self.member,
+            "priority_group": self.priority_group,
+            "priority": self.priority,
+            "min_pending": self.min_pending,
+            "min_ack_pending": self.min_ack_pending,
+            "heartbeat_interval_s": self.heartbeat_interval,
+            "release_behind_s": self.release_behind,
+            "on_topic_recreated": self.on_topic_recreated,
+            "max_deliver": self.max_deliver,
+            "dead_letter_topic": self.dead_letter_topic,
+            **self.deserializers(),
+        }
+
+
+@command
+def consume(
+    options: ConsumeOptions,
+    topics: Annotated[
+        list[str],
+        typer.Argument(metavar="TOPIC...", help="What to read: names of topics, or patterns as '^orders-.*'."),
+    ],
+    group: Annotated[str, typer.Option(help="The group whose members share the topics.")],
 ) -> None:
     """Consume topics as a member of a group, until ctrl-C.
 
@@ -118,43 +144,27 @@ def consume(
     headers. The field of each pair that is not used is null. `marshal produce --from-json` writes such lines as the
     same messages again.
     """
-    if options.as_json and key_separator is not None:
+    if options.as_json and options.key_separator is not None:
         raise typer.BadParameter("--key-separator is for text: with --json the key has a field")
-    start_positions.check_topics(start, topics)  # before the cluster is contacted
-    settings = options.settings()
-    consumer_options: dict[str, Any] = {
-        "delivery": delivery,
-        "start": start,
-        "policy": policy,
-        "member": member,
-        "priority_group": priority_group,
-        "priority": priority,
-        "min_pending": min_pending,
-        "min_ack_pending": min_ack_pending,
-        "heartbeat_interval_s": heartbeat_interval,
-        "release_behind_s": release_behind,
-        "on_topic_recreated": on_topic_recreated,
-        "max_deliver": max_deliver,
-        "dead_letter_topic": dead_letter_topic,
-        **options.deserializers(),
-    }
+    start_positions.check_topics(options.start, topics)  # before the cluster is contacted
+    settings, taking_part, port = options.settings(), options.of_consumer(), options.metrics_port
     with (
         output.logging_to_stderr(),
         connect(
             settings,
-            client_id=client_id,
+            client_id=options.client_id,
             coordination_topic=options.coordination_topic,
-            evidence_dir=str(evidence_dir) if evidence_dir is not None else None,
+            evidence_dir=str(options.evidence_dir) if options.evidence_dir is not None else None,
             last_will=last_wills.of_program(settings),
         ) as marshal,
-        nullcontext() if metrics_port is None else _serving(marshal, metrics_port, metrics_host),
-        marshal.consumer(group, topics, **consumer_options) as consumer,
+        nullcontext() if port is None else _serving(marshal, port, options.metrics_host),
+        marshal.consumer(group, topics, **taking_part) as consumer,
         stop_on_signals(consumer),
     ):
         for count, message in enumerate(consumer, 1):
-            lines.write_out(_line(message, options.as_json, key_separator), message)
+            lines.write_out(_line(message, options.as_json, options.key_separator), message)
             message.ack()
-            if count == max_messages:
+            if count == options.max_messages:
                 break
 
 

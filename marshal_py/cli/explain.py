@@ -89,8 +89,15 @@ def explain(
                 "began_at": reader.began_at,
             }
         )
-        return
-    now = found.standing
+    else:
+        _print(group, found, f"(read from offset {reader.began_at} of the log on; {way_back})" if way_back else "")
+
+
+def _print(group: str, found: Explanation, began: str) -> None:
+    """Prints what was found of a partition, in sentences. `began`: from where on the log was read, if not from its
+    beginning.
+    """
+    now, partition = found.standing, f"{found.tp.topic}:{found.tp.partition}"
     owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
     position = f"position {now.position}" if now.position != NONE else "without a position"
     parked = f", parked: {parking.describe(group, found.tp, now.parked)}" if now.parked else ""
@@ -100,8 +107,8 @@ def explain(
     print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}{parked}{unserved}")
     if found.left_out:
         print(f"({found.left_out} older records left out)")
-    if way_back:
-        print(f"(read from offset {reader.began_at} of the log on; {way_back})")
+    if began:
+        print(began)
     for line in found.lines:
         print(_text(line))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -27,53 +28,97 @@ PAGE: Final = 1_000  # messages of a page, where --all asks for every one
 HEX_BYTES: Final = 16  # of a line
 
 
-@command
-def get(
-    options: DecodingOptions,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Print the last message of this key.")] = None,
-    offset: Annotated[int | None, typer.Option(min=0, help="This message, or those from here on.")] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="Of this partition.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class GetOptions(DecodingOptions):
+    """The options of `get`: which messages, and how they are found."""
+
+    offset: Annotated[int | None, typer.Option(min=0, help="This message, or those from here on.")] = None
+    partition: Annotated[int | None, typer.Option(min=0, help="Of this partition.")] = None
     start_time: Annotated[
         str | None,
         typer.Option("--time", metavar="TIME", callback=check_time, help="From this time on, as 2026-01-31T12:00:00Z."),
-    ] = None,
-    last_by_key: Annotated[str | None, typer.Option("--last", metavar="KEY", help="The last message of a key.")] = None,
-    next_by_key: Annotated[
-        str | None, typer.Option("--next", metavar="KEY", help="The first message of a key.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="At most so many messages.")] = None,
+    ] = None
+    last_by_key: Annotated[str | None, typer.Option("--last", metavar="KEY", help="The last message of a key.")] = None
+    next_by_key: Annotated[str | None, typer.Option("--next", metavar="KEY", help="The first message of a key.")] = None
+    batch: Annotated[int | None, typer.Option(min=1, help="At most so many messages.")] = None
     max_bytes: Annotated[
         int | None, typer.Option(min=1, help="At most so many bytes of a batch; one message always fits.")
-    ] = None,
+    ] = None
     multi_last: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="The last message of each key; * is one token, > the rest; repeatable."),
-    ] = None,
+    ] = None
     up_to_offset: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[PARTITION:]OFFSET",
             help="Of --multi-last, as of this offset; PARTITION is for topics of several partitions; repeatable.",
         ),
-    ] = None,
+    ] = None
     up_to_time: Annotated[
         str | None, typer.Option(metavar="TIME", callback=check_time, help="Of --multi-last, as of this time.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every page, and not the first alone.")] = False,
+    ] = None
+    every: Annotated[bool, typer.Option("--all", help="Every page, and not the first alone.")] = False
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what is written later and matches, until Ctrl-C.")
-    ] = False,
-    tombstones: Annotated[bool, typer.Option("--tombstones", help="Also messages that delete their key.")] = False,
+    ] = False
+    tombstones: Annotated[bool, typer.Option("--tombstones", help="Also messages that delete their key.")] = False
     partitioner: Annotated[
         str, typer.Option(help=f"How the producers choose the partition of a key: {', '.join(PARTITIONERS)}.")
-    ] = ALL,
+    ] = ALL
     index: Annotated[
         Path | None, typer.Option("--index", metavar="FILE", help="Answer with this key index (`marshal index build`).")
-    ] = None,
+    ] = None
     read_uncommitted: Annotated[
         bool, typer.Option("--read-uncommitted", help="Also messages of open and aborted transactions.")
-    ] = False,
+    ] = False
+
+    def request(self, key: str | None) -> GetRequest:
+        """Returns what is asked for. `key`: the one that was named without an option.
+
+        Options that do not go together end the command with exit code 2.
+        """
+        asked: dict[str, Any] = {
+            "offset": self.offset,
+            "start_time": self.start_time,
+            "last_by_key": self.last_by_key,
+            "next_by_key": self.next_by_key,
+            "batch": self.batch,
+            "max_bytes": self.max_bytes,
+            "multi_last": self.multi_last or None,
+            "up_to_time": self.up_to_time,
+        }
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if key is not None:
+            if asked or self.up_to_offset or self.every:
+                raise typer.BadParameter("KEY alone means its last message: use --last or --next together with options")
+            asked["last_by_key"] = key
+        if self.follow and key is None and not asked:
+            raise typer.BadParameter("--follow: name where to begin, for example --batch 1000, --time or --last")
+        if self.every and "batch" not in asked:
+            asked["batch"] = PAGE
+        up_to = _offsets(self.up_to_offset)
+        request = GetRequest(**asked, partition=self.partition, up_to_offset=up_to, tombstones=self.tombstones)
+        if self.follow and (request.up_to_offset is not None or request.up_to_time is not None):
+            raise typer.BadParameter(
+                "--up-to-offset and --up-to-time end the answer, so --follow has nothing to wait for"
+            )
+        return request
+
+    def source(self, topic: str, bar: ScanBar) -> Topic:
+        """Connects to the cluster and returns the topic. `bar` shows how far a search is."""
+        readers = self.deserializers()
+        isolation = "read_uncommitted" if self.read_uncommitted else "read_committed"
+        return Topic(
+            self.transport(), topic, partitioner=self.partitioner, isolation=isolation, on_progress=bar.show, **readers
+        )
+
+
+@command
+def get(
+    options: GetOptions,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Print the last message of this key.")] = None,
 ) -> None:
     """Print messages of a topic by offset, time or key.
 
@@ -84,41 +129,16 @@ def get(
     each key comes first, and then each change, of which some may be passed over if they come faster than twice a
     second.
     """
-    asked: dict[str, Any] = {
-        "offset": offset,
-        "start_time": start_time,
-        "last_by_key": last_by_key,
-        "next_by_key": next_by_key,
-        "batch": batch,
-        "max_bytes": max_bytes,
-        "multi_last": multi_last or None,
-        "up_to_time": up_to_time,
-    }
-    asked = {name: value for name, value in asked.items() if value is not None}
-    if key is not None:
-        if asked or up_to_offset or every:
-            raise typer.BadParameter("KEY alone means its last message: use --last or --next together with options")
-        asked["last_by_key"] = key
-    if follow and key is None and not asked:
-        raise typer.BadParameter("--follow: name where to begin, for example --batch 1000, --time or --last")
-    if every and "batch" not in asked:
-        asked["batch"] = PAGE
-    request = GetRequest(**asked, partition=partition, up_to_offset=_offsets(up_to_offset), tombstones=tombstones)
-    if follow and (request.up_to_offset is not None or request.up_to_time is not None):
-        raise typer.BadParameter("--up-to-offset and --up-to-time end the answer, so --follow has nothing to wait for")
-    isolation = "read_uncommitted" if read_uncommitted else "read_committed"
+    request = options.request(key)
     bar = ScanBar()
-    readers = options.deserializers()
-    source = Topic(
-        options.transport(), topic, partitioner=partitioner, isolation=isolation, on_progress=bar.show, **readers
-    )
-    with output.until_interrupted(follow):
+    source = options.source(topic, bar)
+    with output.until_interrupted(options.follow):
         try:
-            if index is not None:
-                require_index(index, topic)
-                source.key_index(index)
-            if not follow:
-                _print(source, request, every, options.as_json, bar)
+            if options.index is not None:
+                require_index(options.index, topic)
+                source.key_index(options.index)
+            if not options.follow:
+                _print(source, request, options.every, options.as_json, bar)
                 return
             for message in source.follow(request):
                 bar.hide()

@@ -61,6 +61,19 @@ EXIT_TIMEOUT_S: Final = 3.0  # how long an interpreter that ends without close()
 open_marshals: set[Marshal] = set()
 
 
+def _check_platform() -> None:
+    """Raises UnsupportedPlatform."""
+    if sys.platform == "win32":
+        raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
+    # buffers.py: two threads rely on the order of their stores
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise UnsupportedPlatform(
+            "marshal_py",
+            "a Python that runs without its global interpreter lock",
+            "start it with PYTHON_GIL=1 (or -X gil=1)",
+        )
+
+
 class Marshal:
     """Holds a connection to a cluster. Made by `connect`. It is a context manager: leaving it stops its consumers."""
 
@@ -160,16 +173,7 @@ class Marshal:
         Raises ClusterUnreachable after `timeout_s` seconds, with librdkafka's last error; AuthenticationFailed and
         TlsMismatch after about 2 s; CoordinationError, AccessDenied, InvalidName, InvalidOption, UnsupportedPlatform.
         """
-        if sys.platform == "win32":
-            raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
-        if not getattr(
-            sys, "_is_gil_enabled", lambda: True
-        )():  # buffers.py: two threads rely on the order of their stores
-            raise UnsupportedPlatform(
-                "marshal_py",
-                "a Python that runs without its global interpreter lock",
-                "start it with PYTHON_GIL=1 (or -X gil=1)",
-            )
+        _check_platform()
         if type(coordination_partitions) is not int or not 1 <= coordination_partitions <= PARTITION_MAX:
             raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
         if not timeout_s > 0:

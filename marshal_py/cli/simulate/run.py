@@ -19,6 +19,29 @@ if TYPE_CHECKING:
 
 EXAMPLE: Final = output.example("marshal simulate run --seeds 0:20 --json")
 
+Scenario = Annotated[
+    Path | None,
+    typer.Option("--scenario", exists=True, dir_okay=False, metavar="FILE", help="Run the schedule in this file."),
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        metavar="POLICY",
+        help="Every group has this policy. Not --scenario.",
+        show_default="balanced or greedy, as the seed says",
+    ),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.",
+        show_default="local, every core",
+    ),
+]
+
 
 @command
 def run(
@@ -26,10 +49,7 @@ def run(
         str | None, typer.Option("--seeds", metavar="A:B", show_default=seeds.SEEDS, help="Seed range, B exclusive.")
     ] = None,
     seed: seeds.Seed = None,
-    scenario: Annotated[
-        Path | None,
-        typer.Option("--scenario", exists=True, dir_okay=False, metavar="FILE", help="Run the schedule in this file."),
-    ] = None,
+    scenario: Scenario = None,
     trace: one_run.Trace = False,
     shrink: one_run.Shrink = None,
     html: one_run.Html = None,
@@ -39,15 +59,7 @@ def run(
             "--queries", min=0, metavar="N", help="Make N of the consumers streaming queries of Spark. Not --scenario."
         ),
     ] = 0,
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            metavar="POLICY",
-            help="Every group has this policy. Not --scenario.",
-            show_default="balanced or greedy, as the seed says",
-        ),
-    ] = "",
+    policy: Policy = "",
     witnesses: Annotated[
         bool,
         typer.Option("--witnesses", help="Clients die with a witness that publishes their last wills. Not --scenario."),
@@ -60,15 +72,7 @@ def run(
     ] = False,
     processes: seeds.Processes = None,
     spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,
-    master: Annotated[
-        str | None,
-        typer.Option(
-            "--master",
-            metavar="URL",
-            help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.",
-            show_default="local, every core",
-        ),
-    ] = None,
+    master: Master = None,
     as_json: Json = False,
 ) -> None:
     """Run seeds in simulated clusters with faults, and judge each run by the promises.
