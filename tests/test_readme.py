@@ -47,7 +47,7 @@ def test_the_files_that_contributing_names_exist() -> None:
     """CONTRIBUTING.md tells newcomers where a change goes; a renamed file must be renamed there too."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"`((?:[a-z_]+/)*(?:[a-z_]+\.py|[a-z_]+/))`", page))
-    assert len(named) > 40
+    assert len(named) > 20
     places = (ROOT, ROOT / "marshal_py")
     assert {name for name in named if not any((place / name).exists() for place in places)} == set()
 
