@@ -560,18 +560,51 @@ def test_a_replay_skips_ranges_that_retention_deleted(make_topic: MakeTopic) -> 
     query.reader.stop()
 
 
-def test_a_checkpoint_of_another_coordination_topic_does_not_count(make_topic: MakeTopic) -> None:
-    """Offsets of another incarnation of the log have no meaning here."""
+def test_a_checkpoint_of_another_coordination_topic_does_not_count(
+    make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Offsets of another incarnation of the log have no meaning here. State in the checkpoint would count twice."""
     orders = make_topic(1)
     orders.fill(5)
     query = Query(orders)
     query.turn()
     query.reader.stop()
-    query.given["coordination_topic"] = f"{orders.log}-new"
+    query.given |= {"coordination_topic": f"{orders.log}-new", "stateful": "true"}
+    query.start()
+    with pytest.raises(InvalidOption, match=r"another coordination topic.*Take a new checkpointLocation"):
+        query.turn()
+    query.reader.stop()
+    del query.given["stateful"]
     query.start()
     query.settled()
     assert query.out == [*((0, n) for n in range(5))] * 2
+    assert "continues at the group's positions here" in caplog.text
     query.reader.stop()
+
+
+def test_a_checkpoint_of_another_group_is_refused(make_topic: MakeTopic) -> None:
+    """Sessions and epochs of one group, compared with those of another, made messages count as done that were not."""
+    orders = make_topic(1)
+    orders.fill(5)
+    query = Query(orders, max_rows_per_batch=3)
+    query.until_idle()
+    query.reader.stop()
+    first, last = query.offset(0), query.offset(1)
+    query.given["group"] = f"{orders.group}-b"
+    query.start()
+    nameless = {name: value for name, value in last.items() if name != "g"}
+    calls = [
+        lambda: query.reader.latestOffset(last, ReadAllAvailable()),
+        lambda: query.reader.latestOffset(nameless, ReadAllAvailable()),
+        lambda: query.reader.partitions(query.reader.initialOffset(), first),  # a batch that was not committed
+        lambda: query.reader.partitions(first, last),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidOption, match="take another checkpointLocation") as raised:
+            call()
+        assert (raised.value.option, raised.value.value) == ("group", f"{orders.group}-b")
+        assert query.reader._member is None, "nothing is claimed, so no position of the group moves"
+    assert repr(orders.group) in str(raised.value), "the way back to the checkpoint's own group"
 
 
 def test_a_cluster_that_does_not_answer_is_waited_for(make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:

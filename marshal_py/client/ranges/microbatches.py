@@ -4,9 +4,10 @@ A position moves only over ranges that were delivered to the query and whose bat
 alone prove neither. A delivered batch is *with the query* until it is committed. This file is pure: its driver
 (planner.py, the simulator) holds the lock, asks the cluster and waits.
 
-A query names a batch by its end offset, which holds the whole plan and the session of the member that planned it. For
-that member a batch is all that was delivered, whatever has become of its claims. A later member of the same query knows
-only the plan and the log. Two cases:
+A query names a batch by its end offset, which holds the whole plan, the group, and the session of the member that
+planned it. Sessions and epochs are offsets in the group's log, so they mean nothing in another group: a query passes
+only ends of its own group (`group_of`). For that member a batch is all that was delivered, whatever has become of its
+claims. A later member of the same query knows only the plan and the log. Two cases:
 
 - **Committed**: the query begins after a batch of session S. The position and the claim of each range decide. The range
   is done if this member has the claim directly after S (or after claims of its own that follow S), in the same
@@ -73,6 +74,12 @@ def key_of(end: End) -> str:
 def digest_of(end: End) -> str:
     """Returns the hash of a batch's end offset, which serves as a short name for the batch in messages."""
     return hashlib.sha256(key_of(end).encode()).hexdigest()
+
+
+def group_of(end: End) -> str | None:
+    """Returns the group whose member has planned the batch that ends at `end`. None: FIRST, which no member plans."""
+    group: str | None = end.get("g")
+    return group
 
 
 def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
@@ -265,7 +272,13 @@ class MicroBatches:
             f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
             for one in sorted(planned)
         }
-        return {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session, "r": ranges}
+        return {
+            "b": start["b"] + 1,
+            "g": self.member.name,
+            "i": self.incarnation.hex(),
+            "s": self.member.session,
+            "r": ranges,
+        }
 
     def delivered_ranges(self, end: End) -> list[Taken] | None:
         """Returns the ranges of the batch that ends at `end`; None if the batch is not with the query."""

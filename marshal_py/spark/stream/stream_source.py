@@ -35,7 +35,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from marshal_py.client.driver import last_wills
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.planner import Planner
-from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, key_of
+from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, group_of, key_of
 from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -147,6 +147,29 @@ class QueryMember:
                 "that has such numbers already, as Spark's file sink in an old folder, skips them",
                 self.planner.group,
             )
+        self.warned = True
+
+    def check_log(self, start: dict[str, Any]) -> None:
+        """Warns if the checkpoint is from another coordination topic; its offsets have no meaning in this one.
+
+        A query with state is refused, because its state has messages that the group may deliver again. Raises
+        InvalidOption.
+        """
+        if start == FIRST or start["i"] == self.planner.incarnation.hex() or self.warned:
+            return
+        found = "the checkpoint is from another coordination topic, or from before it was created again"
+        if self.stateful:
+            raise InvalidOption(
+                "stateful",
+                "true",
+                f"{found}: its state has messages that group {self.planner.group!r} delivers again if it begins before "
+                f"them here. Take a new checkpointLocation, or the coordination_topic that the checkpoint is from",
+            )
+        logger.warning(
+            "group %s: %s: the query continues at the group's positions here, or at its option start",
+            self.planner.group,
+            found,
+        )
         self.warned = True
 
     def ack(self, end: dict[str, Any]) -> None:
@@ -304,7 +327,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         rows_max = _rows(limit)
-        _check_ours(start, start)
+        _check_ours(start, start, self.options.group)
         try:
             member = self._joined()
             member.settle()  # first: acking Spark's last batch takes claims
@@ -312,6 +335,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 member.planner.check_alone()
             if key_of(start) == key_of(FIRST):
                 member.notice_fresh_checkpoint()
+            member.check_log(start)
             member.ack(start)
             if self._available_now and self._targets is None:
                 self._targets = member.planner.ends()
@@ -330,7 +354,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if key_of(start) == key_of(end):
             return []
-        _check_ours(end, start)
+        _check_ours(start, start, self.options.group)
+        _check_ours(end, start, self.options.group)
         pieces = pieces_of((taken.range for taken in self._joined().take(start, end)), self.options.group)
         return partitions_of(pieces, self.options, once=self.options.at_most_once)
 
@@ -349,9 +374,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             member.close()
 
 
-def _check_ours(offset: dict[str, Any], committed: dict[str, Any]) -> None:
-    """Checks that the offset is not from another source's checkpoint, because Spark does not check it. Raises
-    InvalidOption.
+def _check_ours(offset: dict[str, Any], committed: dict[str, Any], group: str) -> None:
+    """Checks that the offset is not from another source's checkpoint or another group's, because Spark does not check
+    it. Raises InvalidOption.
     """
     if not isinstance(offset.get("b"), int):
         rule = (
@@ -359,6 +384,14 @@ def _check_ours(offset: dict[str, Any], committed: dict[str, Any]) -> None:
             "group without positions continues there if this value is given as startingOffsets"
         )
         raise InvalidOption("checkpointLocation", key_of(committed), rule)
+    other = group_of(offset)
+    if other != group and offset != FIRST:
+        owner, way = ("no group that it names", "") if other is None else (f"group {other!r}", f"; or group={other!r}")
+        rule = (
+            f"the checkpoint folder is that of {owner}, and what it says of batches counts in its group alone: take "
+            f"another checkpointLocation, and the query begins where group {group!r} is{way}"
+        )
+        raise InvalidOption("group", group, rule)
 
 
 def _rows(limit: ReadLimit) -> int | None:
