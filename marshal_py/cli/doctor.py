@@ -264,8 +264,8 @@ def _facts(
     looking: Looking, observer: Observer, log: int, group: Group, now_ms: int, infos: Mapping[str, TopicInfo | None]
 ) -> Facts:
     recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
-    there = [tp for tp in overview.positions(group) if infos.get(tp.topic) is not None]
-    ends = {} if group.sessions or not there else observer.ends(there)
+    there = [tp for tp in overview.partitions(group) if tp.partition >= 0 and infos.get(tp.topic) is not None]
+    ends = observer.ends(there) if there else {}
     gone = [topic for topic in sorted(group.topics) if topic in infos and infos[topic] is None]
     return looking.facts(log, group, now_ms, overview.stopped(group, recreated, {}), gone, ends)
 

@@ -15,7 +15,7 @@ from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.client.observer import Observer
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.waiting import standstills
+from marshal_py.protocol.member.waiting import Standstill, standstills
 from marshal_py.protocol.wire.identity import TopicPartition
 
 EXAMPLE: Final = output.example("marshal state billing --json")
@@ -59,10 +59,10 @@ def _state(
     recreated = find_recreated(group, observer.topics)
     signs, pauses = observer.signs_of(log), looking.pause_history(log, group)
     plain = overview.state(group, log, signs, ends, now_ms, pauses, recreated)
-    return {**plain, "notices": notices(observer, looking, log, group, now_ms, ends, in_cluster)}
+    return {**plain, "notices": list(map(str, causes(observer, looking, log, group, now_ms, ends, in_cluster)))}
 
 
-def notices(
+def causes(
     observer: Observer,
     looking: Looking,
     log: int,
@@ -70,15 +70,15 @@ def notices(
     now_ms: int,
     ends: Mapping[TopicPartition, int],
     in_cluster: bool = True,
-) -> list[str]:
+) -> list[Standstill]:
     """Returns each cause for which nobody consumes, and the way out.
 
-    `ends`: what `observer.ends` has returned. `in_cluster`: False for a dump, which knows no data topic.
+    `ends`: what `observer.ends` has returned. `in_cluster`: False for a dump, or where the data topics are not known.
     """
     recreated = find_recreated(group, observer.topics)
     gone = [topic for topic in sorted(group.topics) if in_cluster and topic not in observer.topics]
     facts = looking.facts(log, group, now_ms, overview.stopped(group, recreated, ends), gone, ends)
-    return [str(one) for one in standstills(group, facts)]
+    return standstills(group, facts)
 
 
 # --- for people

@@ -9,7 +9,7 @@ Genesis, no group.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -451,6 +451,17 @@ class Observer:
                 self.topics[topic] = info
                 there += [tp for tp in wanted if 0 <= tp.partition < info.partitions]
         return {tp: bounds.end for tp, bounds in self._admin.bounds(there).items()} if there else {}
+
+    def ends_before(
+        self, tps: Iterable[TopicPartition], time_ms: int, ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Returns the end offsets that these data partitions had at a time (ms since 1970), by their timestamps.
+
+        `ends`: their ends now, which a broker gives too that cannot look up offsets by time.
+        """
+        wanted = list(tps)
+        found = self._admin.offsets_at(wanted, time_ms) if "time_lookup" in self._admin.capabilities else {}
+        return {tp: found.get(tp, ends[tp]) for tp in wanted}
 
 
 def _told(group: str | None, advisories: Advisories, world: World, judged: Judged) -> Iterator[Advisory]:

@@ -100,6 +100,20 @@ def hangs(cluster: MemoryCluster) -> Iterator[Scene]:
 
 
 @contextmanager
+def unowned(cluster: MemoryCluster) -> Iterator[Scene]:
+    """The pinned consumer has asked for no message for the priority timeout, and nobody else has."""
+    config = GroupConfig(policy="pinned", priority_groups=["jobs"], priority_timeout_s=20)
+    cluster.connect("admin").create_group(GROUP, config)
+    consumer = _consumer(cluster, priority_group="jobs")
+    message = consumer.next(5)
+    assert message is not None
+    message.ack()
+    cluster.advance(40)
+    assert not consumer.claims()
+    yield Scene(cluster, consumer)
+
+
+@contextmanager
 def conditions(cluster: MemoryCluster) -> Iterator[Scene]:
     cluster.connect("admin").create_group(GROUP, GroupConfig(policy="overflow", priority_groups=["jobs"]))
     consumer = _consumer(cluster, priority_group="jobs", min_pending=1_000)
@@ -227,6 +241,12 @@ SCENES: dict[str, tuple[Callable[[MemoryCluster], AbstractContextManager[Scene]]
         ("'one' gets no partition: member 'A' is not in the group's list",) * 4 + ("unlisted", "unserved"),
     ),
     "hangs": (hangs, (f"no message of {TOPIC}",) * 4 + ("hangs", "<after the handler timeout: handler_stuck>")),
+    "unowned": (
+        unowned,
+        (f"1 partitions of '{TOPIC}' (0) have had no owner for more than 10 s, though 2 messages wait",) * 2
+        + ("no consumer is pinned: none has asked for a message for 20 s",)
+        + ("its user, who has asked for no message for 20 s", "<a client looks at its own partitions>", "unpinned"),
+    ),
     "fenced": (
         fenced,
         ("<others see a silent consumer>",) * 3
@@ -266,6 +286,44 @@ def said(scene: Scene, view: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def look(cluster: MemoryCluster) -> Observer:
     return Observer(MemoryTransport(cluster.broker), "__marshal")
+
+
+@pytest.mark.parametrize("timed_out", [False, True], ids=["in the handler", "after handler_stuck"])
+@pytest.mark.parametrize("view", ["state", "lag", "doctor"])
+def test_a_loop_that_hangs_is_told_of_all_the_partitions_that_it_blocks(
+    view: str, timed_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        for number in range(2 * BACKLOG):
+            cluster.produce(TOPIC, b"%d" % number, partition=number % 2)
+        consumer = _owner(cluster, handler_timeout_s=60)
+        cluster.run_until(lambda: len(consumer.claims()) == 2)
+        message = consumer.next(5)
+        assert message is not None
+        cluster.advance(75 if timed_out else 15)
+        found = said(Scene(cluster, consumer), view, monkeypatch)
+        other = 1 - message.partition
+        if timed_out:
+            assert f"no message of {TOPIC}:{other} was finished for " in found, found
+            assert f"1 partitions of '{TOPIC}' ({message.partition}) have had no owner for more than 10 s" in found, (
+                found
+            )
+        else:
+            assert f"no message of {TOPIC}:0, 1 was finished for " in found, found
+
+
+@pytest.mark.parametrize("view", ["state", "lag", "doctor"])
+def test_a_message_that_has_just_come_is_not_said_to_wait(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        consumer = _owner(cluster)
+        cluster.run_until(lambda: len(consumer.claims()) == 2)
+        cluster.advance(60)
+        cluster.produce(TOPIC, b"new", partition=0)
+        assert said(Scene(cluster, consumer), view, monkeypatch) == ""
+        cluster.advance(15)
+        assert f"no message of {TOPIC}:0 was finished for " in said(Scene(cluster, consumer), view, monkeypatch)
 
 
 CELLS = [

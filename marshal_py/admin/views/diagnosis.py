@@ -40,6 +40,7 @@ TITLES: Final = {  # of a check, by the cause for which nobody consumes; another
     "topic_gone": "missing topic",
     "not_read": "topic without a reader",
     "hangs": "hanging handler",
+    "unowned": "unowned partitions",
 }
 
 Level = Literal["ok", "warn", "fail"]

@@ -6,7 +6,7 @@ says why nobody consumes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from marshal_py.admin.views import overview
@@ -15,8 +15,9 @@ from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.history.unanswered import Unanswered
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.waiting import Facts
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.subscription import consumed
 
 
 class Looking:
@@ -59,12 +60,52 @@ class Looking:
         # Who has given no sign of life in all that is kept is silent since that begins.
         signs = dict.fromkeys(group.sessions, self._first_ms.get(log, now_ms)) | self._observer.signs_of(log)
         unanswered = self._unanswered[log].since(group) if log in self._unanswered else {}
+        silent = overview.silence(group, signs, now_ms)
         return Facts(
             now_ms,
             "" if pause is None else overview.paused(pause),
             tuple(one.standstill() for one in stopped),
             tuple(gone),
             sum(lag for lag in lags if lag > 0),
-            overview.silence(group, signs, now_ms),
+            silent,
             unanswered,
+            self._blocked(log, group, now_ms, ends or {}),
+            self._unowned(log, group, now_ms, ends or {}, silent),
         )
+
+    def _blocked(
+        self, log: int, group: Group, now_ms: int, ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Returns since when owners have finished nothing, by partition in which a message has waited for HANGS_MS."""
+        if group.paused or log not in self._unanswered:
+            return {}
+        since = {
+            tp: since_ms
+            for tp, since_ms in self._unanswered[log].blocked(group).items()
+            if now_ms - since_ms >= HANGS_MS and ends.get(tp, NONE) > group.partitions[tp].position
+        }
+        older = self._observer.ends_before(since, now_ms - HANGS_MS, ends) if since else {}
+        return {tp: since_ms for tp, since_ms in since.items() if older.get(tp, NONE) > group.partitions[tp].position}
+
+    def _unowned(
+        self, log: int, group: Group, now_ms: int, ends: Mapping[TopicPartition, int], silent: Collection[int]
+    ) -> dict[TopicPartition, int]:
+        """Returns the lag of each partition that nobody owns and nobody has owned for UNOWNED_MS.
+
+        The log tells it by offsets alone: what decides about the owner must be older than the newest records.
+        """
+        lags = overview.free(group, ends)
+        if not lags or group.paused or not group.sessions:
+            return {}
+        recent = self._observer.first_since([log], now_ms - UNOWNED_MS)[log]
+        oldest: dict[str, int] = {}  # by topic: the oldest live session that reads it
+        for session in sorted(group.sessions.keys() - set(silent), reverse=True):
+            oldest |= dict.fromkeys(consumed(group.sessions[session].join.topics, group.topics), session)
+        settings = max(group.config_offset, group.pause_change)
+        found = {}
+        for tp, lag in lags.items():
+            known = group.partitions.get(tp)
+            version = NONE if known is None else known.version
+            if tp.topic in oldest and max(version, settings, group.topics[tp.topic].offset, oldest[tp.topic]) < recent:
+                found[tp] = lag
+        return found

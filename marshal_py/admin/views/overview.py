@@ -268,6 +268,19 @@ def positions(group: Group) -> dict[TopicPartition, int]:
     return {tp: p.position for tp, p in existing(group).items() if tp.partition >= 0 and p.position != NONE}
 
 
+def free(group: Group, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Returns the lag of each partition that nobody owns and in which messages wait. Without a position all count.
+
+    `ends`: end offsets of partitions, as far as they are known.
+    """
+    found = {}
+    for tp in partitions(group):
+        known = group.partitions.get(tp)
+        if tp.partition >= 0 and tp.topic in group.topics and (known is None or known.owner == NONE):
+            found[tp] = ends.get(tp, 0) - max(0, NONE if known is None else known.position)
+    return {tp: lag for tp, lag in found.items() if lag > 0}
+
+
 # --- with what only the cluster and a clock know
 
 

@@ -15,16 +15,17 @@ from marshal_py.protocol.fold.group_rules import PARTITIONED
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.overflow import POLICY
-from marshal_py.protocol.policy import candidate_order, overflow, pinned
+from marshal_py.protocol.policy import candidate_order, covering, overflow, pinned
 from marshal_py.protocol.policy.partitioned import listed, names
 from marshal_py.protocol.time.lease import EVICT_INTERVALS
 from marshal_py.protocol.wire import parking
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.wire.records import Join
 from marshal_py.protocol.wire.subscription import consumed
 
 NAMED_MAX: Final = 3  # how many consumers a text names
 HANGS_MS: Final = 10_000  # without an answer from any handler of a partition; most handlers take less
+UNOWNED_MS: Final = 10_000  # without an owner, though consumers are there: a claim takes far less
 CAUSES: Final = {
     "deleted": "the group is deleted",
     "opaque": "a record of a newer library ended the group for this version",
@@ -38,7 +39,8 @@ CAUSES: Final = {
     "unassigned": "the partition belongs to no member (policies members and blocks)",
     "absent": "the partition belongs to a member that is not there (policies members and blocks)",
     "unlisted": "a consumer's member is not in the group's list (policies members and blocks)",
-    "hangs": f"handlers have messages of the partition, and none was finished for {HANGS_MS // 1000} s",
+    "hangs": f"messages of the partition wait or are in handlers, and none was finished for {HANGS_MS // 1000} s",
+    "unowned": f"messages wait, consumers are there, and for {UNOWNED_MS // 1000} s nobody has owned the partition",
     "fenced": "the consumer reads no sign of life of its own back, so it delivers nothing",
 }
 LASTING: Final = frozenset({"conditions", "unassigned", "unlisted"})  # by settings alone: no restart or wait ends them
@@ -69,8 +71,11 @@ class Facts(NamedTuple):
     `now_ms`: in ms since 1970. `pause`: the running pause in words. `parked`: as the reader tells it; None: as the log
     does. `gone`: topics that the cluster does not have. `lag`: messages that wait in all partitions together; 0 if
     unknown. `silent`: ms of silence by session. `unanswered`: since when, in ms since 1970, handlers have had messages
-    of a partition and none was finished. `fenced`: likewise, since when a session of this process has read no sign of
-    life of its own back. `stalled_ms`: for how long this process stood still lately.
+    of a partition and none was finished. `blocked`: likewise, since when the owner of a partition has finished nothing
+    of any of its partitions, though a message of this one has waited for HANGS_MS. `unowned`: how many messages wait in
+    a partition that nobody has owned for UNOWNED_MS, though a consumer of its topic was there. `fenced`: since when, in
+    ms since 1970, a session of this process has read no sign of life of its own back. `stalled_ms`: for how long this
+    process stood still lately.
     """
 
     now_ms: int = 0
@@ -80,6 +85,8 @@ class Facts(NamedTuple):
     lag: int = 0
     silent: Mapping[int, int] = {}
     unanswered: Mapping[TopicPartition, int] = {}
+    blocked: Mapping[TopicPartition, int] = {}
+    unowned: Mapping[TopicPartition, int] = {}
     fenced: Mapping[int, int] = {}
     stalled_ms: int = 0
 
@@ -116,25 +123,11 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
     found += _not_read(group)
     found += (
         Standstill("conditions", f"no partition of {topic!r} has an owner: {why.cause}", why.advice, topic)
-        for topic, why in unserved(group).items()
+        for topic, why in _conditioned(group).items()
     )
     found += _partitioned(group)
-    for tp, since_ms in sorted(facts.unanswered.items()):
-        known = group.partitions.get(tp)
-        if known is not None and known.owner in group.sessions and facts.now_ms - since_ms >= HANGS_MS:
-            client = group.sessions[known.owner].join.client_id
-            found.append(
-                Standstill(
-                    "hangs",
-                    f"no message of {tp} was finished for {(facts.now_ms - since_ms) / 1000:.0f} s, though handlers of "
-                    f"{client!r} have some: they hang, or take long",
-                    f"look at that process; its partitions move on: marshal members step-down {name} {client}",
-                    tp.topic,
-                    (tp.partition,),
-                    (known.owner,),
-                    since_ms,
-                )
-            )
+    found += _hanging(group, facts)
+    found += _unowned(group, facts.unowned, found)
     for session, since_ms in facts.fenced.items():
         silent_s = (facts.now_ms - since_ms) / 1000
         stood = f"this process stood still for {facts.stalled_ms / 1000:.1f} s"
@@ -204,6 +197,49 @@ def _silent(group: Group, silent: Mapping[int, int]) -> Iterator[Standstill]:
     )
 
 
+def _hanging(group: Group, facts: Facts) -> Iterator[Standstill]:
+    """Yields the consumers that finish nothing, each with all the partitions for which that is so."""
+    by_owner: dict[tuple[int, str], dict[int, int]] = {}
+    for tp, since_ms in sorted({**facts.blocked, **facts.unanswered}.items()):
+        known = group.partitions.get(tp)
+        if known is not None and known.owner in group.sessions and facts.now_ms - since_ms >= HANGS_MS:
+            by_owner.setdefault((known.owner, tp.topic), {})[tp.partition] = since_ms
+    for (owner, topic), numbers in by_owner.items():
+        since_ms, client = max(numbers.values()), group.sessions[owner].join.client_id
+        text = f"no message of {topic}:{first_of([str(number) for number in numbers], 2 * NAMED_MAX)} was finished for "
+        text += f"{(facts.now_ms - since_ms) / 1000:.0f} s, though "
+        if any(tp.topic == topic and tp.partition in numbers for tp in facts.unanswered):
+            text += f"handlers of {client!r} have some: they hang, or take long"
+        else:
+            text += f"some wait: {client!r}, which owns them, hangs, asks for none, or has given them back with a delay"
+        advice = f"look at that process; its partitions move on: marshal members step-down {group.name} {client}"
+        yield Standstill("hangs", text, advice, topic, tuple(numbers), (owner,), since_ms)
+
+
+def _unowned(group: Group, waiting: Mapping[TopicPartition, int], found: Sequence[Standstill]) -> list[Standstill]:
+    """Returns the partitions without an owner for which no other cause is known. `found`: the other causes."""
+    free: dict[str, list[TopicPartition]] = {}
+    for tp in sorted(waiting):
+        said = any(one.topic == tp.topic and (not one.partitions or tp.partition in one.partitions) for one in found)
+        if not said and not group.paused:
+            free.setdefault(tp.topic, []).append(tp)
+    why = _unpinned(group)
+    advice = "look at these processes; who owned it last, and why that ended: marshal explain"
+    advice = advice if why is None else str(why)
+    text = "have had no owner for more than {} s, though {} messages wait and {} consumers are there"
+    return [
+        Standstill(
+            "unowned",
+            f"{_partitions(topic, (tp.partition for tp in tps))} "
+            + text.format(UNOWNED_MS // 1000, sum(waiting[tp] for tp in tps), len(group.sessions)),
+            advice,
+            topic,
+            tuple(tp.partition for tp in tps),
+        )
+        for topic, tps in free.items()
+    ]
+
+
 def _not_read(group: Group) -> Iterator[Standstill]:
     read = {topic for session in group.sessions.values() for topic in consumed(session.join.topics, group.topics)}
     for topic, known in sorted(group.topics.items()):
@@ -267,6 +303,23 @@ class Unserved(NamedTuple):
 
 
 def unserved(group: Group) -> dict[str, Unserved]:
+    """Returns the topics that nobody is given, as far as the log shows."""
+    why = _unpinned(group)
+    return _conditioned(group) if why is None else dict.fromkeys(group.topics, why)
+
+
+def _unpinned(group: Group) -> Unserved | None:
+    """Returns why no consumer of a group with the policy pinned is pinned, although some are there."""
+    pinning = group.config is not None and group.config.policy == "pinned" and not group.paused
+    if not pinning or not group.sessions or covering.owner_of(group, PIN) != NONE:
+        return None
+    if all(pinned.idle(group, session) for session in group.sessions):
+        why = f"no consumer is pinned: none has asked for a message for {pinned.timeout_ms(group) / 1000:g} s"
+        return Unserved(why, "look at their programs; the first that asks is pinned")
+    return Unserved("no consumer is pinned", "the first in line claims it: marshal pin info " + group.name)
+
+
+def _conditioned(group: Group) -> dict[str, Unserved]:
     """Returns the topics that nobody is given because all who consume them wait for their conditions (A12).
 
     What the log shows decides: a session that owns a partition, or has fetched one ahead, is given partitions.
@@ -332,7 +385,9 @@ def why_idle(member: Member) -> str:
         look = member.candidacy.overflow
         if not look.met:
             found = f" (the last look found {look.found[0]} pending, {look.found[1]} in flight)" if look.found else ""
-            nobody = next((f"; nobody else is given partitions: {why.advice}" for why in unserved(group).values()), "")
+            nobody = next(
+                (f"; nobody else is given partitions: {why.advice}" for why in _conditioned(group).values()), ""
+            )
             return f"its conditions, {_conditions(session.join)}{found}{nobody}"
     if member.candidacy.policy == "pinned" and pinned.idle(group, session.id):
         return f"its user, who has asked for no message for {pinned.timeout_ms(group) / 1000:g} s: it is not in line"
