@@ -249,6 +249,8 @@ def _ending(at: int, record: Record | None) -> tuple[AdvisoryKind, str]:
             return "evicted", silence(record)
         case Join():
             return "replaced", f"its client joined again as session {at}"
+        case GroupConfig(deleted=True):
+            return "ended", "the group was deleted"
     return "ended", "the group's mode changed"
 
 

@@ -238,6 +238,14 @@ def test_the_end_of_sessions_by_a_change_of_mode() -> None:
     assert lines(book)[-2:] == ["ended (idle): the group's mode changed", "configured: delivery at_most_once, by ops"]
 
 
+def test_the_end_of_sessions_by_a_deletion() -> None:
+    book = DifferentialLog()
+    book.join("idle")
+    token = book.pause()
+    book.must(GroupConfig(-1, token, deleted=True, by="ops"))
+    assert "ended (idle): the group was deleted" in lines(book)
+
+
 def test_a_deleted_group_is_not_paused_any_more() -> None:
     book = DifferentialLog()
     book.must(Leave(book.join(), ""))
