@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -11,12 +12,18 @@ from rich.table import Table
 from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.targets import print_table
 from marshal_py.admin.views import overview
+from marshal_py.admin.views.diagnosis import TITLES
 from marshal_py.admin.views.group_info import plain
+from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.state import causes
 from marshal_py.client.marshal import connect
+from marshal_py.client.observer import Observer
 from marshal_py.client.values.group_config import LIMITS, NAMES, check_settings
-from marshal_py.errors import CoordinationTopicMissing, GroupMissing
+from marshal_py.errors import AccessDenied, CoordinationTopicMissing, GroupMissing
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire.identity import TopicPartition
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")
 INFO_EXAMPLE: Final = output.example("marshal groups info billing")
@@ -158,6 +165,8 @@ class UpdateOptions(SettingOptions, changes.PauseOptions):
     """Adds the settings to what a change asks that pauses the group."""
 
 
+ELSEWHERE: Final = {"paused", "parked", "silent"}  # causes that other words of a group's state tell
+
 app: Final = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -174,10 +183,16 @@ def ls(
     with options.observer() as observer:
         if observer.root is None:
             options.say_nobody()
-        observer.fold()
+        looking = Looking(observer)
+        for judged in observer.read():
+            looking.read(judged)
         now_ms = observer.as_of_ms
         found = [
-            {**overview.summary(group), **overview.signs(group, observer.signs_of(log), now_ms)}
+            {
+                **overview.summary(group),
+                **overview.signs(group, observer.signs_of(log), now_ms),
+                "not_consumed": _causes(observer, looking, log, group, now_ms),
+            }
             for log, group in observer.groups()
             if deleted or not group.deleted
         ]
@@ -200,6 +215,16 @@ def ls(
     output.print_table(table)
 
 
+def _causes(observer: Observer, looking: Looking, log: int, group: Group, now_ms: int) -> list[str]:
+    """Returns the causes for which nobody consumes some partitions, each once."""
+    wanted = [tp for tp in overview.partitions(group) if tp.partition >= 0]
+    ends: dict[TopicPartition, int] = {}
+    seen = False
+    with suppress(AccessDenied):  # a list of groups needs no right on their topics
+        ends, seen = observer.ends(wanted), True
+    return list(dict.fromkeys(one.cause for one in causes(observer, looking, log, group, now_ms, ends, seen)))
+
+
 def _condition(group: dict[str, Any]) -> str:
     """Returns the state of a group in words: whether it is paused, whether anybody consumes, how much is parked."""
     if group["deleted"]:
@@ -211,6 +236,9 @@ def _condition(group: dict[str, Any]) -> str:
         words = f"no live consumer: last heartbeat {output.ago(group['last_sign_s'])}"
     else:
         words = f"running, {stale} of {sessions} consumers silent" if stale else "running"
+        told = [TITLES.get(cause, cause) for cause in group["not_consumed"] if cause not in ELSEWHERE]
+        if told:
+            words = f"not all consumed ({', '.join(told)})" + words.removeprefix("running")
     paused = ["paused"] if group["paused"] else []
     parked = [f"{group['parked']} partitions parked"] if group["parked"] else []
     return ", ".join([*paused, *([words] if words != "running" or not paused else []), *parked])

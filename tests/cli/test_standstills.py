@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from marshal_py import GroupConfig
-from marshal_py.cli import doctor, options
+from marshal_py.cli import doctor, groups, options
 from marshal_py.client import observer as observing
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.observer import Observer
@@ -345,6 +345,21 @@ def test_the_view_says_why_nobody_consumes(
         with SCENES[cause][0](cluster) as scene:
             found = said(scene, view, monkeypatch)
             assert expected in (found.split() if view in ("metrics", "advisories") else found), found
+
+
+@pytest.mark.parametrize("cause", sorted(SCENES.keys() - {"fenced"}))
+def test_the_list_of_groups_says_so_too(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        for number in range(BACKLOG):
+            cluster.produce(TOPIC, b"%d" % number, partition=0)
+        with SCENES[cause][0](cluster) as scene:
+            monkeypatch.setattr(options.CommonOptions, "observer", lambda self: look(scene.cluster))
+            monkeypatch.setattr(observing, "SystemClock", lambda: cluster.broker.clock)
+            (found,) = Shell("none:1").json("groups", "ls", "--deleted")
+            assert cause in found["not_consumed"], found
+            if not found["deleted"] and found["sessions"] and not found["parked"]:
+                assert "running" not in groups._condition(found), groups._condition(found)
 
 
 @pytest.mark.parametrize("view", VIEWS)
