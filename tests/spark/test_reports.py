@@ -79,6 +79,39 @@ def test_races_losses_moves_and_pauses_are_all_there(answers: dict[str, list[dic
     assert len(answers["lost"]) == len(losses), "a loss that two owners noted counts once"
 
 
+def test_a_loss_that_two_causes_report_is_listed_once(spark: SparkSession) -> None:
+    """`amo_lost` wins. A part of a range that it does not hold is a loss of its own."""
+    schema = "log INT, offset LONG, time TIMESTAMP, group STRING, topic STRING, partition INT, client STRING, "
+    schema += "from_position LONG, to_position LONG, cause STRING, generation LONG"
+
+    def row(offset: int, first: int, to: int, cause: str, partition: int = 0, generation: int = 0) -> tuple[Any, ...]:
+        return 0, offset, NOON, "g", "t", partition, f"c{offset}", first, to, cause, generation
+
+    rows = [
+        row(1, 0, 100, "amo_lost"),
+        row(2, 0, 100, "uncommitted"),
+        row(3, 20, 60, "uncommitted"),
+        row(4, 0, 100, "uncommitted", generation=1),
+        row(5, 100, 130, "uncommitted"),
+        row(6, 100, 130, "uncommitted"),
+        row(7, 0, 100, "uncommitted", partition=1),
+        row(8, 0, 100, "offset_lost", partition=1),
+    ]
+    view = "marshal_lost"
+    spark.createDataFrame(rows, schema).createOrReplaceTempView(view)
+    try:
+        found = spark.sql(QUESTIONS["lost"].sql).collect()
+    finally:
+        spark.catalog.dropTempView(view)
+    assert sorted((one.client, one.cause, one.messages) for one in found) == [
+        ("c1", "amo_lost", 100),
+        ("c4", "uncommitted", 100),
+        ("c5", "uncommitted", 30),
+        ("c7", "uncommitted", 100),
+        ("c8", "offset_lost", 100),
+    ]
+
+
 def test_redelivered_messages(answers: dict[str, list[dict[str, Any]]]) -> None:
     """In at-most-once mode nothing is redelivered, so figures of such groups do not count."""
     at_least_once = {(row.log, row.session) for row in TABLES["sessions"] if row.delivery == "at_least_once"}

@@ -91,7 +91,11 @@ ORDER BY time, topic, partition
         """
 SELECT min(time) AS time, group, topic, partition, min_by(client, offset) AS client, cause,
        from_position, to_position, to_position - from_position AS messages
-FROM marshal_lost
+FROM marshal_lost AS l
+WHERE NOT EXISTS (SELECT * FROM marshal_lost AS whole
+                  WHERE l.cause = 'uncommitted' AND whole.cause = 'amo_lost' AND whole.group = l.group
+                    AND whole.topic = l.topic AND whole.partition = l.partition AND whole.generation = l.generation
+                    AND whole.from_position <= l.from_position AND l.to_position <= whole.to_position)
 GROUP BY group, topic, partition, generation, cause, from_position, to_position
 ORDER BY time, topic, partition
 """,
