@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions
 
 from marshal_py.client.values.finished import Ranges, Source, Span
 from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
 from marshal_py.protocol.wire.identity import Token
-from marshal_py.spark import write_batch
+from marshal_py.spark import IcebergOutput, write_batch
 from marshal_py.spark.stream.tasks import source_text
 from marshal_py.testing import make_batch, make_message
 from tests.spark.targets import KINDS, Rows, Target, quietly
@@ -68,7 +70,7 @@ def rewind(target: Target, to: int, topic_id: str | None = None) -> None:
     elif kind == "Ledger":
         table.rewind("orders", 0, to, topic_id)
     else:
-        table.rewind("orders", 0, to, where=f"partition = 0 AND offset >= {to}", topic_id=topic_id)
+        table.rewind("orders", 0, to, where="true", topic_id=topic_id)  # it has no column topic
 
 
 def test_rows_that_come_again_are_left_out(target: Target) -> None:
@@ -184,6 +186,61 @@ def test_a_rewound_table_takes_the_messages_again(target: Target) -> None:
     rewind(target, 100, NEW)
     rewind(target, 15, OLD)
     assert finished(target) == {OLD: ((0, 15),), NEW: ((0, 3),)}
+
+
+LAKES = ("delta", "iceberg")
+OTHERS = {Source("orders", 1, OLD), Source("bills", 0, "idOfTheTopicWithBills1"), Source("orders", 0, NEW)}
+
+
+def lake_of(kind: str, folder: Path, columns: list[str]) -> tuple[Any, Callable[[], set[tuple[Any, ...]]]]:
+    """A table with these columns and ten messages of orders:0 and of each of OTHERS, and a function that reads it."""
+    types = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "topic_id": pa.string()}
+    table = KINDS[kind](folder).table
+    if kind == "iceberg":
+        table = IcebergOutput(table.catalog, "sales.others")
+        table.catalog.create_table("sales.others", pa.schema([(name, types[name]) for name in columns]))
+    for source in sorted({Source("orders", 0, OLD), *OTHERS}):
+        with table.begin({source: Span(((0, 10),), str(Token(INCARNATION, 5)), GROUP)}) as entry:
+            rows = [{**source._asdict(), "offset": offset} for offset in range(10)]
+            entry.append(pa.Table.from_pylist(rows, pa.schema([(name, types[name]) for name in columns])))
+            entry.commit()
+
+    def rows_of() -> set[tuple[Any, ...]]:
+        there = table.table()
+        found = there.scan().to_arrow() if kind == "iceberg" else there.to_pyarrow_table()
+        return {tuple(row[name] for name in columns) for row in found.to_pylist()}
+
+    return table, rows_of
+
+
+@pytest.mark.parametrize("kind", LAKES)
+def test_a_lake_is_rewound_by_the_columns_of_its_rows(kind: str, tmp_path: Path) -> None:
+    """A condition of the caller's that was too wide deleted messages that still counted as written."""
+    columns = ["topic", "partition", "offset", "topic_id"]
+    table, rows = lake_of(kind, tmp_path, columns)
+    before = rows()
+    assert len(before) == 40
+    for where in ("partition = 0 AND offset >= 4", "offset >= 4", "true"):
+        with pytest.raises(InvalidOption, match=r"topic, partition, offset, topic_id say which are .* Leave it out"):
+            table.rewind("orders", 0, 4, where=where, topic_id=OLD)
+    assert rows() == before
+    source = table.rewind("orders", 0, 4, topic_id=OLD)
+    assert rows() == {row for row in before if row[:2] + row[3:] != source or row[2] < 4}
+    assert table.finished("orders", 0) == {source: ((0, 4),), Source("orders", 0, NEW): ((0, 10),)}
+
+
+@pytest.mark.parametrize("kind", LAKES)
+def test_a_lake_that_lacks_columns_asks_for_a_condition(kind: str, tmp_path: Path) -> None:
+    """The columns that it has count all the same."""
+    table, rows = lake_of(kind, tmp_path, ["partition", "offset", "topic_id"])
+    before = rows()
+    with pytest.raises(InvalidOption, match=r"no where given: .* has no column topic: give a condition .* \('true' if"):
+        table.rewind("orders", 0, 4, topic_id=OLD)
+    assert rows() == before
+    table.rewind("orders", 0, 6, where="offset >= 0", topic_id=OLD)
+    assert rows() == {row for row in before if row[::2] != (0, OLD) or row[1] < 6}
+    table.rewind("orders", 0, 4, where="true", topic_id=OLD)
+    assert rows() == {row for row in before if row[::2] != (0, OLD) or row[1] < 4}
 
 
 @pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "database"], indirect=True)

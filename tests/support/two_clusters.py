@@ -86,9 +86,9 @@ class Store:
         return self.table.sink(handle)
 
     def rewind(self, cluster: str, topic_id: str) -> None:
-        where = f"cluster = '{cluster}' AND partition = 0 AND offset >= {REWIND_TO}"
+        where = f"cluster = '{cluster}'"
         if self.kind == "database":
-            undo = f"DELETE FROM rows WHERE {where}".replace("offset", '"offset"')
+            undo = f'DELETE FROM rows WHERE {where} AND partition = 0 AND "offset" >= {REWIND_TO}'
             self.table.rewind(
                 group_of(self.kind),
                 TOPIC,

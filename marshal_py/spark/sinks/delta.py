@@ -181,18 +181,20 @@ class DeltaOutput(lakes.LakeOutput):
     def begin(self, spans: Mapping[Source, Span]) -> DeltaEntry:
         return DeltaEntry(self, spans)
 
-    def _rewound(self, source: Source, kept: Kept, where: str | None) -> None:
+    def _columns(self) -> list[str]:
+        table = self.table()
+        assert table is not None
+        return [field.name for field in table.schema().fields]
+
+    def _rewound(self, source: Source, kept: Kept, where: str) -> None:
         table = self.table()
         assert table is not None  # it has rows of the source
         transactions = delta_ranges.transactions(table, {source: kept})
         properties = CommitProperties(max_commit_retries=0, app_transactions=transactions)
         try:
-            if where is None:
+            table.delete(where, commit_properties=properties)
+            if table.version() == 0 or self.known({source: Span(())})[source].finished != kept.finished:
+                # No row was deleted, so delta-rs has committed nothing.
                 table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
-            else:
-                table.delete(where, commit_properties=properties)
-                if table.version() == 0 or self.known({source: Span(())})[source].finished != kept.finished:
-                    # No row was deleted, so delta-rs has committed nothing.
-                    table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
         except CommitFailedError as error:
             raise LedgerMoved(self.name) from error

@@ -148,16 +148,18 @@ class IcebergOutput(lakes.LakeOutput):
     def begin(self, spans: Mapping[Source, Span]) -> IcebergEntry:
         return IcebergEntry(self, spans)
 
-    def _rewound(self, source: Source, kept: Kept, where: str | None) -> None:
+    def _columns(self) -> list[str]:
+        return [field.name for field in self.table().schema().fields]
+
+    def _rewound(self, source: Source, kept: Kept, where: str) -> None:
         table = self.table()
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         try:
             with table.transaction() as transaction:
                 transaction.set_properties({f"{PREFIX}{source}": _text(kept)})
-                if where is not None:
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore", UserWarning)  # that no row matches, which is no mistake here
-                        transaction.delete(where)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UserWarning)  # that no row matches, which is no mistake here
+                    transaction.delete(where)
         except CommitFailedException as error:
             raise LedgerMoved(self.name) from error
 

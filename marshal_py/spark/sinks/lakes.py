@@ -20,6 +20,7 @@ from marshal_py.errors import InvalidOption, LedgerMoved
 from marshal_py.spark.sinks import guards
 from marshal_py.spark.sinks.guards import Sink, named
 
+ALL_ROWS: Final = "true"  # for `rewind`: no row has to be told from another topic's
 COMMITS_MAX: Final = 100  # tries of one commit; each failure means that another writer succeeded
 
 
@@ -104,7 +105,11 @@ class LakeOutput(ABC):
         """
 
     @abstractmethod
-    def _rewound(self, source: Source, kept: Kept, where: str | None) -> None:
+    def _columns(self) -> list[str]:
+        """Returns the names of the table's columns. It has rows of Marshal streams."""
+
+    @abstractmethod
+    def _rewound(self, source: Source, kept: Kept, where: str) -> None:
         """Commits the change. Raises LedgerMoved if another writer committed meanwhile."""
 
     def finished(self, topic: str, partition: int) -> dict[Source, Ranges]:
@@ -114,20 +119,53 @@ class LakeOutput(ABC):
         """
         return {source: kept.finished.ranges for source, kept in self.sources(topic, partition).items()}
 
-    def rewind(self, topic: str, partition: int, to: int, *, where: str | None, topic_id: str | None = None) -> Source:
+    def rewind(
+        self, topic: str, partition: int, to: int, *, where: str | None = None, topic_id: str | None = None
+    ) -> Source:
         """Makes a partition's messages from offset `to` on count as not written, and deletes their rows, in one commit.
 
-        `where`: which rows to delete, in the table's own SQL, for example "partition = 0 AND offset >= 100"; None
-        deletes nothing. `topic_id` must be given if the table has rows of several topics of this name. Pause the group
-        meanwhile, and move its position back then. What was never written, such as the history before the group's
-        start, needs no rewind. Returns the source. Raises InvalidOption, LedgerMoved.
+        The columns topic, partition and offset say which rows these are. Store them as the stream has them. `topic_id`
+        must be given if the table has rows of several topics of this name; then the column topic_id is needed, too.
+
+        `where`: what the columns that the table lacks would say, in the table's own SQL, for example "country = 'eu'"
+        if each country has a topic; "true" if all rows of that partition number and those offsets are this topic's. It
+        is required if a column is missing, and refused otherwise: rows in the range that it kept would be written a
+        second time.
+
+        Pause the group meanwhile, and move its position back then. What was never written, such as the history before
+        the group's start, needs no rewind. Returns the source. Raises InvalidOption, LedgerMoved.
         """
         if to < 0:
             raise InvalidOption("to", to, "an offset from 0 on")
         known = self.sources(topic, partition)
         source = named(known, topic, partition, topic_id, self.name)
-        self._rewound(source, known[source].back_to(to), where)
+        self._rewound(source, known[source].back_to(to), self._rows_from(source, to, where, len(known) > 1))
         return source
+
+    def _rows_from(self, source: Source, to: int, where: str | None, several: bool) -> str:
+        """Returns the condition, in the table's SQL, for the rows of a source from offset `to` on.
+
+        `several`: whether the table has several topics of the name. Raises InvalidOption.
+        """
+        wanted = {
+            "topic": f"topic = '{source.topic}'",
+            "partition": f"partition = {source.partition}",
+            "offset": f"offset >= {to}",
+            **({"topic_id": f"topic_id = '{source.topic_id}'"} if several else {}),
+        }
+        there = set(self._columns())
+        missing = ", ".join(sorted(wanted.keys() - there))
+        rows = f"the rows of {source.tp} from offset {to} on"
+        if missing and where is None:
+            rule = f"{self.name} has no column {missing}: give a condition that is true for {rows}, and for no others"
+            raise InvalidOption("where", where, f"{rule} ({ALL_ROWS!r} if the other columns suffice)", given=False)
+        if where is not None and not missing:
+            rule = f"no condition: the columns {', '.join(wanted)} say which are {rows}. Leave it out"
+            raise InvalidOption("where", where, rule)
+        conditions = [text for name, text in wanted.items() if name in there]
+        if where is not None and (where != ALL_ROWS or not conditions):  # pyiceberg's AND takes no TRUE
+            conditions.append(f"({where})" if conditions else where)
+        return " AND ".join(conditions)
 
     def sink(self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows) -> Sink[Any]:
         """Returns a function to be given to Spark's foreachBatch. It adds the new rows of each batch, as `change`
