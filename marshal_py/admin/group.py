@@ -240,10 +240,10 @@ class Group:
         """
         return self.change_members(without_mappings, reason)
 
-    def change_members(self, edit: Edit, reason: str = "") -> int:
+    def change_members(self, edit: Edit, reason: str = "", watcher: Watcher | None = None) -> int:
         """Changes settings by a function of admin/plans/membership.py that returns them; returns the offset of the
-        record."""
-        return self._settle(edit, False, reason)
+        record, or of the last one if nothing is to change. `watcher`: is told "changed" if it has."""
+        return self._settle(edit, False, reason, watcher=watcher)
 
     def _settle(
         self,

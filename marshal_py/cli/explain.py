@@ -18,7 +18,7 @@ from marshal_py.cli.options import ReadOptions, command, number_or_none, require
 from marshal_py.client.driver import divergence_report
 from marshal_py.client.observer import Observer
 from marshal_py.client.values.start_positions import EARLIEST, OFFSET, TIME
-from marshal_py.errors import InvalidOption
+from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import states
 from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing
@@ -68,6 +68,8 @@ def explain(
     with _reader(group, options) as reader:
         found = reader.explain(tp, cut, count, reader.offset_of(begin))
         way_back = reader.way_back() if reader.began_at else ""
+    if not found.known and found.deleted:
+        raise output.CommandFailed(f"{GroupDeleted(group)}; as it was before: --offset {max(found.causes) - 1}")
     if not found.known:
         topics = _known(group, options)
         near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else suggestion(topic, topics)

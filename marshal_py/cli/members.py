@@ -124,8 +124,12 @@ def _change(options: changes.ChangeOptions, name: str, edit: Edit, question: str
     look = partial(target.impact, lambda context: impact.of_settings(context, edit, False))
     if not options.confirmed(name, look, question):
         return
-    offset = target.change_members(edit, options.reason)
-    options.print_result({"group": name, **result, "offset": offset}, f"the members of group {name!r} are changed")
+    seen: list[str] = []
+    offset = target.change_members(edit, options.reason, lambda event: seen.append(event.kind))
+    changed = "changed" in seen
+    done = f"the members of group {name!r} are changed"
+    done = done if changed else f"nothing to change: the members of group {name!r} are as wanted already"
+    options.print_result({"group": name, **result, "changed": changed, "offset": offset}, done)
 
 
 @command

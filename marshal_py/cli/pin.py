@@ -42,5 +42,13 @@ def unpin(options: changes.ChangeOptions, group: changes.GroupName) -> None:
         group, lambda: target.impact(impact.of_unpinning), f"Unpin the consumer of group {group!r}?"
     ):
         return
+    before = target.pin_info().pinned_id
     session = target.unpin(options.reason)
-    options.print_result({"group": group, "session": session}, f"session {session} of group {group!r} is unpinned")
+    given_back = target.pin_info().pinned_id != before
+    done = f"session {session} of group {group!r} "
+    if given_back:
+        done += "is unpinned"
+    else:
+        done += "is asked to give the pin back; it has not done so yet: it waits for its handlers, or does not answer "
+        done += f"(marshal pin info {group})"
+    options.print_result({"group": group, "session": session, "given_back": given_back}, done)

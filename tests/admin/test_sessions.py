@@ -7,7 +7,7 @@ import pytest
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan
 from marshal_py.admin.plans.membership import with_members, without_members
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupMissing, MembersAlive
+from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupMissing, InvalidOption, MembersAlive
 from marshal_py.protocol.fold.group_rules import PRIORITY
 from marshal_py.protocol.wire.records import Evict, GroupConfig, StepDown
 from tests.admin.virtual_admin import finish, start_tool
@@ -130,10 +130,14 @@ def test_two_admins_add_different_members() -> None:
     assert cluster.group.config is not None
     assert cluster.group.config.members == ("m1", "m2", "m3")
     written = len(list(cluster.records(GroupConfig)))
-    for edit in (with_members(["m1", "m2"]), without_members(["nobody"])):
-        tool = finish(cluster, start_tool(cluster, lambda context, edit=edit: ConfigPlan(context, edit), "again"))
-        assert tool.operation.error is None
-        assert tool.operation.changed_at == cluster.group.config_offset  # type: ignore[attr-defined]
+    tool = finish(
+        cluster, start_tool(cluster, lambda context: ConfigPlan(context, with_members(["m1", "m2"])), "again")
+    )
+    assert tool.operation.error is None
+    assert tool.operation.changed_at == cluster.group.config_offset  # type: ignore[attr-defined]
+    assert "changed" not in tool.kinds
+    with pytest.raises(InvalidOption, match=r"nobody.*its members are 'm1', 'm2', 'm3'"):
+        start_tool(cluster, lambda context: ConfigPlan(context, without_members(["m1", "nobody"])), "drop")
     assert len(list(cluster.records(GroupConfig))) == written
 
 

@@ -300,9 +300,11 @@ def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[in
     """Returns how many partitions the group's log names for `topic`, and the offset of the Topology record that names
     them.
 
-    Raises GroupMissing or InvalidOption if the topic cannot shrink to `partitions`.
+    Raises GroupDeleted, GroupMissing or InvalidOption if the topic cannot shrink to `partitions`.
     """
     known = context.group.topics.get(topic) if context.group is not None else None
+    if context.group is not None and context.group.deleted:
+        raise GroupDeleted(context.name)
     if known is None:
         topics = context.group.topics if context.group is not None else ()
         raise GroupMissing(context.name, f"has never consumed topic {topic!r}{suggestion(topic, topics)}")

@@ -12,7 +12,14 @@ from marshal_py.admin.plans.targets import SHIFT, TABLE, Facts, Target, resolve
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, find_recreated
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.values.start_positions import COMMITTED, TIME
-from marshal_py.errors import DataTopicRecreated, GroupMissing, InvalidOption, PositionNotMoved
+from marshal_py.errors import (
+    DataTopicRecreated,
+    GroupDeleted,
+    GroupMissing,
+    InvalidOption,
+    PositionNotMoved,
+    PositionOutOfRange,
+)
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport.ports import TopicInfo
@@ -24,14 +31,16 @@ class PositionResolver:
     def __init__(self, runner: OperationRunner, topics: str | Sequence[str | TopicPartition], target: Target) -> None:
         """Finds the partitions that `topics` and `target` name, and the topics among them that were created again.
 
-        Raises InvalidOption and GroupMissing. Raises DataTopicRecreated if a topic that was created again is to be
-        moved by a shift or to committed offsets, because both refer to the topic that is gone.
+        Raises InvalidOption, GroupMissing and GroupDeleted. Raises DataTopicRecreated if a topic that was created again
+        is to be moved by a shift or to committed offsets, because both refer to the topic that is gone.
         """
         self._runner, self._target = runner, target
         given = [topics] if isinstance(topics, str) else list(topics)
         names = {one.topic if isinstance(one, TopicPartition) else one.partition(":")[0] for one in given}
         names |= {tp.topic for tp, _ in target.table} if not given else set()
         group = self._group()
+        if group.deleted:
+            raise GroupDeleted(group.name)
         self._infos = {name: self._look(name) for name in sorted(names) if name in group.topics}
         self.recreated: dict[str, RecreatedTopic] = find_recreated(group, self._infos)
         self.tps: list[TopicPartition] = self._partitions(given)
@@ -99,12 +108,17 @@ class PositionResolver:
     def check(self) -> None:
         """Looks the new positions up before anything is paused, so that wrong ones are refused early (M3).
 
-        Raises what `targets.resolve` raises. A shift of a partition that is owned now is not checked yet, because its
-        owner may be further than the log says.
+        Raises what `targets.resolve` raises. Of a shift of a partition that is owned now, only the end is checked yet:
+        its owner may be further than the log says, so what is too far from here is too far from there, too.
         """
         owned = self._group().claims.values()
         moving = {partition.tp for partition in owned} if self._target.kind == SHIFT else set()
         self._resolve([tp for tp in self.tps if tp not in moving])
+        try:
+            self._resolve([tp for tp in self.tps if tp in moving])
+        except PositionOutOfRange as error:
+            if error.position > error.end:
+                raise
 
     def positions(self) -> dict[TopicPartition, int]:
         """Looks the new positions up and returns them. Raises PositionNotMoved for a topic that was created again

@@ -185,7 +185,8 @@ def of_groups(
     named: str | None = None,
 ) -> Iterator[Check]:
     """Yields a warning for each cause for which nobody consumes (protocol/member/waiting.py), for each group that
-    nobody uses, and for topics that have become smaller. Yields one "ok" if there is no warning.
+    nobody uses, for topics that have become smaller, and if the `named` group has no consumer. Yields one "ok" if there
+    is no warning.
 
     `infos`: what Kafka says of each topic, None if the topic is gone; a topic that this client may not describe is left
     out. `facts`: what is known beyond the log, by group. `named`: the group that the user asks about; of the others
@@ -197,6 +198,7 @@ def of_groups(
             continue
         for check in (
             _orphan(group, study),
+            _empty(group, facts.get(group.name, NO_FACTS)) if group.name == named else None,
             *(
                 Check(TITLES.get(one.cause, one.cause), "warn", f"{group.name!r}: {one.text}", one.advice)
                 for one in standstills(group, facts.get(group.name, NO_FACTS))
@@ -216,6 +218,13 @@ def _orphan(group: Group, study: Study) -> Check | None:
         return None
     found = f"{group.name!r}: no consumer and no record for {idle_ms // DAY_MS} days; {len(positions(group))} positions"
     return Check("orphaned group", "warn", found, f"marshal groups rm {group.name}, if no consumer comes back")
+
+
+def _empty(group: Group, facts: Facts) -> Check | None:
+    """Checks that a consumer is there, for a user who asks about this group. With a lag, `standstills` says it."""
+    if group.sessions or group.deleted or facts.lag:
+        return None
+    return Check("no consumer", "warn", f"{group.name!r}: no live session", "start a consumer of this group")
 
 
 def _smaller(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:

@@ -1,0 +1,102 @@
+"""What a command answers when there is nothing to change, when it cannot be done, or when it is not done yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import Result
+
+from marshal_py import GroupConfig
+from marshal_py.cli import options
+from marshal_py.testing import MemoryCluster
+from marshal_py.transport.memory import MemoryTransport
+from tests.cli.shell import Shell
+from tests.cli.test_standstills import GROUP, TOPIC, Scene, look, said
+
+PARTITIONS = 2
+
+
+class Desk:
+    """A cluster in memory, and the commands of an operator, who waits while its time passes."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self.cluster = cluster
+
+    def run(self, *arguments: str) -> Result:
+        return self.cluster._run(lambda: Shell("none:1").run(*arguments))
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, PARTITIONS)
+        monkeypatch.setattr(options.CommonOptions, "group", lambda self, name: cluster.group(name))
+        monkeypatch.setattr(options.CommonOptions, "observer", lambda self: look(cluster))
+        monkeypatch.setattr(options.CommonOptions, "transport", lambda self: MemoryTransport(cluster.broker))
+        yield Desk(cluster)
+
+
+def test_a_move_and_a_question_about_a_deleted_group_say_that_it_is_deleted(desk: Desk) -> None:
+    cluster = desk.cluster
+    consumer = cluster.connect("one").consumer(GROUP, [TOPIC])
+    cluster.run_until(lambda: len(consumer.claims()) == PARTITIONS)
+    cluster._run(consumer.stop)
+    cluster._run(lambda: cluster.group(GROUP).delete())
+    for command in (
+        ("set-position", GROUP, TOPIC, "--to", "earliest", "--yes"),
+        ("groups", "shrink", GROUP, TOPIC, "--partitions", "1", "--yes"),
+        ("explain", GROUP, f"{TOPIC}:0"),
+    ):
+        answer = desk.run(*command)
+        assert answer.exit_code != 0, command
+        assert f"group '{GROUP}' is deleted" in answer.stderr, (command, answer.output)
+    before = answer.stderr.rpartition("--offset ")[2].split()[0]
+    assert f"{TOPIC}:0 of group '{GROUP}'" in desk.run("explain", GROUP, f"{TOPIC}:0", "--offset", before).stdout
+
+
+def test_changes_of_members_say_what_they_change(desk: Desk) -> None:
+    desk.cluster.connect("admin").create_group(
+        GROUP, GroupConfig(policy="members", max_members=3, members=["m1", "m2"])
+    )
+    again = desk.run("members", "add", GROUP, "m1", "--yes")
+    assert again.exit_code == 0
+    assert "nothing to change" in again.output
+    unknown = desk.run("members", "drop", GROUP, "zzz", "--yes")
+    assert unknown.exit_code != 0
+    assert "its members are 'm1', 'm2'" in unknown.stderr
+    dropped = desk.run("members", "drop", GROUP, "m1", "--yes")
+    assert dropped.exit_code == 0
+    assert "are changed" in dropped.output
+
+
+def test_a_shift_beyond_the_end_is_refused_before_the_group_is_paused(desk: Desk) -> None:
+    cluster = desk.cluster
+    consumer = cluster.connect("one").consumer(GROUP, [TOPIC])
+    cluster.run_until(lambda: len(consumer.claims()) == PARTITIONS)
+    refused = desk.run("set-position", GROUP, TOPIC, "--shift-by", "999999", "--yes")
+    assert refused.exit_code != 0
+    assert "has no position 999999" in refused.stderr
+    assert "paused" not in refused.output
+    assert len(consumer.claims()) == PARTITIONS
+    with look(cluster) as observer:
+        assert not [one for one in observer.advisories(GROUP) if one is not None and one.kind == "paused"]
+
+
+def test_an_unpin_says_that_the_pin_is_not_given_back_yet(desk: Desk) -> None:
+    cluster = desk.cluster
+    cluster.connect("admin").create_group(GROUP, GroupConfig(policy="pinned", priority_groups=["jobs"]))
+    cluster.produce(TOPIC, b"one", partition=0)
+    consumer = cluster.connect("one").consumer(GROUP, [TOPIC], start="earliest", priority_group="jobs")
+    assert consumer.next(5) is not None  # its handler does not end
+    answer = desk.run("pin", "unpin", GROUP, "--yes")
+    assert answer.exit_code == 0, answer.output
+    assert "has not done so yet" in answer.output
+    assert "is unpinned" not in answer.output
+
+
+def test_doctor_says_of_the_group_that_it_is_asked_about_that_nobody_is_there(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.cluster.connect("admin").create_group(GROUP, GroupConfig(policy="balanced"))
+    assert "no live session" in said(Scene(desk.cluster, None), "doctor", monkeypatch)
