@@ -668,6 +668,20 @@ def test_a_bad_option_is_named_when_the_stream_is_loaded(name: str, value: str) 
         DefaultSource({**NEEDED, name: value}).schema()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("kafka.no.such", "secret", r"option='kafka\.no\.such' is not allowed: .*leave it out"),
+        ("kafka.security.protocol", "quantum", r"kafka\.security\.protocol='quantum' is not allowed"),
+    ],
+)
+def test_a_setting_that_librdkafka_refuses_is_named_as_it_was_written(name: str, value: str, said: str) -> None:
+    """No broker listens at this address."""
+    with pytest.raises(InvalidOption, match=said) as raised:
+        QueryMember(StreamOptions.of({**NEEDED, name: value}))
+    assert "secret" not in str(raised.value)
+
+
 def test_options_reach_the_member() -> None:
     options = StreamOptions.of(
         {

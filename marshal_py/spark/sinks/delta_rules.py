@@ -108,10 +108,14 @@ class Rules:
 
     def check_files(self, files: Sequence[DataFile]) -> None:
         """Checks that no row breaks a condition. Raises InvalidOption."""
-        broken = {rule: sum(file.broken.get(rule, 0) for file in files) for rule in self.conditions()}
-        for rule, count in broken.items():
-            if count:
-                raise InvalidOption("rows", f"{count} of them break {rule}", f"a rule of the table {self._name}")
+        for name in self.conditions():
+            found = [file.broken[name] for file in files if name in file.broken]
+            if found:
+                first = min((offset for _, offset in found if offset is not None), default=None)
+                where = "" if first is None else f", the first at offset {first}"
+                rule = f"rows that keep the rules of the table {self._name}: mend or drop the others in the function "
+                rule += "that the sink has, or send them to a topic of their own; or take the rule from the table"
+                raise InvalidOption("rows", f"{sum(count for count, _ in found)} of them break {name}{where}", rule)
 
 
 def _fits(known: Any, found: Any) -> bool:

@@ -21,6 +21,7 @@ from marshal_py.spark.sinks import guards
 from marshal_py.spark.sinks.guards import Sink, named
 
 ALL_ROWS: Final = "true"  # for `rewind`: no row has to be told from another topic's
+MERGES: Final = "merge_schema=True adds new columns to the table, and writes NULL where rows lack one"
 COMMITS_MAX: Final = 100  # tries of one commit; each failure means that another writer succeeded
 
 
@@ -188,5 +189,5 @@ def check_names(name: str, given: list[str], expected: list[str], merge_schema: 
     says += (
         [f"{', '.join(sorted(set(given) - set(expected)))} is not in the table"] if set(given) - set(expected) else []
     )
-    rule = f"the columns of {name}: {', '.join(expected)}; {'; '.join(says)}. merge_schema=True adds new columns"
+    rule = f"the columns of {name}: {', '.join(expected)}; {'; '.join(says)}. {MERGES}"
     raise InvalidOption("rows", given, rule)

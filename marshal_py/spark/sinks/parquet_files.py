@@ -29,7 +29,7 @@ class DataFile(NamedTuple):
     """Describes one Parquet file. `path` is relative to the table's folder, `size` is in bytes.
 
     `values`: the value of each partition column. `stats`: statistics of Delta's form. `broken`: how many rows break
-    each rule; rules that all keep are not in it.
+    each rule, and the lowest offset among them, None without a column offset; rules that all keep are not in it.
     """
 
     path: str
@@ -37,7 +37,7 @@ class DataFile(NamedTuple):
     rows: int
     values: dict[str, str | None]
     stats: dict[str, Any]
-    broken: dict[str, int]
+    broken: dict[str, tuple[int, int | None]]
 
 
 def spark_uri_of(uri: str) -> str:
@@ -66,7 +66,10 @@ def write_files(
         conf.set(_TIMES, before or _TIMES_DEFAULT)
     given, columns = dict(rules or {}), _indexed(df, partition_by)
     wanted = [F.count("*")]
-    wanted += [F.count_if(~F.coalesce(F.expr(rule), F.lit(False))) for rule in given.values()]
+    offset = F.col("offset") if "offset" in df.columns else F.lit(None).cast("long")
+    for rule in given.values():
+        breaks = ~F.coalesce(F.expr(rule), F.lit(False))
+        wanted += [F.count_if(breaks), F.min(F.when(breaks, offset))]
     for column, (shown, _) in columns.items():
         value = shown(F.col(f"`{column}`"))
         wanted += [F.count(value), F.min(value), F.max(value)]
@@ -82,8 +85,9 @@ def write_files(
         below = unquote(path[path.index(name) :])  # `path` is a URL; this is the file's name
         parts = [part.partition("=") for part in below.split("/")[1:-1]]
         values = {unquote(key): None if value == _NULL else unquote(value) for key, _, value in parts}
-        broken = {rule: count for rule, count in zip(given, rest, strict=False) if count}
-        stats = _stats(rows, columns, rest[len(given) :])
+        counts = zip(given, rest[0::2], rest[1::2], strict=False)
+        broken = {rule: (count, first) for rule, count, first in counts if count}
+        stats = _stats(rows, columns, rest[2 * len(given) :])
         files.append(DataFile(below, size, rows, values, stats, broken))
     return files
 

@@ -190,6 +190,19 @@ def kafka_options(options: Mapping[str, str]) -> settings.Settings:
     return settings.from_user({**from_java(given), "bootstrap.servers": servers})
 
 
+def as_written(error: InvalidOption, kafka: Mapping[str, Any]) -> InvalidOption:
+    """Returns the error with the name of the option as a source's caller writes it: settings begin with `kafka.`.
+
+    `kafka`: the settings that the caller gave. librdkafka does not know a setting that it refuses under "settings".
+    """
+    if error.option == "settings" and error.value in kafka:
+        rule = f"{error.rule}. What follows kafka. must be a setting of librdkafka: correct the name, or leave it out"
+        return InvalidOption("option", f"kafka.{error.value}", rule)  # without its value, which may be a password
+    if error.option in kafka and error.option != "bootstrap.servers":
+        return InvalidOption(f"kafka.{error.option}", error.value, error.rule)
+    return error
+
+
 def as_options(given: Mapping[str, Any]) -> dict[str, str]:
     """Returns librdkafka's settings as options of a source, which is the reverse of `kafka_options`.
 

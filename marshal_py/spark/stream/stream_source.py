@@ -40,7 +40,7 @@ from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark.stream.commits import CommitSocket
-from marshal_py.spark.stream.options import StreamOptions
+from marshal_py.spark.stream.options import StreamOptions, as_written
 from marshal_py.spark.stream.range_reader import partitions_of, read_ranges
 from marshal_py.spark.stream.tasks import pieces_of
 
@@ -64,14 +64,7 @@ class QueryMember:
 
     def __init__(self, options: StreamOptions, earlier: MicroBatches | None = None) -> None:
         """Joins the group. `earlier` has the batches that an earlier member of this process has handed over."""
-        self.marshal: Marshal = connect(
-            options.kafka,
-            client_id=options.client_id,
-            timeout_s=options.connect_timeout_s,
-            coordination_topic=options.coordination_topic,
-            coordination_partitions=options.coordination_partitions,
-            last_will=last_wills.of_program(options.kafka),
-        )
+        self.marshal: Marshal = _connected(options)
         try:
             self._pattern, self._checked_s = options.topics_pattern, time.monotonic()
             self.topics: tuple[str, ...] = (
@@ -392,6 +385,20 @@ def _check_ours(offset: dict[str, Any], committed: dict[str, Any], group: str) -
             f"another checkpointLocation, and the query begins where group {group!r} is{way}"
         )
         raise InvalidOption("group", group, rule)
+
+
+def _connected(options: StreamOptions) -> Marshal:
+    try:
+        return connect(
+            options.kafka,
+            client_id=options.client_id,
+            timeout_s=options.connect_timeout_s,
+            coordination_topic=options.coordination_topic,
+            coordination_partitions=options.coordination_partitions,
+            last_will=last_wills.of_program(options.kafka),
+        )
+    except InvalidOption as error:
+        raise as_written(error, options.kafka) from error
 
 
 def _rows(limit: ReadLimit) -> int | None:
