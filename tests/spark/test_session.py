@@ -63,8 +63,8 @@ def test_every_public_name_exists(name: str) -> None:
 
 
 def test_an_unknown_name_is_no_attribute() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'stream'"):
-        marshal_py.spark.stream  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'streams'"):
+        marshal_py.spark.streams  # noqa: B018
 
 
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow", "pandas"])
