@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -20,8 +20,8 @@ from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.event_loop import EventLoop, Feed, Threads
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.delivery.buffers import Reserved
-from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked
-from marshal_py.client.messages.message import Batch, Message, Part
+from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Ack
+from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.consuming import Handler, Reader, iterator_of
 from marshal_py.client.receive.demand import Demand
@@ -355,15 +355,15 @@ class AsyncConsumer(Generic[K_co, V_co]):
     ) -> bool:
         """Acks a message, a part or a batch, and returns True once the log has accepted that: `Message.double_ack`.
 
-        Raises ClaimLost, AckNotConfirmed after `timeout_s` seconds; InvalidOption before anything is acked.
+        Raises ClaimLost, AckNotConfirmed after `timeout_s` seconds; before anything is acked InvalidOption, also for
+        what another consumer has delivered, and EventLoopMisuse.
         """
         self._shared.check("double_ack")
         check_timeout(timeout_s)
-        if not isinstance(message, Message | Part | Batch):
+        delivery = self._consumer._queue.delivery
+        if not isinstance(message, Message | Part | Batch) or not delivered_by(message, delivery):
             raise InvalidOption("message", message, "a message, a part or a batch of this consumer")
-        acked = message._acked()
-        if acked:
-            await self._complete(self._consumer._confirmations.accepted(acked, timeout_s))
+        await self._complete(self._consumer._confirmations.accepted(message._acked, timeout_s))
         return True
 
     def complete(self, handle: bytes, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
@@ -416,14 +416,17 @@ class AsyncConsumer(Generic[K_co, V_co]):
         return self._consumer.events()
 
 
-def _confirm(thread: int, confirmations: Confirmations, acked: Sequence[Acked], timeout_s: float) -> None:
-    """Waits for the log, in any thread but `thread`, the event loop's. Called by `ack(wait=True)` and `double_ack`."""
+def _confirm(thread: int, confirmations: Confirmations, ack: Ack, timeout_s: float) -> None:
+    """Acks and waits for the log, in any thread but `thread`, the event loop's: there nothing is acked.
+
+    Called by `ack(wait=True)` and `double_ack`.
+    """
     if threading.get_ident() == thread:
         raise EventLoopMisuse(
             "double_ack",
             "of a message (or ack with wait=True) would block the event loop: await consumer.double_ack(message)",
         )
-    confirmations.wait(acked, timeout_s)
+    confirmations.wait(ack, timeout_s)
 
 
 def _dispose(feed: Feed, threads: Threads, ending: Ending) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import LOOK_MS
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
-from marshal_py.client.messages.acks import ACK_TIMEOUT_S
+from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.planner import Planner
@@ -408,11 +408,15 @@ class Consumer(Membership, Generic[K_co, V_co]):
         requests.check_ack_wait(wait)
         requests.check_timeout(timeout_s)
         delivery = self._queue.delivery
-        with self._context.lock:
-            in_time, acked = self._handles.complete(handle, delivery)
+
+        def ack() -> Sequence[Acked]:
+            with self._context.lock:
+                return self._handles.complete(handle, delivery)
+
         if wait:
-            delivery.confirm(acked, timeout_s)
-        return in_time
+            delivery.confirm(ack, timeout_s)
+            return True
+        return not any(acked.late for acked in ack())
 
     def message(self, handle: bytes) -> Message[K_co, V_co]:
         """Returns the message whose handle this is, to answer by `nak`, `term` or `in_progress`.

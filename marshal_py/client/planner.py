@@ -336,7 +336,7 @@ class Planner(Membership):
             ]
         self.alive()
         self._pass("flush")
-        self._context.complete(self._confirmed(self._confirmations.accepted(acked, LEAVE_TIMEOUT_S)))
+        self._context.complete(self._confirmed(self._confirmations.accepted(lambda: acked, LEAVE_TIMEOUT_S)))
 
     def give_back(self, taken: Iterable[Taken]) -> None:
         with self._context.outbox, self._context.lock:

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, cast
 
 from msgspec import structs
 
-from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
+from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Ack, Acked, Delivered, DeliveryContext
 from marshal_py.client.messages.answers import Answers
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message, Part
@@ -250,8 +250,8 @@ def _made(raw: RawMessage, delivered: RecordedDelivery, index: int, value: objec
     return delivered.messages[index]
 
 
-def _confirm(acked: Sequence[Acked], timeout_s: float) -> None:
-    """Does what a consumer does once the log has answered. Raises ClaimLost."""
-    lost = sorted({str(one.claim.tp) for one in acked if one.late})
+def _confirm(ack: Ack, timeout_s: float) -> None:
+    """Acks, and does what a consumer does once the log has answered. Raises ClaimLost."""
+    lost = sorted({str(one.claim.tp) for one in ack() if one.late})
     if lost:
         raise ClaimLost(GROUP, tuple(lost))

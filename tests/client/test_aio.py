@@ -674,6 +674,60 @@ def test_one_task_at_a_time(memory: MemoryTestCluster) -> None:
     run(main())
 
 
+WAITING_ACKS: dict[str, Callable[[aio.AsyncConsumer[Any, Any], Any], object]] = {
+    "message.double_ack": lambda consumer, batch: batch[0].double_ack(),
+    "message.ack": lambda consumer, batch: batch[0].ack(wait=True),
+    "part.double_ack": lambda consumer, batch: batch.parts[0].double_ack(),
+    "part.ack": lambda consumer, batch: batch.parts[0].ack(wait=True),
+    "batch.double_ack": lambda consumer, batch: batch.double_ack(),
+    "batch.ack": lambda consumer, batch: batch.ack(wait=True),
+    "complete": lambda consumer, batch: consumer.complete(batch[0].handle(), wait=True),
+}
+
+
+@pytest.mark.parametrize("way", [*WAITING_ACKS, "another loop"])
+def test_a_waiting_ack_that_is_refused_acks_nothing(memory: MemoryTestCluster, way: str) -> None:
+    """The program rolls its effect back when the call raises, so the message must come again."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
+            batch = await consumer.fetch(2, min_messages=2, expires_s=DEADLINE_S)
+
+            async def attempt() -> None:
+                if way == "another loop":
+                    await asyncio.to_thread(asyncio.run, consumer.double_ack(batch))
+                else:
+                    WAITING_ACKS[way](consumer, batch)
+
+            with pytest.raises(EventLoopMisuse):
+                await attempt()
+            assert [message.nak(0) for message in batch] == [True, True], "nothing was acked"
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["message", "part", "batch"])
+def test_double_ack_refuses_what_another_consumer_has_delivered(memory: MemoryTestCluster, kind: str) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+
+    async def main() -> None:
+        async with (
+            aio.connect(memory.target) as marshal,
+            marshal.consumer("mine", [topic], **OPTIONS) as mine,
+            marshal.consumer("other", [topic], **OPTIONS) as other,
+        ):
+            batch = await mine.fetch(1, expires_s=DEADLINE_S)
+            given = {"message": batch[0], "part": batch.parts[0], "batch": batch}[kind]
+            with pytest.raises(InvalidOption, match="of this consumer"):
+                await other.double_ack(given)
+            assert batch.nak(0), "nothing was acked"
+
+    run(main())
+
+
 def test_another_event_loop_is_refused(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
 

@@ -207,7 +207,7 @@ def test_an_accepted_release_confirms_an_ack(memory: MemoryTestCluster) -> None:
         messages = collect(consumer, 3, ack=False)
         acked = [one._delivered.acked(one._index, one._index + 1, one.ack()) for one in (messages[0], messages[2])]
         consumer.stop()
-        messages[0]._delivered.context.confirm(acked, DEADLINE_S)
+        messages[0]._delivered.context.confirm(lambda: acked, DEADLINE_S)
 
 
 def test_an_ack_that_the_log_does_not_accept_in_time_says_why(

@@ -35,6 +35,9 @@ class Acked(NamedTuple):
     late: bool = False
 
 
+Ack = Callable[[], Sequence[Acked]]  # marks messages as done, and returns what the log must accept then
+
+
 class DeliveryContext:
     """Holds what all deliveries of one consumer share. `delivered`: how many messages the consumer has delivered.
 
@@ -84,8 +87,9 @@ class DeliveryContext:
         self.lost_acks: LostAcks = LostAcks()
         # Makes the handle of a message, with the lock held; set by the consumer (handles.py).
         self.handle_of: Callable[[Any], bytes]
-        # Waits until the log has accepted acks; set by the consumer (confirmations.py).
-        self.confirm: Callable[[Sequence[Acked], float], None]
+        # Checks that the caller may wait, acks, and waits until the log has accepted what the call returned; set by
+        # the consumer (confirmations.py). A caller that is refused has acked nothing.
+        self.confirm: Callable[[Ack, float], None]
 
     def forked(self, made_in_pid: int) -> None:
         """Makes acks raise UsedAfterFork in a forked child process, where it is called (forks.py)."""

@@ -88,10 +88,10 @@ class Handles:
             raise HandleUnknown(self._group, f"its message {place.tp}@{place.offset} is done, or its claim is over")
         return message
 
-    def complete(self, handle: bytes, context: DeliveryContext) -> tuple[bool, Sequence[Acked]]:
+    def complete(self, handle: bytes, context: DeliveryContext) -> Sequence[Acked]:
         """Acks the message that a handle names. Called with the lock held.
 
-        Returns whether the ack came in time, and what `DeliveryContext.confirm` takes. A second call changes nothing.
+        Returns what the log must accept, with whether the ack came too late. A second call changes nothing.
         Raises HandleUnknown.
         """
         epoch, offset, tp = place = self.read(handle)
@@ -102,14 +102,14 @@ class Handles:
             context.lost_acks.late(tp)
             gone = Claim(tp, epoch, 0, AtLeastOnce(offset))
             gone.seal(ClaimPhase.GONE)
-            return False, [Acked(gone, [(offset, offset + 1)], late=True)]
+            return [Acked(gone, [(offset, offset + 1)], late=True)]
         tracker, in_time = claim.tracker, True
         if not isinstance(tracker, AtLeastOnce):
             in_time = Delivered(context, claim, None).finish_range(0, 0)
         elif (found := tracker.place_of(offset)) is not None:
             run, index = found
             in_time = Delivered(context, claim, run).finish_range(index, index + 1)
-        return in_time, [Acked(claim, [(offset, offset + 1)], late=not in_time)]
+        return [Acked(claim, [(offset, offset + 1)], late=not in_time)]
 
 
 def _open(message: Message[Any, Any]) -> bool:

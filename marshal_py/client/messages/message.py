@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, NoReturn, SupportsIndex, overload
 
 from msgspec import Struct, structs
 
-from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered
+from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
 from marshal_py.client.values.requests import check_ack_wait, check_timeout
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claims.claim import ClaimPhase
@@ -149,7 +149,7 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         still held.
         """
         check_timeout(timeout_s)
-        self._delivered.context.confirm(self._acked(), timeout_s)
+        self._delivered.context.confirm(self._acked, timeout_s)
         return True
 
     def _acked(self) -> list[Acked]:
@@ -317,7 +317,7 @@ class Part(Generic[K_co, V_co]):
     def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Marks all messages of this part as done, and waits until the log has accepted it: `Message.double_ack`."""
         check_timeout(timeout_s)
-        self._delivered.context.confirm(self._acked(), timeout_s)
+        self._delivered.context.confirm(self._acked, timeout_s)
         return True
 
     def _acked(self) -> list[Acked]:
@@ -411,7 +411,7 @@ class Batch(Generic[K_co, V_co]):
         """
         check_timeout(timeout_s)
         if self.parts:
-            self.parts[0]._delivered.context.confirm(self._acked(), timeout_s)
+            self.parts[0]._delivered.context.confirm(self._acked, timeout_s)
         return True
 
     def _acked(self) -> list[Acked]:
@@ -477,3 +477,9 @@ class Batch(Generic[K_co, V_co]):
 
     def __repr__(self) -> str:
         return f"Batch([{', '.join(map(repr, self.parts))}])"
+
+
+def delivered_by(one: Message[Any, Any] | Part[Any, Any] | Batch[Any, Any], context: DeliveryContext) -> bool:
+    """Tells whether the consumer with this context has delivered all of it."""
+    parts = one.parts if isinstance(one, Batch) else (one,)
+    return all(part._delivered.context is context for part in parts)

@@ -12,12 +12,11 @@ was deleted), nobody knows: a heartbeat that was sent before may still be accept
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Final
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.messages.acks import Acked
+from marshal_py.client.messages.acks import Ack, Acked
 from marshal_py.client.messages.lost_acks import LostAcks
 from marshal_py.client.values.waits import Steps
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ClusterUnreachable, MarshalError
@@ -37,18 +36,21 @@ class Confirmations:
     def __init__(self, context: Context, driver: ConsumerDriver, lost_acks: LostAcks) -> None:
         self._context, self._driver, self._member, self._lost_acks = context, driver, driver.member, lost_acks
 
-    def wait(self, acked: Sequence[Acked], timeout_s: float) -> None:
+    def wait(self, ack: Ack, timeout_s: float) -> None:
         """Waits in the calling thread, as `accepted` says."""
-        self._context.complete(self.accepted(acked, timeout_s))
+        self._context.complete(self.accepted(ack, timeout_s))
 
-    def accepted(self, acked: Sequence[Acked], timeout_s: float) -> Steps[None]:
-        """Returns when the log has accepted these acks. Any thread may call it, but not the background thread.
+    def accepted(self, ack: Ack, timeout_s: float) -> Steps[None]:
+        """Calls `ack`, and returns when the log has accepted what that has acked.
+
+        Any thread may call it, but not the background thread: a call that is refused has acked nothing.
 
         In at-most-once mode only late acks matter, because the grants have moved the positions. Raises ClaimLost, after
         the others are accepted; AckNotConfirmed after `timeout_s` seconds, or as soon as it will never be known;
         ReentrantCall, UsedAfterFork.
         """
         self._context.check_call("Message", "ack", waits=True)
+        acked = ack()
         late = {one.claim.tp for one in acked if one.late}
         waiting = [one for one in acked if one.spans and not one.late and isinstance(one.claim.tracker, AtLeastOnce)]
         return self._accepted(waiting, late, set(), timeout_s)
