@@ -858,7 +858,9 @@ class AckNotConfirmed(PeerError):
     """The log has not accepted an ack in time. The messages count as done here, and the log may still accept it.
 
     Calling again waits again, unless `over`: then this process will never know, for example because the consumer has
-    ended. If the log does not get the ack, the messages are delivered again.
+    ended. If the log does not get the ack, the messages are delivered again; if it does, they are not, and a program
+    that has rolled back has lost their effect. So keep the effect, under a guard (`marshal_py.sql`) that recognises a
+    repeat.
     """
 
     group: str
@@ -881,7 +883,8 @@ class AckNotConfirmed(PeerError):
             return
         super().__init__(
             f"group {group!r}: the log has not accepted the acks up to {', '.join(places)} within {waited_s:g} s: "
-            f"{reason}; call again to wait longer, or treat the work as not done"
+            f"{reason}; the ack may still reach the log, so do not roll back on this: call again until it is known, or "
+            f"keep the effect under a guard (marshal_py.sql), which recognises a repeat"
         )
 
 

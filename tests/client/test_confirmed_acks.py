@@ -223,6 +223,8 @@ def test_an_ack_that_the_log_does_not_accept_in_time_says_why(
             with pytest.raises(AckNotConfirmed, match=f"{topic}:0@0 within 0.2 s") as caught:
                 message.ack(wait=True, timeout_s=0.2)
             assert caught.value.retriable
+            assert "do not roll back on this: call again" in str(caught.value)
+            assert "guard (marshal_py.sql)" in str(caught.value)
         assert message.double_ack(), "the second call waits again"
         consumer.stop()
 

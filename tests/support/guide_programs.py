@@ -186,7 +186,7 @@ def first_consumer_after_the_migration(at: Place) -> None:
 
 @guide("docs/acks.md", 0)
 def confirmed_acks(at: Place) -> None:
-    """Each effect is committed once its ack is in the log."""
+    """Each effect is committed before its ack is in the log, and the next one is begun after that."""
     at.fill()
     with at.consumer() as consumer, closing(sqlite3.connect(":memory:")) as database:
         database.execute("CREATE TABLE booked (value BLOB)")
