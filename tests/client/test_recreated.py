@@ -208,6 +208,28 @@ def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryTest
         assert not consumer._driver.refused_positions
 
 
+def test_a_refusal_of_a_partition_that_is_held_back_loses_nothing(memory: MemoryTestCluster) -> None:
+    """D6: the refused position may lie above what was delivered, because what comes while it is held back is dropped.
+
+    Found by the simulator, which runs this code: such a partition was fetched on, and continued at that position.
+    """
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        collect(consumer, 3)
+        tp, driver = TopicPartition(topic, 0), consumer._driver
+        consumer.pause([tp])
+        for position in (3, 8):
+            with marshal._context.lock:
+                driver.refused_positions[tp] = OutOfRange(tp, position, driver.source.round(tp))
+            driver.submit("a refusal", driver._check_refused)
+            until(lambda: not driver.refused_positions, "the refusal is looked at")
+            memory.fill(topic, 0, 5, first=position)
+            assert not consumer.fetch(1, expires_s=0.0)
+        consumer.resume([tp])
+        assert [message.offset for message in collect(consumer, 10)] == [*range(3, 13)]
+
+
 def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryTestCluster) -> None:
     """F9.1: an upgraded cluster begins to give ids; nothing is parked, and the id is written to the log."""
     topic, group = memory.topic(), memory.group()

@@ -136,12 +136,18 @@ class DeliveryQueue:
         """Tells whether this consumer has claimed the partition or fetches it ahead."""
         return tp in self.buffers
 
-    def restart(self, tp: TopicPartition, position: int) -> None:
-        """Fetches the partition again, from `position` on. Called when the cluster has refused to fetch it (D6)."""
-        buffer = self.buffers.get(tp)
-        if buffer is not None:
-            buffer.next_offset = position
-            self.source.assign({tp: position})
+    def restart(self, tp: TopicPartition, first: int) -> int:
+        """Fetches a partition that it has again, from where its buffer ends, or from `first` where the partition begins
+        now. Returns where the buffer ended. Called when the cluster has refused to fetch it (D6).
+
+        The refused position may lie above that, as what comes while the partition is held back is dropped (`add`).
+        """
+        buffer = self.buffers[tp]
+        ended = buffer.next_offset
+        buffer.next_offset = max(ended, first)
+        if not buffer.held_back:  # else it will be fetched from there when it is resumed
+            self.source.assign({tp: buffer.next_offset})
+        return ended
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
         """Stops fetching and delivering these partitions, as the user asks. They stay claimed."""

@@ -406,14 +406,11 @@ class ConsumerDriver:
                 return  # assigned again since, which the refusal does not concern
             if truncated:
                 self.park(tp, parking.TRUNCATED, truncated)
-            elif position < first:
-                self.member.note("offset_lost", tp, position, first)
-                self.queue.restart(tp, first)
-                self.step(self.context.clock.now())
             elif position > end:
                 self.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
-            else:
-                self.queue.restart(tp, position)
+            elif (ended := self.queue.restart(tp, first)) < first:
+                self.member.note("offset_lost", tp, ended, first)
+                self.step(self.context.clock.now())
 
     def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
         """Releases a claimed partition and parks it. A partition that is only fetched ahead is left to its owner (D6).

@@ -141,9 +141,14 @@ class Ranges:
             self.claims.pop(tp, None)
             self.prefetching.discard(tp)
 
-    def restart(self, tp: TopicPartition, position: int) -> None:
-        """Has the partition's next range begin at `position`, because the offsets before it are lost (D6)."""
-        self.claims[tp].next_offset = position
+    def restart(self, tp: TopicPartition, first: int) -> int:
+        """Has the partition's next range begin at `first` or above, because the offsets before are lost (D6).
+
+        Returns where it would have begun.
+        """
+        planned = self.claims[tp]
+        ended, planned.next_offset = planned.next_offset, max(planned.next_offset, first)
+        return ended
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
         """Makes `available` and `take` leave out these partitions until `resume` is called. The claims stay."""
