@@ -56,3 +56,36 @@ def test_a_run_beyond_the_budget_fails(
     assert bool(done.ret) is (budget < 1.0)
     assert ("BUDGET test_it.py took 0 CPU seconds" in done.stdout.str()) is (budget < 1.0)
     assert list(file_times.read(pytester.path.joinpath("all.tsv").read_text(encoding="utf-8"))) == ["test_it.py"]
+
+
+def test_children_count_in_the_test_and_not_in_its_fixtures(pytester: pytest.Pytester) -> None:
+    """A broker of the whole session begins in the set-up of some file and ends in the tear-down of another."""
+    burn = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'for _ in range(30_000_000): pass'])"
+    pytester.makepyfile(
+        test_fixture=f"""
+        import pytest
+        @pytest.fixture
+        def broker():
+            {burn}
+            yield
+            {burn}
+        def test_it(broker): pass
+        """,
+        test_call=f"def test_it():\n    {burn}",
+    )
+    found = pytester.inline_run(
+        "-p", "tests.support.file_times", "-p", "no:cacheprovider", plugins=[collected := Collected()]
+    )
+    found.assertoutcome(passed=2)
+    assert collected.cpu_s["test_call.py"] > 2 * collected.cpu_s["test_fixture.py"]
+
+
+class Collected:
+    """CPU seconds by file, as the reports have them."""
+
+    def __init__(self) -> None:
+        self.cpu_s: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = report.nodeid.partition("::")[0]
+        self.cpu_s[file] = self.cpu_s.get(file, 0.0) + report.cpu_s  # type: ignore[attr-defined]

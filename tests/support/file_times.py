@@ -1,9 +1,9 @@
 """A pytest plugin that says how long each test file takes, and fails the run if a file takes far more than its budget.
 
 `--file-times=PATH` writes the table: CPU seconds and wall seconds per file, the greatest first. tests/file_times.tsv is
-such a table, made on two quiet cores (CONTRIBUTING.md names the command), and is the budget: CPU, because wall time
-measures what else the machine does. CPU seconds are those of the test's process and of the processes for which it has
-waited; a broker or a Spark that outlives its test is counted where it ends.
+such a table (CONTRIBUTING.md names the command), and is the budget: CPU, because wall time measures what else the
+machine does. CPU seconds are those of the process that runs the tests, and of the processes for which the test itself
+has waited. What fixtures wait for does not count: a broker that many files share would count where it begins and ends.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import pytest
 
 TABLE: Final = Path(__file__).parents[1] / "file_times.tsv"
 TIMES: Final = 4  # a file exceeds its budget by far if it takes so many times the CPU seconds of its line
-EXTRA_S: Final = 30.0  # and so many more: starting a broker or Spark moves from one file to another
+EXTRA_S: Final = 30.0  # and so many more: a file of a few seconds varies most
 NEW_S: Final = 10.0  # what a file without a line may take, before the factor
 
 
-def used_s() -> float:
+def used_s() -> tuple[float, float]:
     """CPU seconds of this process so far, and of the child processes that it has waited for."""
-    return sum(os.times()[:4])
+    times = os.times()
+    return times.user + times.system, times.children_user + times.children_system
 
 
 def read(table: str) -> dict[str, float]:
@@ -60,8 +61,9 @@ class FileTimes:
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
         """In the process that runs the test: notes what this phase of it has used."""
         report = yield
-        now_s = used_s()
-        report.cpu_s, self._used_s = now_s - self._used_s, now_s
+        (before_s, before_children_s), self._used_s = self._used_s, used_s()
+        own_s, children_s = self._used_s
+        report.cpu_s = own_s - before_s + (children_s - before_children_s if report.when == "call" else 0.0)
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
