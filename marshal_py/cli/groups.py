@@ -17,7 +17,6 @@ from marshal_py.admin.views.group_info import plain
 from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.cli.state import causes
 from marshal_py.client.marshal import connect
 from marshal_py.client.observer import Observer
 from marshal_py.client.values.group_config import LIMITS, NAMES, check_settings
@@ -222,7 +221,7 @@ def _causes(observer: Observer, looking: Looking, log: int, group: Group, now_ms
     seen = False
     with suppress(AccessDenied):  # a list of groups needs no right on their topics
         ends, seen = observer.ends(wanted), True
-    return list(dict.fromkeys(one.cause for one in causes(observer, looking, log, group, now_ms, ends, seen)))
+    return list(dict.fromkeys(one.cause for one in looking.causes(log, group, now_ms, ends, seen)))
 
 
 def _condition(group: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command, require_group
-from marshal_py.cli.state import causes
 from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
 from marshal_py.protocol.wire.identity import NONE
 
@@ -41,7 +40,7 @@ def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GR
         require_group(observer, group)
         assert state is not None  # require_group has checked it
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
-        told = list(map(str, causes(observer, looking, log, state, observer.as_of_ms, ends)))
+        told = list(map(str, looking.causes(log, state, observer.as_of_ms, ends)))
     recreated = find_recreated(state, observer.topics)
     found = {**overview.lag(state, ends, rate, observer.as_of_ms, recreated), "notices": told}
     if options.as_json:

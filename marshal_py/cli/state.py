@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,8 +14,6 @@ from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.client.observer import Observer
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.waiting import Standstill, standstills
-from marshal_py.protocol.wire.identity import TopicPartition
 
 EXAMPLE: Final = output.example("marshal state billing --json")
 
@@ -59,26 +56,7 @@ def _state(
     recreated = find_recreated(group, observer.topics)
     signs, pauses = observer.signs_of(log), looking.pause_history(log, group)
     plain = overview.state(group, log, signs, ends, now_ms, pauses, recreated)
-    return {**plain, "notices": list(map(str, causes(observer, looking, log, group, now_ms, ends, in_cluster)))}
-
-
-def causes(
-    observer: Observer,
-    looking: Looking,
-    log: int,
-    group: Group,
-    now_ms: int,
-    ends: Mapping[TopicPartition, int],
-    in_cluster: bool = True,
-) -> list[Standstill]:
-    """Returns each cause for which nobody consumes, and the way out.
-
-    `ends`: what `observer.ends` has returned. `in_cluster`: False for a dump, or where the data topics are not known.
-    """
-    recreated = find_recreated(group, observer.topics)
-    gone = [topic for topic in sorted(group.topics) if in_cluster and topic not in observer.topics]
-    facts = looking.facts(log, group, now_ms, overview.stopped(group, recreated, ends), gone, ends)
-    return standstills(group, facts)
+    return {**plain, "notices": list(map(str, looking.causes(log, group, now_ms, ends, in_cluster)))}
 
 
 # --- for people

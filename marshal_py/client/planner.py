@@ -330,13 +330,17 @@ class Planner(Membership):
 
         In at-most-once mode it waits for nothing, because the grants have moved the positions.
         """
-        with self._context.outbox, self._context.lock:
-            acked = [
-                Acked(one.claim, [(one.range.start, one.range.to)], late=not self._ranges.finish(one)) for one in taken
-            ]
+
+        def ack() -> list[Acked]:
+            with self._context.outbox, self._context.lock:
+                return [
+                    Acked(one.claim, [(one.range.start, one.range.to)], late=not self._ranges.finish(one))
+                    for one in taken
+                ]
+
         self.alive()
         self._pass("flush")
-        self._context.complete(self._confirmed(self._confirmations.accepted(lambda: acked, LEAVE_TIMEOUT_S)))
+        self._context.complete(self._confirmed(self._confirmations.accepted(ack, LEAVE_TIMEOUT_S)))
 
     def give_back(self, taken: Iterable[Taken]) -> None:
         with self._context.outbox, self._context.lock:

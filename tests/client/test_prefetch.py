@@ -634,7 +634,7 @@ def test_so_many_messages_are_taken_at_once_as_should_fit() -> None:
     assert prefetch_.takes([buffer_of(0, [])], 650) == 650, "librdkafka's queue has a bound of its own"
     assert prefetch_.takes([buffer_of(0, [500] * 10)], 650) == 10
     assert prefetch_.takes([buffer_of(0, [500] * 10)], 5) == 5
-    assert prefetch_.takes([buffer_of(0, [500] * 10)], 0) == 0, "who asks for none gets none"
+    assert prefetch_.takes([buffer_of(0, [500] * 10)], 0) == 0, "nothing is taken when nothing is asked for"
     assert prefetch_.takes([buffer_of(0, [9_999])], 650) == 1
     assert prefetch_.takes([buffer_of(0, [9_999]), buffer_of(1, [1])], 650) == 0
 

@@ -69,7 +69,7 @@ class FileTimes:
     def pytest_runtest_logreport(self, report: Any) -> None:
         file = report.nodeid.partition("::")[0]
         cpu_s, wall_s = self.times[file]
-        self.times[file] = (cpu_s + report.cpu_s, wall_s + report.duration)
+        self.times[file] = (cpu_s + getattr(report, "cpu_s", 0.0), wall_s + report.duration)  # none if its process died
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if path := self._config.getoption("--file-times"):

@@ -12,10 +12,11 @@ from functools import partial
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.overview import Stopped
 from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.history.unanswered import Unanswered
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts
+from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts, Standstill, standstills
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.subscription import consumed
 
@@ -42,6 +43,18 @@ class Looking:
         found = self._pauses.setdefault(group.name, PauseHistory(group.name))
         found.recall(group, partial(self._observer.look_up, log))
         return found
+
+    def causes(
+        self, log: int, group: Group, now_ms: int, ends: Mapping[TopicPartition, int], in_cluster: bool = True
+    ) -> list[Standstill]:
+        """Returns each cause for which nobody consumes, and the way out. `now_ms`: ms since 1970.
+
+        `ends`: what `Observer.ends` has returned. `in_cluster`: False for a dump, or if the data topics are unknown.
+        """
+        topics = self._observer.topics
+        gone = [topic for topic in sorted(group.topics) if in_cluster and topic not in topics]
+        stopped = overview.stopped(group, find_recreated(group, topics), ends)
+        return standstills(group, self.facts(log, group, now_ms, stopped, gone, ends))
 
     def facts(
         self,

@@ -68,8 +68,8 @@ class FailureDetector:
     def watch_covers(self, group: Group, *, topics: bool, pin: bool) -> None:
         """Sets whether `free` names whole topics (partition -1), and the pin. If that changes, it names them at once.
 
-        Not from the next refresh on: who reads what has changed since `Group.shape` would never look at them then,
-        because they become free without a change of the group.
+        The next refresh would be too late: they become free without a change of the group, and HeadStarts looks only at
+        what has changed since `Group.shape`.
         """
         watched = -1 if topics else 0, pin
         if watched != (self._first, self._pin):

@@ -148,7 +148,7 @@ class QueryMember:
         A query with state is refused, because its state has messages that the group may deliver again. Raises
         InvalidOption.
         """
-        if start == FIRST or start["i"] == self.planner.incarnation.hex() or self.warned:
+        if start == FIRST or start["i"] == self.planner.incarnation.hex():
             return
         found = "the checkpoint is from another coordination topic, or from before it was created again"
         if self.stateful:
@@ -158,11 +158,12 @@ class QueryMember:
                 f"{found}: its state has messages that group {self.planner.group!r} delivers again if it begins before "
                 f"them here. Take a new checkpointLocation, or the coordination_topic that the checkpoint is from",
             )
-        logger.warning(
-            "group %s: %s: the query continues at the group's positions here, or at its option start",
-            self.planner.group,
-            found,
-        )
+        if not self.warned:
+            logger.warning(
+                "group %s: %s: the query continues at the group's positions here, or at its option start",
+                self.planner.group,
+                found,
+            )
         self.warned = True
 
     def ack(self, end: dict[str, Any]) -> None:
