@@ -185,6 +185,12 @@ class Planner(Membership):
             parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.claims]
             return any(part.last_owner != NONE and part.position > 0 for part in parts)
 
+    def deleted_at(self) -> int:
+        """Returns the offset of the group's last deletion, after which it was created again; NONE if there was none."""
+        with self._context.lock:
+            group = self._member.group
+            return NONE if group is None else group.deleted_at
+
     def others(self) -> dict[str, bool]:
         """Returns the other live members of the group, by client id: True if it is proven that one was there before.
 

@@ -15,6 +15,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 import marshal_py
 from marshal_py.errors import (
     ClusterUnreachable,
+    GroupDeleted,
     InvalidName,
     InvalidOption,
     MarshalError,
@@ -579,6 +580,42 @@ def test_a_checkpoint_of_another_coordination_topic_does_not_count(
     query.settled()
     assert query.out == [*((0, n) for n in range(5))] * 2
     assert "continues at the group's positions here" in caplog.text
+    query.reader.stop()
+
+
+def test_a_query_with_state_notices_that_its_group_was_deleted_and_created_again(
+    make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new group delivers again what the state has. A query that runs meanwhile ends with the deletion."""
+    orders = make_topic(1)
+    orders.fill(5)
+    query = Query(orders, stateful="true")
+    query.until_idle()
+    orders.fill(3)
+    assert query.write_ahead(), "a batch that is not committed"
+    with orders.connect() as marshal:
+        admin = marshal.group(orders.group)
+        admin.delete(force=True)
+        admin.create()
+        with pytest.raises(GroupDeleted):
+            query.turn()
+        query.reader.stop()
+        for begin in (query.turn, lambda: query.reader.latestOffset(query.offset(0), ReadAllAvailable())):
+            query.start()
+            with pytest.raises(InvalidOption, match=r"was deleted and created again.*Take a new checkpointLocation$"):
+                begin()
+            query.reader.stop()
+        fresh = Query(orders, stateful="true")
+        fresh.settled()
+        assert sorted(fresh.out) == sorted(orders.written), "a new checkpoint begins with the new group"
+        fresh.reader.stop()
+        admin.delete()
+        admin.create()
+    del query.given["stateful"]
+    query.start()
+    query.settled()
+    assert set(query.out) == orders.written
+    assert caplog.text.count("deleted and created again: the query continues at the group's positions here") == 1
     query.reader.stop()
 
 

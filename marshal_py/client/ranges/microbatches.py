@@ -6,8 +6,9 @@ alone prove neither. A delivered batch is *with the query* until it is committed
 
 A query names a batch by its end offset, which holds the whole plan, the group, and the session of the member that
 planned it. Sessions and epochs are offsets in the group's log, so they mean nothing in another group: a query passes
-only ends of its own group (`group_of`). For that member a batch is all that was delivered, whatever has become of its
-claims. A later member of the same query knows only the plan and the log. Two cases:
+only ends of its own group (`group_of`). If the group was deleted and created again since (`life_of`), generations are
+others, so nothing of such an end counts as done. For that member a batch is all that was delivered, whatever has become
+of its claims. A later member of the same query knows only the plan and the log. Two cases:
 
 - **Committed**: the query begins after a batch of session S. The position and the claim of each range decide. The range
   is done if this member has the claim directly after S (or after claims of its own that follow S), in the same
@@ -80,6 +81,15 @@ def group_of(end: End) -> str | None:
     """Returns the group whose member has planned the batch that ends at `end`. None: FIRST, which no member plans."""
     group: str | None = end.get("g")
     return group
+
+
+def life_of(end: End) -> int:
+    """Returns the offset of the group's last deletion before the batch was planned; NONE if there was none.
+
+    A group that was deleted and created again since begins where its settings say, whatever the query has done.
+    """
+    deleted_at: int = end.get("d", NONE)
+    return deleted_at
 
 
 def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
@@ -268,6 +278,7 @@ class MicroBatches:
 
     def end_of(self, start: End, planned: Sequence[ClaimedRange]) -> End:
         """Returns the end offset of a batch of these ranges that follows the batch that ends at `start`."""
+        group = self.member.group
         ranges = {
             f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
             for one in sorted(planned)
@@ -275,6 +286,7 @@ class MicroBatches:
         return {
             "b": start["b"] + 1,
             "g": self.member.name,
+            "d": NONE if group is None else group.deleted_at,
             "i": self.incarnation.hex(),
             "s": self.member.session,
             "r": ranges,

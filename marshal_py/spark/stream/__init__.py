@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("batches", "listener", "options", "session")
+DOORS: Final = ("batches", "checkpoints", "listener", "options", "session")

@@ -35,10 +35,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from marshal_py.client.driver import last_wills
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.planner import Planner
-from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, group_of, key_of
+from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, group_of, key_of, life_of
 from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.spark.stream.checkpoints import check_maker, other_log
 from marshal_py.spark.stream.commits import CommitSocket
 from marshal_py.spark.stream.options import StreamOptions, as_written
 from marshal_py.spark.stream.range_reader import partitions_of, read_ranges
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("marshal_py.spark")
 
 TOPICS_CHECK_S: Final = 30.0  # between two searches for topics that match a pattern; a lookup each
+_FROM_KAFKA: Final = (
+    ". If it was format('kafka'), a group without positions continues there if this value is given as startingOffsets"
+)
 RELEASE_S: Final = 2.0  # for stop(); Spark kills the process some time after it asked it to end
 
 
@@ -142,21 +146,29 @@ class QueryMember:
             )
         self.warned = True
 
-    def check_log(self, start: dict[str, Any]) -> None:
-        """Warns if the checkpoint is from another coordination topic; its offsets have no meaning in this one.
+    def check_origin(self, offset: dict[str, Any]) -> None:
+        """Warns if the checkpoint is from another coordination topic, or from before the group was deleted: what it
+        says of batches has no meaning here.
 
         A query with state is refused, because its state has messages that the group may deliver again. Raises
         InvalidOption.
         """
-        if start == FIRST or start["i"] == self.planner.incarnation.hex():
+        if offset == FIRST:
             return
-        found = "the checkpoint is from another coordination topic, or from before it was created again"
+        way = "Take a new checkpointLocation"
+        found = other_log(offset["i"], self.planner.incarnation)
+        if found:
+            way += ", or the coordination_topic that the checkpoint is from"
+        elif life_of(offset) != self.planner.deleted_at():
+            found = f"the checkpoint is from before group {self.planner.group!r} was deleted and created again"
+        else:
+            return
         if self.stateful:
             raise InvalidOption(
                 "stateful",
                 "true",
                 f"{found}: its state has messages that group {self.planner.group!r} delivers again if it begins before "
-                f"them here. Take a new checkpointLocation, or the coordination_topic that the checkpoint is from",
+                f"them here. {way}",
             )
         if not self.warned:
             logger.warning(
@@ -329,7 +341,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 member.planner.check_alone()
             if key_of(start) == key_of(FIRST):
                 member.notice_fresh_checkpoint()
-            member.check_log(start)
+            member.check_origin(start)
             member.ack(start)
             if self._available_now and self._targets is None:
                 self._targets = member.planner.ends()
@@ -350,7 +362,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         _check_ours(start, start, self.options.group)
         _check_ours(end, start, self.options.group)
-        pieces = pieces_of((taken.range for taken in self._joined().take(start, end)), self.options.group)
+        member = self._joined()
+        member.check_origin(end)
+        pieces = pieces_of((taken.range for taken in member.take(start, end)), self.options.group)
         return partitions_of(pieces, self.options, once=self.options.at_most_once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -372,12 +386,7 @@ def _check_ours(offset: dict[str, Any], committed: dict[str, Any], group: str) -
     """Checks that the offset is not from another source's checkpoint or another group's, because Spark does not check
     it. Raises InvalidOption.
     """
-    if not isinstance(offset.get("b"), int):
-        rule = (
-            "the folder holds the checkpoint of another source: use a new folder. If it was format('kafka'), a "
-            "group without positions continues there if this value is given as startingOffsets"
-        )
-        raise InvalidOption("checkpointLocation", key_of(committed), rule)
+    check_maker(offset, "b", int, committed, _FROM_KAFKA)
     other = group_of(offset)
     if other != group and offset != FIRST:
         owner, way = ("no group that it names", "") if other is None else (f"group {other!r}", f"; or group={other!r}")
