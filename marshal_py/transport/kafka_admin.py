@@ -46,6 +46,7 @@ from marshal_py.transport.connecting import metadata
 from marshal_py.transport.kafka_topics import KafkaTopics
 from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, ClusterInfo, TopicInfo
 from marshal_py.transport.requests import (
+    CREATED_TIMEOUT_S,
     LIST_TIMEOUT_S_MIN,
     Requester,
     SharedRequester,
@@ -55,13 +56,12 @@ from marshal_py.transport.requests import (
     list_bounds,
     list_offsets,
     text_of,
+    wait_until_shown,
 )
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, SAFE_BROKERS, initial_settings, wrong_settings
 
 T = TypeVar("T")
 
-CREATED_TIMEOUT_S: Final = 15.0
-CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
 # These mean that the group's coordinator has just been elected or soon will be: in a new cluster, or while it moves.
 _COORDINATOR_MOVES: Final = frozenset(
     {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
@@ -150,22 +150,7 @@ class KafkaAdmin:
         return found
 
     def _wait_until_shown(self, topic: str, question: Callable[[], T | None]) -> T:
-        """Asks until the answer is not None, and returns it. Raises ClusterUnreachable after CREATED_TIMEOUT_S.
-
-        A broker may learn of a new topic later than the broker that created it.
-        """
-        deadline = time.monotonic() + CREATED_TIMEOUT_S
-        while True:
-            failed = ClusterUnreachable(self._servers, f"{topic} to appear", "it was created and is not shown")
-            try:
-                answer = question()
-            except ClusterUnreachable as error:
-                answer, failed = None, error
-            if answer is not None:
-                return answer
-            if time.monotonic() >= deadline:
-                raise failed
-            time.sleep(CREATED_POLL_S)
+        return wait_until_shown(self._servers, topic, question)
 
     def _create_command(self, topic: str, replicas: int, partitions: int) -> str:
         config = " ".join(f"--config {key}={value}" for key, value in initial_settings(replicas).items())
@@ -263,21 +248,12 @@ class KafkaAdmin:
         found = self.describe_topic(topic)
         return None if found is None else found.partitions
 
-    def create_topic(self, topic: str, partitions: int) -> None:
-        """Creates a data topic with as many replicas as the coordination topic has. Raises ClusterUnreachable."""
-        replicas = min(len(self.brokers()), SAFE_BROKERS)
-        request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas)
-        try:
-            self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
-        except (KafkaException, TimeoutError) as error:
-            raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
-
     def topic_admin(self) -> KafkaTopics:
         if "create_topic" not in self.capabilities:
             raise UnsupportedPlatform(
                 "changing topics", "the embedded broker", "call create_topic of its Broker object instead"
             )
-        return KafkaTopics(self._client, self._given, self._timeout_s)
+        return KafkaTopics(self._client, self._given, self._timeout_s, self.describe_topic)
 
     def brokers(self) -> dict[int, str]:
         """Returns the address (host:port) of every live broker, by its id."""

@@ -1,7 +1,12 @@
-"""Creates, changes and deletes topics of a Kafka cluster. Each request is one call; a refusal is an error."""
+"""Creates, changes and deletes topics of a Kafka cluster. Each request is one call; a refusal is an error.
+
+Kafka's controller answers before the brokers know what it has decided. So what makes partitions returns when the
+brokers show them: a consumer that joins next finds them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
@@ -9,11 +14,15 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType  # type: ignore[attr-defined]
 
-from marshal_py.errors import TopicExists, TopicMissing, TopicRefused
+from marshal_py.errors import AccessDenied, TopicExists, TopicMissing, TopicRefused
 from marshal_py.transport import settings
-from marshal_py.transport.requests import Requester, as_cluster_error, code_of, text_of
+from marshal_py.transport.ports import TopicInfo
+from marshal_py.transport.requests import Requester, as_cluster_error, code_of, text_of, wait_until_shown
 
 BROKER_DEFAULT: Final = -1  # of the replication factor: what the cluster is configured for (KIP-464)
+SHOWN_ANSWERS: Final = (
+    12  # in a row: each comes from any broker, and the last broker may be tens of ms behind the first
+)
 _REFUSED: Final = frozenset(
     {
         KafkaError.INVALID_PARTITIONS,
@@ -31,12 +40,21 @@ _REFUSED: Final = frozenset(
 class KafkaTopics:
     """Implements TopicAdmin over an AdminClient."""
 
-    def __init__(self, client: Requester, given: settings.Settings, timeout_s: float) -> None:
-        self._client, self._given, self._timeout_s = client, given, timeout_s
+    def __init__(
+        self, client: Requester, given: settings.Settings, timeout_s: float, describe: Callable[[str], TopicInfo | None]
+    ) -> None:
+        """`describe`: returns what a broker knows of a topic now, None if it knows of none."""
+        self._client, self._given, self._timeout_s, self._describe = client, given, timeout_s, describe
 
     def create(
         self, name: str, partitions: int, replication: int | None, config: Mapping[str, str], dry_run: bool
     ) -> None:
+        old_id = ""
+        with contextlib.suppress(AccessDenied):  # who may create a topic need not be allowed to describe it
+            if (
+                deleted := self._describe(name)
+            ) is not None:  # a moment ago; if it is there, Kafka refuses to create it
+                old_id = deleted.topic_id
         request = NewTopic(
             name, partitions, BROKER_DEFAULT if replication is None else replication, config=dict(config)
         )
@@ -47,6 +65,8 @@ class KafkaTopics:
                 name
             ],
         )
+        if not dry_run:
+            self._wait_until_shown(name, partitions, old_id)
 
     def grow(self, name: str, partitions: int, dry_run: bool) -> None:
         request = NewPartitions(name, partitions)
@@ -57,6 +77,24 @@ class KafkaTopics:
                 name
             ],
         )
+        if not dry_run:
+            self._wait_until_shown(name, partitions)
+
+    def _wait_until_shown(self, name: str, partitions: int, old_id: str = "") -> None:
+        """Waits until the brokers show so many partitions, of another topic than the one with the id `old_id`.
+
+        Does not wait for a topic that this client may create or change and not see. Raises ClusterUnreachable.
+        """
+
+        def shown() -> bool | None:
+            for _ in range(SHOWN_ANSWERS):
+                found = self._describe(name)
+                if found is None or found.partitions < partitions or (old_id and found.topic_id == old_id):
+                    return None
+            return True
+
+        with contextlib.suppress(AccessDenied):
+            wait_until_shown(str(self._given["bootstrap.servers"]), name, shown)
 
     def alter(self, name: str, config: Mapping[str, str | None], dry_run: bool) -> None:
         entries = [

@@ -27,6 +27,7 @@ from marshal_py.transport.ports import Bounds
 
 T = TypeVar("T")
 
+CREATED_TIMEOUT_S: Final = 15.0
 RETRY_PAUSE_S: Final = 0.05  # metadata spreads within tens of ms
 LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
 REQUEST_TIMEOUT_S_MAX: Final = 3600.0  # the most that librdkafka takes
@@ -48,6 +49,25 @@ _KINDS: Final = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
+
+
+def wait_until_shown(servers: str, topic: str, question: Callable[[], T | None]) -> T:
+    """Asks until the answer is not None, and returns it. Raises ClusterUnreachable after CREATED_TIMEOUT_S.
+
+    A broker may learn later of a new topic, or of a topic's new partitions, than the one that made them.
+    """
+    deadline = time.monotonic() + CREATED_TIMEOUT_S
+    while True:
+        failed = ClusterUnreachable(servers, f"{topic} to appear", "it was created and is not shown")
+        try:
+            answer = question()
+        except ClusterUnreachable as error:
+            answer, failed = None, error
+        if answer is not None:
+            return answer
+        if time.monotonic() >= deadline:
+            raise failed
+        time.sleep(RETRY_PAUSE_S)
 
 
 class Requester(AdminClient):

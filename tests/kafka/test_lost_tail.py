@@ -41,7 +41,7 @@ def log(nodes: JvmNodes) -> Iterator[CoordinationLog]:
 @pytest.fixture
 def data(log: CoordinationLog) -> str:
     name = f"{log.name}-data"
-    log.admin.create_topic(name, 1)
+    log.admin.topic_admin().create(name, 1, None, {}, False)
     return name
 
 

@@ -42,6 +42,22 @@ def test_a_topic_from_its_creation_to_its_end(kafka: Cluster) -> None:
         topic.close()
 
 
+@pytest.mark.parametrize("nodes", ["kafka", "kafka3"])
+def test_what_was_created_can_be_used_at_once(request: pytest.FixtureRequest, nodes: str) -> None:
+    """The controller answers before the brokers know a new topic, each of them at a time of its own."""
+    cluster: Cluster = request.getfixturevalue(nodes)
+    mark = time.time_ns()
+    with marshal_py.connect(cluster.bootstrap, coordination_topic=f"made-{mark}-m") as marshal:
+        for number in range(10):
+            name = f"made-{mark}-{number % 2}"  # one that was deleted a moment ago, too
+            with marshal.create_topic(name) as topic:
+                with marshal.consumer(f"{name}-{number}", [name], join_live_kafka_group=True) as consumer:
+                    assert not consumer.next(expires_s=0)
+                marshal.update_topic(name, partitions=3)
+                assert len(topic.info().partitions) == 3
+            marshal.delete_topic(name)
+
+
 def test_an_empty_setting_reaches_kafka(kafka: Cluster) -> None:
     name, shell = f"topics-{time.time_ns()}", Shell(kafka.bootstrap)
     refused = shell.run("topics", "create", name, "--config", "retention.ms=")

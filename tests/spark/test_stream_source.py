@@ -766,7 +766,7 @@ def test_topics_that_match_a_pattern_are_found_while_the_query_runs(
     orders.fill(4)
     query.until_idle()
     old, orders.topic = orders.topic, f"{orders.topic}-new"
-    query.member.marshal._context.admin.create_topic(orders.topic, 1)
+    query.member.marshal._context.admin.topic_admin().create(orders.topic, 1, None, {}, False)
     orders.fill(5)
     until(query.turn, "the topic is found")
     query.until_idle()

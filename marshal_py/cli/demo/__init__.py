@@ -94,6 +94,6 @@ def _cluster(options: CommonOptions) -> Iterator[tuple[dict[str, Any], str, str]
             "clients of an embedded broker cannot create topics: leave out --bootstrap-servers, and the demo runs "
             "a broker of its own"
         )
-    admin.create_topic(topic, PARTITIONS)
+    admin.topic_admin().create(topic, PARTITIONS, None, {}, False)
     output.say(f"cluster {settings['bootstrap.servers']}, topic {topic}")
     yield settings, topic, f"demo-{mark}"
