@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from pyspark.errors import PySparkException
 
 from marshal_py.errors import HistoryTruncated, InvalidOption, LogGap, TopicRecreated
@@ -21,13 +25,14 @@ from marshal_py.spark import archive, read_archive, replay
 from marshal_py.spark.log import columns
 from marshal_py.spark.log.archives import Archived, write_archive
 from marshal_py.spark.log.log_sources import ArchiveSource
-from marshal_py.spark.log.log_tables import STATE_TABLES
+from marshal_py.spark.log.log_tables import STATE_TABLES, LogSpan, RawStream, log_stream
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import LogRecord
 from marshal_py.transport.producer import KafkaProducer
 from tests.spark.test_replay import bag
-from tests.support.kafka import Cluster, TopicFactory
+from tests.support.differential_log import genesis
+from tests.support.kafka import Cluster, TopicFactory, wait_until
 from tests.support.logs import BEGIN_MS, Raw, folded, groups_of, root, topic, with_snapshots
 
 if TYPE_CHECKING:
@@ -37,6 +42,7 @@ PARTITIONS = 4
 RECORDS = 300
 ROWS = topic(3, PARTITIONS, RECORDS)
 DEADLINE_S = 60.0
+ANOTHER = genesis(PARTITIONS, bytes(16))
 
 
 def write_dump(path: Path, rows: Sequence[Raw]) -> str:
@@ -238,6 +244,61 @@ def test_a_coordination_topic_without_records_is_empty(
     assert read(spark, "marshal-state", options, table="gaps").num_rows == 0
 
 
+def reader_of(options: dict[str, str]) -> RawStream:
+    """A reader as a new process has it."""
+    found: RawStream = pickle.loads(pickle.dumps(log_stream({**options, "raw": "true"})))
+    return found
+
+
+def test_a_stream_of_the_log_refuses_the_checkpoint_of_another(live: dict[str, str], tmp_path: Path) -> None:
+    """Its offsets would skip records of this log, and `replay_stream` would fold two histories as one."""
+    other = [
+        (log, offset, time_ms, key, ANOTHER if (log, offset) == (0, 0) else value)
+        for log, offset, time_ms, key, value in ROWS
+    ]
+    first = reader_of({"path": write_dump(tmp_path / "other.dump", other)})
+    start = first.latestOffset(first.initialOffset())
+    assert first.partitions(first.initialOffset(), start) == [LogSpan(log, 0, RECORDS) for log in range(PARTITIONS)]
+    stream = reader_of(live)
+    foreign = {"0": 12, "1": 3}  # as other sources write it
+    for call in (
+        lambda: stream.latestOffset(start),
+        lambda: reader_of(live).partitions(stream.initialOffset(), start),  # a batch that was not committed
+    ):
+        with pytest.raises(InvalidOption, match=r"another coordination topic.*take another checkpointLocation"):
+            call()
+    for call in (lambda: stream.latestOffset(foreign), lambda: stream.partitions(foreign, foreign)):
+        with pytest.raises(InvalidOption, match="checkpoint of another source: use a new folder"):
+            call()
+    end = stream.latestOffset(stream.initialOffset())
+    again = reader_of(live)
+    assert again.latestOffset(end) == end
+    assert again.partitions(end, end) == []
+
+
+def test_a_stream_ends_when_its_log_is_created_again(live: dict[str, str], kafka: Cluster) -> None:
+    """While it runs, and when it is started again, also before a client has written to the new topic."""
+    admin, name = AdminClient({"bootstrap.servers": kafka.bootstrap}), live["coordination_topic"]
+    stream = reader_of(live)
+    end = stream.latestOffset(stream.initialOffset())
+    admin.delete_topics([name])[name].result(DEADLINE_S)
+
+    def created() -> bool:
+        try:
+            admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(DEADLINE_S)
+        except KafkaException:  # the old one is still being deleted
+            return False
+        return True
+
+    wait_until(created, DEADLINE_S, "the topic is created again")
+    with pytest.raises(TopicRecreated, match="known topic id"):
+        stream.latestOffset(end)
+    with pytest.raises(InvalidOption, match="or from before it was created again"):
+        reader_of(live).latestOffset(end)
+    fresh = reader_of(live)
+    assert fresh.latestOffset(fresh.initialOffset()) == fresh.initialOffset()
+
+
 @pytest.mark.parametrize(
     ("form", "options", "message"),
     [
@@ -268,9 +329,10 @@ def test_bad_options_are_named(
 
 def test_the_error_for_a_truncated_log_names_its_first_offset(spark: SparkSession, tmp_path: Path) -> None:
     """L8: a fold that starts in the middle would be wrong."""
-    path = write_dump(tmp_path / "cut.dump", [row for row in ROWS if row[0] != 1 or row[1] >= 40])
-    with pytest.raises(PySparkException, match=f"{HistoryTruncated.__name__}.*partition 1 begins at offset 40"):
-        read(spark, "marshal-state", {"path": path})
+    for log in (1, 0):  # log 0 has the root
+        path = write_dump(tmp_path / "cut.dump", [row for row in ROWS if row[0] != log or row[1] >= 40])
+        with pytest.raises(PySparkException, match=f"{HistoryTruncated.__name__}.*partition {log} begins at offset 40"):
+            read(spark, "marshal-state", {"path": path})
 
 
 def test_a_truncated_log_is_read_from_its_snapshot(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,7 +23,14 @@ import pyarrow.parquet
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import POLL_S, READ_TIMEOUT_S
 from marshal_py.client.values.options import COORDINATION_TOPIC
-from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, InvalidOption, LogGap
+from marshal_py.errors import (
+    ClusterUnreachable,
+    CoordinationTopicMissing,
+    HistoryTruncated,
+    InvalidOption,
+    LogGap,
+    TopicRecreated,
+)
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import OFFSET_MAX, Genesis
 from marshal_py.spark.log.columns import RAW, times_ms
@@ -53,10 +60,16 @@ class LogSource(Protocol):
 
 
 def root_of(origin: LogSource) -> Genesis | None:
-    """Returns the Genesis that holds for all logs (L3), or None if no client has written one."""
+    """Returns the Genesis that holds for all logs (L3), or None if no client has written one.
+
+    Raises HistoryTruncated if it is deleted and no confirmed snapshot names it.
+    """
     first, end = origin.spans().get(0, Bounds(0, 0))
     records = origin.read(0, first, end) if first < end else ()
-    return root_among(first, ((offset, value) for _, offset, _, _, value in records))
+    found = root_among(first, ((offset, value) for _, offset, _, _, value in records))
+    if found is None and first > 0:
+        raise HistoryTruncated(0, first)
+    return found
 
 
 @dataclass
@@ -65,20 +78,25 @@ class TopicSource:
 
     settings: Mapping[str, Any]
     topic: str
+    topic_id: str = ""  # as `spans` has seen it first
 
     def _transport(self) -> KafkaTransport:
         quiet = {"log_level": 0}  # errors say what librdkafka would print
         return KafkaTransport({**quiet, **self.settings}, CONNECT_TIMEOUT_S)
 
     def spans(self) -> dict[int, Bounds]:
+        """Returns the spans. Raises TopicRecreated if the topic is not the one of the first call."""
         admin = self._transport().admin()
         try:
-            count = admin.partition_count(self.topic)
-            if count is None:
+            info = admin.describe_topic(self.topic)
+            if info is None:
                 raise CoordinationTopicMissing(
                     self.topic, "looking creates nothing", "start a consumer, which creates it, or name the right topic"
                 )
-            found = admin.bounds([TopicPartition(self.topic, log) for log in range(count)])
+            if self.topic_id not in ("", info.topic_id):
+                raise TopicRecreated(0, f"topic id {self.topic_id}", info.topic_id)
+            self.topic_id = info.topic_id
+            found = admin.bounds([TopicPartition(self.topic, log) for log in range(info.partitions)])
         finally:
             admin.close()
         return {tp.partition: bounds for tp, bounds in found.items() if bounds.first < bounds.end}

@@ -28,11 +28,14 @@ from marshal_py.protocol.wire.routing import route
 from marshal_py.spark.log import columns
 from marshal_py.spark.log.log_sources import root_of, source_of
 from marshal_py.spark.log.replay_starts import beginning
+from marshal_py.spark.stream.checkpoints import check_maker, other_log
 from marshal_py.transport.ports import Bounds
 
 STATE_TABLES: Final = tuple(name for name in TABLES if name != "records")
 ROWS_HELD_MAX: Final = columns.BATCH_ROWS  # rows that a task collects before they go to the JVM
 CHECK_EVERY: Final = 1_024  # offsets between two checks of how many rows are collected
+
+FIRST: Final[dict[str, Any]] = {"logs_of": "", "next": {}}  # the offset of a stream before its first batch
 
 _SOURCE: Final = frozenset({"path", "bootstrap.servers", "coordination_topic"})
 _LOG: Final = _SOURCE | {"group", "since", "until", "raw", "ranges"}
@@ -150,30 +153,57 @@ def log_stream(options: Mapping[str, str]) -> DataSourceStreamReader:
 
 
 class RawStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the live log from its beginning. Its offset, which Spark keeps, is {log: next offset}."""
+    """Reads the live log from its beginning.
+
+    Its offset, which Spark keeps, is {"logs_of": incarnation in hex, "next": {log: next offset}}.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         if "ranges" in options:
             raise InvalidOption("ranges", options["ranges"], "not for a stream, which starts at the beginning")
         self._reader = RawReader(options)
         self._source = source_of(options)
-        self._target: dict[str, int] | None = None  # where a query with availableNow ends
+        self._incarnation = b""  # that of the source's logs, which a process reads once; b"" if no client has written
+        self._target: dict[str, Any] | None = None  # where a query with availableNow ends
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._ends()
+        self._target = self._end()
 
-    def _ends(self) -> dict[str, int]:
-        return {str(log): bounds.end for log, bounds in sorted(self._source.spans().items())}
+    def _end(self) -> dict[str, Any]:
+        """Returns the offset behind what is there; FIRST if no client has written yet."""
+        spans = self._source.spans()  # raises TopicRecreated if it is not the topic that was read before
+        root = None if self._incarnation else root_of(self._source)
+        if root is not None:
+            self._incarnation = root.incarnation
+        if not self._incarnation:
+            return FIRST
+        ends = {str(log): bounds.end for log, bounds in sorted(spans.items())}
+        return {"logs_of": self._incarnation.hex(), "next": ends}
 
-    def initialOffset(self) -> dict[str, int]:
-        return {}
+    def _check_ours(self, start: dict[str, Any], offset: dict[str, Any]) -> None:
+        """Checks that the offset is of this source's logs. Offsets of others would skip records, or fold two histories
+        as one. Raises InvalidOption.
+        """
+        check_maker(offset, "logs_of", str, start)
+        wrong = "" if offset == FIRST else other_log(offset["logs_of"], self._incarnation)
+        if wrong:
+            rule = f"{wrong}: take another checkpointLocation, and the stream begins at the first record; or read the "
+            raise InvalidOption("checkpointLocation", json.dumps(start), rule + "logs that the checkpoint is from")
 
-    def latestOffset(self, start: dict[str, int], limit: Any = None) -> dict[str, int]:
-        ends = self._ends() if self._target is None else self._target
-        return start if ends == start else ends
+    def initialOffset(self) -> dict[str, Any]:
+        return FIRST
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [LogSpan(int(log), start.get(log, 0), to) for log, to in end.items() if start.get(log, 0) < to]
+    def latestOffset(self, start: dict[str, Any], limit: Any = None) -> dict[str, Any]:
+        end = self._end() if self._target is None else self._target
+        self._check_ours(start, start)
+        return start if end == start else end
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if not self._incarnation:  # a batch of an earlier run
+            self._end()
+        self._check_ours(start, end)
+        begun = start["next"]
+        return [LogSpan(int(log), begun.get(log, 0), to) for log, to in end["next"].items() if begun.get(log, 0) < to]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._reader.read(partition)
