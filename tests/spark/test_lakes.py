@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 from pyiceberg.catalog.sql import SqlCatalog
 
+from marshal_py.client.values.finished import Source, Span
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark import DeltaOutput, IcebergOutput
@@ -167,3 +168,38 @@ def test_rows_that_do_not_fit_an_iceberg_table_are_refused(spark: SparkSession, 
     write("'a' AS who", 1, merge_schema=True)
     found = sorted(catalog.load_table("shop.orders").scan().to_arrow().to_pylist(), key=lambda row: row["offset"])
     assert found == [{"offset": 0, "cents": 1, "who": None}, {"offset": 1, "cents": None, "who": "a"}]
+
+
+def test_iceberg_looks_for_nulls_in_the_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """Not at what Spark says of a column: nearly all that is decoded may be NULL in its schema, and is not."""
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake")
+    catalog.create_namespace("shop")
+    fields = [pa.field("offset", pa.int64(), nullable=False), pa.field("who", pa.string(), nullable=False)]
+    catalog.create_table("shop.orders", pa.schema([*fields, pa.field("list", pa.list_(pa.int32()))]))
+    output = IcebergOutput(catalog, "shop.orders", merge_schema=True)
+
+    def write(who: str, offset: int, count: int = 1) -> None:
+        some = "IF(offset % 2 = 0, array(1), NULL) AS list"
+        output.sink(lambda df: df.selectExpr("offset", f"{who} AS who", some))(
+            batch(spark, range(offset, offset + count)), 0
+        )
+
+    write("IF(offset < 0, NULL, 'a')", 0)
+    with pytest.raises(InvalidOption, match=r"2 of them break NOT NULL of who, the first at offset 2.* shop\.orders"):
+        write("IF(offset IN (2, 3), NULL, 'a')", 1, 4)
+    with pytest.raises(InvalidOption, match="no column who given"):
+        output.sink(lambda df: df.select("offset"))(batch(spark, range(1, 2)), 0)
+    write("'b'", 1)
+    source = Source("orders", 0, "idOfTheTopic")
+    rows = pa.table({"offset": [2, 3], "who": ["c", None], "list": pa.nulls(2, pa.list_(pa.int32()))})
+    for count in (2, 1):
+        with output.begin({source: Span(((2, 2 + count),), str(Token(bytes(16), 5)), "shop")}) as entry:
+            if count == 2:
+                with pytest.raises(InvalidOption, match="1 of them break NOT NULL of who"):
+                    entry.append(rows)
+            else:
+                entry.append(rows.slice(0, 1))
+                entry.commit()
+    found = catalog.load_table("shop.orders").scan().to_arrow().sort_by("offset")
+    assert found["who"].to_pylist() == ["a", "b", "c"]
+    assert output.finished("orders", 0) == {source: ((0, 3),)}, "what was refused is not in the table"

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.schema import Field
 
 from marshal_py.errors import InvalidOption
-from marshal_py.spark.sinks.parquet_files import DataFile
+from marshal_py.spark.sinks.parquet_files import DataFile, refuse
 
 _CHECK: Final = "delta.constraints."
 # Features of writers that ask nothing of files with new rows, or what is checked here.
@@ -111,11 +111,7 @@ class Rules:
         for name in self.conditions():
             found = [file.broken[name] for file in files if name in file.broken]
             if found:
-                first = min((offset for _, offset in found if offset is not None), default=None)
-                where = "" if first is None else f", the first at offset {first}"
-                rule = f"rows that keep the rules of the table {self._name}: mend or drop the others in the function "
-                rule += "that the sink has, or send them to a topic of their own; or take the rule from the table"
-                raise InvalidOption("rows", f"{sum(count for count, _ in found)} of them break {name}{where}", rule)
+                refuse(self._name, name, found)
 
 
 def _fits(known: Any, found: Any) -> bool:

@@ -19,13 +19,14 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import TableProperties
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from marshal_py.client.values.finished import Finished, Kept, Source, Span
 from marshal_py.errors import InvalidOption, LedgerMoved
 from marshal_py.spark.sinks import lakes
 from marshal_py.spark.sinks.lakes import check_names
-from marshal_py.spark.sinks.parquet_files import spark_uri_of, write_files
+from marshal_py.spark.sinks.parquet_files import Broken, not_null, nulls_in, refuse, spark_uri_of, write_files
 
 PREFIX: Final = "marshal."  # of the table properties that say what the table has: marshal.TOPIC:PARTITION:TOPIC_ID
 
@@ -54,7 +55,14 @@ class IcebergEntry(lakes.LakeEntry):
                 pa.table({name: [] for name in lacking}, schema=pa.schema([types.field(name) for name in lacking]))
             ).schema
             lacking = {name: F.lit(None).cast(empty[name].dataType) for name in lacking}
-        written = write_files(rows.withColumns(lacking).select(*types.names), self._output.spark_uri(root), ())
+        rows = rows.withColumns(lacking).select(*types.names)
+        open_ones = [one.name for one in rows.schema.fields if one.nullable and not types.field(one.name).nullable]
+        try:
+            checked = not_null(rows, open_ones) if open_ones else rows
+            written = write_files(checked, self._output.spark_uri(root), ())
+        except PySparkException:
+            self._refuse_nulls(nulls_in(rows, open_ones) if open_ones else {})
+            raise
         self._files = [f"{root}/{file.path}" for file in written]
 
     def _fitted(self, rows: pa.Table) -> pa.Table:
@@ -65,7 +73,18 @@ class IcebergEntry(lakes.LakeEntry):
         }
         for name, column in nulls.items():
             rows = rows.append_column(name, column)
-        return rows.select(types.names)
+        rows = rows.select(types.names)
+        fields = [rows.schema.field(one.name).with_nullable(one.nullable) for one in types]
+        for field in fields:
+            count = 0 if field.nullable else rows.column(field.name).null_count
+            if count:
+                self._refuse_nulls({field.name: (count, None)})
+        return pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
+
+    def _refuse_nulls(self, found: Mapping[str, Broken]) -> None:
+        """Raises InvalidOption if rows have NULL in a column that requires a value."""
+        for name, broken in found.items():
+            refuse(self.name, f"NOT NULL of {name}", [broken])
 
     def _fit(self, given: pa.Schema) -> None:
         """Checks that rows of the schema `given` fit the table. With `merge_schema` adds their new columns to it.
@@ -78,9 +97,9 @@ class IcebergEntry(lakes.LakeEntry):
             field, kind = expected.field(name), given.field(name).type if name in given.names else None
             if kind is not None and _plain(kind) != _plain(field.type):
                 raise InvalidOption(f"column {name}", kind, f"the type of the table {self.name}: {field.type}")
-            if not field.nullable and (kind is None or given.field(name).nullable):
-                rule = f"a column without NULL, which the table {self.name} requires (coalesce it, or drop the rule)"
-                raise InvalidOption(f"column {name}", kind, rule)
+            if not field.nullable and kind is None:
+                rule = f"a column of the rows, because the table {self.name} requires a value (or drop the rule)"
+                raise InvalidOption(f"column {name}", kind, rule, given=False)
         new = [given.field(name).with_nullable(True) for name in given.names if name not in expected.names]
         if new:
             try:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from urllib.parse import unquote
 
+from marshal_py.errors import InvalidOption
+
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -25,11 +28,14 @@ _PREFIX: Final = 32  # characters of a text in statistics, as in Delta
 _HIGHEST: Final = "\U0010ffff"  # a text with it is above all that begin like it
 
 
+Broken = tuple[int, int | None]  # how many rows break a rule, and the lowest offset among them, if it is known
+
+
 class DataFile(NamedTuple):
     """Describes one Parquet file. `path` is relative to the table's folder, `size` is in bytes.
 
-    `values`: the value of each partition column. `stats`: statistics of Delta's form. `broken`: how many rows break
-    each rule, and the lowest offset among them, None without a column offset; rules that all keep are not in it.
+    `values`: the value of each partition column. `stats`: statistics of Delta's form. `broken`: by rule, the rows that
+    break it; rules that all keep are not in it.
     """
 
     path: str
@@ -37,12 +43,60 @@ class DataFile(NamedTuple):
     rows: int
     values: dict[str, str | None]
     stats: dict[str, Any]
-    broken: dict[str, tuple[int, int | None]]
+    broken: dict[str, Broken]
 
 
 def spark_uri_of(uri: str) -> str:
     """Returns an S3 address as Hadoop's file system writes it. Other addresses are returned unchanged."""
     return "s3a" + uri[2:] if uri.startswith("s3://") else uri
+
+
+def not_null(df: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Returns the rows with these columns as ones that cannot hold NULL, which Spark writes as required columns.
+
+    Spark believes a schema of columns that cannot be NULL and looks at no row. So the tasks look, and fail.
+    """
+    from pyspark.sql import types
+
+    def checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for name in names:
+                if batch.column(name).null_count:
+                    raise ValueError(f"NULL in column {name}, which must not have it")
+            yield batch
+
+    fields = [
+        types.StructField(one.name, one.dataType, one.nullable and one.name not in names) for one in df.schema.fields
+    ]
+    return df.mapInArrow(checked, types.StructType(fields))
+
+
+def nulls_in(df: DataFrame, names: Sequence[str]) -> dict[str, Broken]:
+    """Returns for each of these columns how many rows have NULL in it, and the lowest offset; none if no row has."""
+    from pyspark.sql import functions as F
+
+    wanted = [one for name in names for one in _breaks(df, F.col(f"`{name}`").isNotNull())]
+    (found,) = df.agg(*(one.alias(f"_{at}") for at, one in enumerate(wanted))).collect()
+    counted = zip(names, found[0::2], found[1::2], strict=True)
+    return {name: (count, first) for name, count, first in counted if count}
+
+
+def _breaks(df: DataFrame, keeps: Column) -> list[Column]:
+    """Returns what Spark computes of rows for which `keeps` is not true: how many there are, and the lowest offset."""
+    from pyspark.sql import functions as F
+
+    breaks = ~F.coalesce(keeps, F.lit(False))
+    offset = F.col("offset") if "offset" in df.columns else F.lit(None).cast("long")
+    return [F.count_if(breaks), F.min(F.when(breaks, offset))]
+
+
+def refuse(name: str, rule: str, broken: Sequence[Broken]) -> NoReturn:
+    """Raises InvalidOption for rows that break a rule of the table `name`. `broken`: one or more counts of them."""
+    first = min((offset for _, offset in broken if offset is not None), default=None)
+    where = "" if first is None else f", the first at offset {first}"
+    way = f"rows that keep the rules of the table {name}: mend or drop the others in the function that the sink has, "
+    way += "or send them to a topic of their own; or take the rule from the table"
+    raise InvalidOption("rows", f"{sum(count for count, _ in broken)} of them break {rule}{where}", way)
 
 
 def write_files(
@@ -66,10 +120,8 @@ def write_files(
         conf.set(_TIMES, before or _TIMES_DEFAULT)
     given, columns = dict(rules or {}), _indexed(df, partition_by)
     wanted = [F.count("*")]
-    offset = F.col("offset") if "offset" in df.columns else F.lit(None).cast("long")
     for rule in given.values():
-        breaks = ~F.coalesce(F.expr(rule), F.lit(False))
-        wanted += [F.count_if(breaks), F.min(F.when(breaks, offset))]
+        wanted += _breaks(df, F.expr(rule))
     for column, (shown, _) in columns.items():
         value = shown(F.col(f"`{column}`"))
         wanted += [F.count(value), F.min(value), F.max(value)]
