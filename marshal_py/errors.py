@@ -77,6 +77,7 @@
         +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
             +-- CoordinationTopicMissing   missing, and may not be created
+            +-- ForeignTopic               it holds the messages of somebody else
             +-- WrongTopicSetting          a setting of it would lose history
             +-- TopicRecreated             another incarnation than the one known
             +-- LogGap                     offsets are missing: compaction, transactions or lost data
@@ -1309,6 +1310,20 @@ class CoordinationTopicMissing(CoordinationError):
         self.topic, self.reason, self.command = topic, reason, command
         super().__init__(
             f"coordination topic {topic!r} is missing and was not created ({reason}); create it: {command}"
+        )
+
+
+class ForeignTopic(CoordinationError):
+    """The topic that was named as the coordination topic holds the messages of somebody else. Nothing was changed."""
+
+    topic: str
+    partition: str
+
+    def __init__(self, topic: str, partition: str) -> None:
+        self.topic, self.partition = topic, partition
+        super().__init__(
+            f"topic {topic!r} is no coordination topic: {partition} has messages, and the topic does not begin with "
+            f"records of this library; name another topic as the coordination topic, one that nobody writes to"
         )
 
 

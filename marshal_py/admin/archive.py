@@ -104,10 +104,8 @@ def _prepare(transport: KafkaTransport, topic: str, partitions: int) -> None:
     """Creates the topic if it is missing. Raises LoadRefused if it has too few partitions or is not empty."""
     admin = transport.admin()
     try:
-        count = admin.prepare_coordination(topic, partitions)
-        if count < partitions:
-            raise LoadRefused(topic, f"it has {count} partitions, the dump's root names {partitions}")
-        bounds = admin.bounds([TopicPartition(topic, log) for log in range(count)])
+        there = range(admin.partition_count(topic) or 0)
+        bounds = admin.bounds([TopicPartition(topic, log) for log in there]) if there else {}
         used = next((tp for tp, found in bounds.items() if found.end > 0), None)
         if used is not None:
             raise LoadRefused(
@@ -115,5 +113,8 @@ def _prepare(transport: KafkaTransport, topic: str, partitions: int) -> None:
                 f"it is not empty: partition {used.partition} ends at offset {bounds[used].end}; "
                 f"name a fresh topic by --coordination-topic",
             )
+        count = admin.prepare_coordination(topic, partitions)
+        if count < partitions:
+            raise LoadRefused(topic, f"it has {count} partitions, the dump's root names {partitions}")
     finally:
         admin.close()

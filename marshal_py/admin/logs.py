@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from marshal_py.client.connection import replay_start
+from marshal_py.client.connection import foreign_topics, replay_start
 from marshal_py.errors import (
     ClusterUnreachable,
     CoordinationTopicMissing,
@@ -215,8 +215,11 @@ class Logs:
         """Returns the root Genesis; None if nobody has begun log 0 yet. Raises HistoryTruncated, CoordinationError."""
         if self._root is None:
             bounds = self._log.bounds(0, self.timeout_s)
+            foreign_topics.check_long(self.admin, self._log, self.topic, bounds)
             world = replay_start.open_world(self._log, 0, None, bounds)
             self._root = world.genesis or replay_start.genesis_of(self._log, world, bounds.end)
+            if self._root is None:
+                foreign_topics.check(self.admin, self._log, self.topic)
         return self._root
 
     def numbers(self, wanted: int | None) -> list[int]:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from marshal_py.cli import output
-from marshal_py.cli.options import ReadOptions, Since, command, require_group, say_where_it_begins, since_of
+from marshal_py.cli.options import NOBODY, ReadOptions, Since, command, require_group, say_where_it_begins, since_of
 from marshal_py.client.observer import Judged
 from marshal_py.history.advisories import to_text
 from marshal_py.protocol.fold.world import World
@@ -47,7 +47,7 @@ def advisories(
     kinds = _kinds(kind or [])
     with output.until_interrupted(follow), options.observer() as observer:
         if observer.root is None:
-            options.say_nobody()
+            output.say(NOBODY)
 
         def told(world: World, records: Iterator[Judged]) -> Iterator[Advisory]:
             yield from _wanted(observer.told(group, world, records), kinds)

@@ -21,6 +21,7 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, command
+from marshal_py.client.connection import foreign_topics
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
 from marshal_py.protocol.fold.world import Group
@@ -128,7 +129,7 @@ class Examination:
                 return
             yield _partitions(transport, admin, self.topic, count)
             try:
-                yield from _settings(admin, self.topic, brokers)
+                yield from _settings(transport, admin, self.topic, brokers)
             except AccessDenied as error:
                 yield Check("settings", "warn", "this client may not see them", str(error))
             with Observer(transport, self.topic) as observer:
@@ -324,11 +325,17 @@ def _partitions(transport: KafkaTransport, admin: KafkaAdmin, topic: str, count:
     return Check("coordination topic", "ok", says)
 
 
-def _settings(admin: KafkaAdmin, topic: str, brokers: int) -> Iterator[Check]:
+def _settings(transport: KafkaTransport, admin: KafkaAdmin, topic: str, brokers: int) -> Iterator[Check]:
     if "describe_config" not in admin.capabilities:
         yield Check("settings", "warn", "the embedded broker cannot describe settings; the check is waived there")
         return
     wrong = {error.setting: error for error in admin.wrong_settings(topic)}
+    if wrong:  # the commands that correct them would change somebody else's topic
+        log = transport.log(topic, f"doctor-{transport.name}", writes=False)
+        try:
+            foreign_topics.check(admin, log, topic)
+        finally:
+            log.close(0.0)
     values = admin.settings(topic)
     for name in (*KEEP_FOREVER, *(SETTINGS_OF_CLUSTERS if brokers >= SAFE_BROKERS else ())):
         error = wrong.get(name)

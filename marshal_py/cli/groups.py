@@ -16,7 +16,7 @@ from marshal_py.admin.views.diagnosis import TITLES
 from marshal_py.admin.views.group_info import plain
 from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
-from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.options import NOBODY, CommonOptions, command
 from marshal_py.client.marshal import connect
 from marshal_py.client.observer import Observer
 from marshal_py.client.values.group_config import LIMITS, NAMES, check_settings
@@ -181,7 +181,7 @@ def ls(
     """
     with options.observer() as observer:
         if observer.root is None:
-            options.say_nobody()
+            output.say(NOBODY)
         looking = Looking(observer)
         for judged in observer.read():
             looking.read(judged)

@@ -14,6 +14,7 @@ import typer
 from marshal_py.admin import archive
 from marshal_py.cli import output
 from marshal_py.cli.options import (
+    NOBODY,
     CommonOptions,
     ReadOptions,
     Since,
@@ -56,7 +57,7 @@ def tail(
     form = "raw" if raw else "json" if options.as_json else "human"
     with output.until_interrupted(follow), options.observer() as observer:
         if observer.root is None:
-            options.say_nobody()
+            output.say(NOBODY)
 
         def told(_world: World, records: Iterator[Judged]) -> Iterator[Judged]:
             return (judged for judged in records if _concerns(judged, group))
@@ -100,7 +101,7 @@ def dump(
             require_group(observer, group)
     with Observer(transport, options.coordination_topic) as observer:
         if observer.root is None:
-            options.say_nobody()
+            output.say(NOBODY)
         if human:
             for judged in observer.read(group, back=True):
                 if _concerns(judged, group):

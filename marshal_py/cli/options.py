@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +24,7 @@ from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import Observer
 from marshal_py.client.values.options import COORDINATION_TOPIC, check_topics
 from marshal_py.errors import first_of
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import NONE
 from marshal_py.topics.request import epoch_ms
 from marshal_py.transport.dump import memory_transport
 from marshal_py.transport.kafka import KafkaTransport
@@ -110,22 +109,6 @@ class CommonOptions:
         """Returns the operations on a group."""
         return Group(self.transport(), name, self.coordination_topic)
 
-    def say_nobody(self) -> None:
-        """Says that no consumer has ever run here.
-
-        Raises CommandFailed if the coordination topic that was named is a topic of something else.
-        """
-        topic = self.coordination_topic
-        if topic != COORDINATION_TOPIC:
-            with closing(self.transport().admin()) as admin:
-                count = admin.partition_count(topic)
-                tps = [TopicPartition(topic, number) for number in range(count or 0)]
-                if any(bounds.end for bounds in admin.bounds(tps).values()):
-                    raise output.CommandFailed(
-                        f"no consumer has ever run with --coordination-topic {topic}: it has other messages"
-                    )
-        output.say(NOBODY)
-
     def print_result(self, result: Any, text: str) -> None:
         """Prints `result` as JSON if --json was given, else `text`."""
         if self.as_json:
@@ -146,13 +129,6 @@ class ReadOptions(CommonOptions):
             return super().observer()
         header, transport = memory_transport(self.dump)
         return Observer(transport, header.topic)
-
-    def say_nobody(self) -> None:
-        """Says that no consumer has ever run here; a dump is what it is."""
-        if self.dump is None:
-            super().say_nobody()
-        else:
-            output.say(NOBODY)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ import typer
 
 from marshal_py.admin.logs import CONFIRM_S, LogConnection, Logs, Written
 from marshal_py.cli import changes, output
-from marshal_py.cli.options import CommonOptions, command, number_or_none
+from marshal_py.cli.options import NOBODY, CommonOptions, command, number_or_none
 
 EXAMPLE: Final = output.example("marshal snapshot --log 0 --dry-run")
 
@@ -42,7 +42,7 @@ def snapshot(
     with Logs(options.transport(), options.coordination_topic) as logs:
         numbers = logs.numbers(log)
         if not numbers:
-            options.say_nobody()
+            output.say(NOBODY)
         if truncate and not dry_run:
             changes.ask(
                 f"Delete the records of {len(numbers)} log(s) of {options.coordination_topic!r} that lie before their "

@@ -11,7 +11,7 @@ from marshal_py.admin.views import overview
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
-from marshal_py.cli.options import ReadOptions, command, require_group
+from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
 from marshal_py.client.observer import Observer
 from marshal_py.protocol.fold.world import Group
 
@@ -41,7 +41,7 @@ def state(
         require_group(observer, group)
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
     if incarnation is None:
-        options.say_nobody()
+        output.say(NOBODY)
     if options.as_json:
         output.print_json({"coordination_topic": observer.topic, "incarnation": incarnation, "groups": groups})
         return

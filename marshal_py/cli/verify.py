@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from marshal_py.cli import output
-from marshal_py.cli.options import ReadOptions, command, require_group
+from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
 from marshal_py.errors import DumpDamaged
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def verify(
                 require_group(observer, group)
         with options.observer() as observer:
             if observer.root is None:
-                options.say_nobody()
+                output.say(NOBODY)
             logs = observer.logs_of(group) if observer.root is not None else [0]
             report = fold_twice(observer.records(logs), observer.root, observer.root_value)
     except DumpDamaged as error:

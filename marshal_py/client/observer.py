@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
-from marshal_py.client.connection import replay_start
+from marshal_py.client.connection import foreign_topics, replay_start
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, HistoryTruncated, TopicRecreated
 from marshal_py.history.advisories import Advisories
 from marshal_py.protocol.fold import rationalizer
@@ -100,6 +100,7 @@ class Observer:
 
     def _find_root(self) -> Genesis | None:
         bounds = self.bounds([0])[0]
+        foreign_topics.check_long(self._admin, self._log, self.topic, bounds)
         if bounds.first:
             genesis = replay_start.open_world(
                 self._log, 0, None, bounds
@@ -120,6 +121,8 @@ class Observer:
                     self.root_value = record.value
             if not records:
                 self._check(deadline, 0)
+        if world.genesis is None:
+            foreign_topics.check(self._admin, self._log, self.topic)
         return world.genesis
 
     def _check(self, deadline: float, log: int) -> None:

@@ -205,9 +205,10 @@ class KafkaAdmin:
         partitions are useless (L3).
         """
         with contextlib.suppress(ClusterError):
-            if (self.partition_count(topic) or partitions) < partitions:
-                root = TopicPartition(topic, 0)
-                return 0 if self.bounds([root])[root].end else partitions
+            found = self.partition_count(topic) or partitions
+            if found < partitions:
+                ends = self.bounds([TopicPartition(topic, number) for number in range(found)]).values()
+                return 0 if any(bounds.end for bounds in ends) else partitions
         return 0
 
     def _replicas(self, topic: str) -> int | None:

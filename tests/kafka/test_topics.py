@@ -7,7 +7,7 @@ import time
 import pytest
 
 import marshal_py
-from marshal_py.errors import NotCompacted, PurgeRefused, TopicExists, TopicMissing, TopicRefused
+from marshal_py.errors import ForeignTopic, NotCompacted, PurgeRefused, TopicExists, TopicMissing, TopicRefused
 from tests.cli.shell import Shell
 from tests.support.kafka import Cluster
 
@@ -56,6 +56,21 @@ def test_what_was_created_can_be_used_at_once(request: pytest.FixtureRequest, no
                 marshal.update_topic(name, partitions=3)
                 assert len(topic.info().partitions) == 3
             marshal.delete_topic(name)
+
+
+def test_a_data_topic_is_no_coordination_topic(kafka: Cluster) -> None:
+    """With the retention that brokers give a topic; no answer advises to change it."""
+    name, shell = f"data-{time.time_ns()}", Shell(kafka.bootstrap)
+    with marshal_py.connect(kafka.bootstrap, coordination_topic=f"{name}-m") as marshal:
+        marshal.create_topic(name, partitions=4).close()
+    assert shell.run("produce", name, "--partition", "2", stdin=b"a\nb\n").exit_code == 0
+    with pytest.raises(ForeignTopic, match=f"{name}:2 has messages"):
+        marshal_py.connect(kafka.bootstrap, coordination_topic=name)
+    for command in (["doctor"], ["state", "g"], ["groups", "ls"], ["groups", "create", "g"], ["log", "tail"]):
+        found = shell.run(*command, "--coordination-topic", name)
+        assert (found.exit_code, f"{name}:2 has messages" in found.output) == (1, True), (command, found.output)
+        assert "retention" not in found.output
+        assert "--alter" not in found.output
 
 
 def test_an_empty_setting_reaches_kafka(kafka: Cluster) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from marshal_py.admin.plans.author import RUN_BYTES, Author
 from marshal_py.admin.plans.operation import GroupContext, Operation, Progress
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.client.connection import replay_start
+from marshal_py.client.connection import foreign_topics, replay_start
 from marshal_py.client.marshal import VERSION
 from marshal_py.errors import (
     AdminGaveUp,
@@ -135,6 +135,7 @@ class OperationRunner:
             self._fold(self._poll(POLL_S_MAX, deadline, 0))
         root = self._world.genesis
         if root is None:
+            foreign_topics.check(self.admin, self._log, self.topic)
             raise GroupMissing(self._name, f"has never been used: no consumer has run with topic {self.topic!r}")
         if root.partitions > count:
             raise TopicRecreated(0, f"{root.partitions} partitions", str(count))
@@ -146,6 +147,8 @@ class OperationRunner:
         `root`: None while the root is still searched in log 0.
         """
         bounds = self._log.bounds(self._number, self.timeout_s)
+        if root is None:
+            foreign_topics.check_long(self.admin, self._log, self.topic, bounds)
         self._world = replay_start.open_world(self._log, self._number, root, bounds)
         self._log.follow(self._number, self._world.next_offset)
         return bounds.end

@@ -106,6 +106,11 @@ def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, boun
     return None if found is None else found.incarnation
 
 
+def is_short(bounds: Bounds) -> bool:
+    """Returns whether a log is whole, and folded before a snapshot would be found."""
+    return bounds.first == 0 and bounds.end <= COLD_FOLD_RECORDS
+
+
 def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int | None = None) -> World:
     """Returns the world from which a reader continues; it must read from `world.next_offset` on.
 
@@ -114,7 +119,7 @@ def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: 
     replaces it; TopicRecreated, ClusterUnreachable.
     """
     for left in reversed(range(ATTEMPTS)):
-        if bounds.first == 0 and bounds.end <= COLD_FOLD_RECORDS:
+        if is_short(bounds):
             return World(number, root)
         around = bounds if at is None else Bounds(bounds.first, min(bounds.end, at + WINDOW_RECORDS))
         look_back = None if bounds.first else LOOK_BACK_RECORDS

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from typing import Final
 
-from marshal_py.client.connection import replay_start
+from marshal_py.client.connection import foreign_topics, replay_start
 from marshal_py.client.connection.background_worker import Worker
 from marshal_py.client.connection.context import POLL_S_MAX, Context
 from marshal_py.client.connection.repeats import Repeats
@@ -28,6 +28,7 @@ from marshal_py.errors import (
     CoordinationError,
     HistoryTruncated,
     TopicRecreated,
+    WrongTopicSetting,
 )
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
@@ -259,17 +260,24 @@ class Loop:
 
         `partitions`: how many logs a new topic gets. Raises CoordinationError, ClusterUnreachable.
         """
-        deadline = time.monotonic() + timeout_s
-        count = self._context.admin.prepare_coordination(self._context.topic, partitions)
-        info = self._context.admin.describe_topic(self._context.topic)
+        context, deadline = self._context, time.monotonic() + timeout_s
+        asked = context.admin, context.coordination, context.topic
+        try:
+            count = context.admin.prepare_coordination(context.topic, partitions)
+        except WrongTopicSetting:  # whose command would change somebody else's topic
+            foreign_topics.check(*asked)
+            raise
+        foreign_topics.check_long(*asked, context.coordination.bounds(0, timeout_s))
+        info = context.admin.describe_topic(context.topic)
         self._topic_id = (
             "" if info is None else info.topic_id
         )  # None: just created, and the broker that answered does not know it yet
         world = self.open_world(0, None, deadline)
         if world.genesis is None:
-            created_ms = self._context.clock.now().wall_ms
+            foreign_topics.check(*asked)
+            created_ms = context.clock.now().wall_ms
             root = Genesis(
-                created_ms.to_bytes(6, "big") + self._context.draw(10), count, HASH_NAME, rationalizer.PROTOCOL_VERSION
+                created_ms.to_bytes(6, "big") + context.draw(10), count, HASH_NAME, rationalizer.PROTOCOL_VERSION
             )
             self._write_genesis(world, root, deadline)
         assert world.genesis is not None

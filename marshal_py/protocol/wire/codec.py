@@ -130,6 +130,14 @@ def _flat(value: Any) -> Any:
     return [_flat(each) for each in value] if type(value) is tuple and value and isinstance(value[0], Struct) else value
 
 
+def is_ours(value: bytes | None) -> bool:
+    """Returns whether a value has our magic and its own length, so that this library wrote it, in whatever version."""
+    if value is None or len(value) < HEADER_BYTES:
+        return False
+    magic, _, size, _, _ = _HEADER(value)
+    return bool(magic == MAGIC and size == len(value))
+
+
 def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
     """Returns the envelope of a value, or None if the value is garbage: not ours, or damaged (E1, E2).
 
