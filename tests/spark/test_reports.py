@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,36 +80,67 @@ def test_races_losses_moves_and_pauses_are_all_there(answers: dict[str, list[dic
     assert len(answers["lost"]) == len(losses), "a loss that two owners noted counts once"
 
 
-def test_a_loss_that_two_causes_report_is_listed_once(spark: SparkSession) -> None:
-    """`amo_lost` wins. A part of a range that it does not hold is a loss of its own."""
+Loss = tuple[Any, ...]
+
+
+def loss(offset: int, first: int, to: int, cause: str, partition: int = 0, generation: int = 0) -> Loss:
+    return 0, offset, NOON, "g", "t", partition, f"c{offset}", first, to, cause, generation
+
+
+def listed(spark: SparkSession, rows: list[Loss]) -> list[Any]:
+    """The answer to the question "lost", if the table has these rows."""
     schema = "log INT, offset LONG, time TIMESTAMP, group STRING, topic STRING, partition INT, client STRING, "
     schema += "from_position LONG, to_position LONG, cause STRING, generation LONG"
-
-    def row(offset: int, first: int, to: int, cause: str, partition: int = 0, generation: int = 0) -> tuple[Any, ...]:
-        return 0, offset, NOON, "g", "t", partition, f"c{offset}", first, to, cause, generation
-
-    rows = [
-        row(1, 0, 100, "amo_lost"),
-        row(2, 0, 100, "uncommitted"),
-        row(3, 20, 60, "uncommitted"),
-        row(4, 0, 100, "uncommitted", generation=1),
-        row(5, 100, 130, "uncommitted"),
-        row(6, 100, 130, "uncommitted"),
-        row(7, 0, 100, "uncommitted", partition=1),
-        row(8, 0, 100, "offset_lost", partition=1),
-    ]
-    view = "marshal_lost"
-    spark.createDataFrame(rows, schema).createOrReplaceTempView(view)
+    spark.createDataFrame(rows, schema).createOrReplaceTempView("marshal_lost")
     try:
-        found = spark.sql(QUESTIONS["lost"].sql).collect()
+        return spark.sql(QUESTIONS["lost"].sql).collect()
     finally:
-        spark.catalog.dropTempView(view)
-    assert sorted((one.client, one.cause, one.messages) for one in found) == [
+        spark.catalog.dropTempView("marshal_lost")
+
+
+def test_each_lost_message_is_listed_once(spark: SparkSession) -> None:
+    """Whatever ranges two causes and several processes report, against a count offset by offset."""
+    random, rows = Random(7), list[Loss]()
+    for partition in range(60):
+        told = 0  # what amo_lost names does not overlap
+        for number in range(random.randrange(6)):
+            cause = random.choice(("amo_lost", "uncommitted", "uncommitted"))
+            start = told + random.randrange(3) if cause == "amo_lost" else random.randrange(20)
+            to = start + random.randrange(1, 9)
+            told = to if cause == "amo_lost" else told
+            rows.append(loss(1_000 * partition + number, start, to, cause, partition))
+    found = listed(spark, rows)
+    names = [(one.partition, at, one.cause) for one in found for at in range(one.from_position, one.to_position)]
+    assert len({name[:2] for name in names}) == len(names), "none twice"
+    given = {(row[5], at, row[9]) for row in rows for at in range(row[7], row[8])}
+    amo_lost = {name[:2] for name in given if name[2] == "amo_lost"}
+    assert set(names) == {name for name in given if name[2] == "amo_lost" or name[:2] not in amo_lost}, "amo_lost wins"
+    assert all(one.messages == one.to_position - one.from_position > 0 for one in found)
+
+
+def test_a_loss_that_two_causes_report_is_listed_once(spark: SparkSession) -> None:
+    """`amo_lost` wins. A part of a range that it does not hold is a loss of its own."""
+    rows = [
+        loss(1, 0, 100, "amo_lost"),
+        loss(2, 0, 100, "uncommitted"),
+        loss(3, 20, 60, "uncommitted"),
+        loss(4, 0, 100, "uncommitted", generation=1),
+        loss(5, 100, 130, "uncommitted"),
+        loss(6, 100, 130, "uncommitted"),
+        loss(7, 0, 100, "uncommitted", partition=1),
+        loss(8, 0, 100, "offset_lost", partition=1),
+        loss(9, 50, 100, "amo_lost", partition=2),
+        loss(10, 40, 120, "uncommitted", partition=2),
+    ]
+    assert sorted((one.client, one.cause, one.messages) for one in listed(spark, rows)) == [
         ("c1", "amo_lost", 100),
+        ("c10", "uncommitted", 10),
+        ("c10", "uncommitted", 20),
         ("c4", "uncommitted", 100),
         ("c5", "uncommitted", 30),
         ("c7", "uncommitted", 100),
         ("c8", "offset_lost", 100),
+        ("c9", "amo_lost", 50),
     ]
 
 

@@ -89,15 +89,26 @@ ORDER BY time, topic, partition
     "lost": Question(
         "Messages that no owner was given, or whose batch was not committed",
         """
-SELECT min(time) AS time, group, topic, partition, min_by(client, offset) AS client, cause,
-       from_position, to_position, to_position - from_position AS messages
-FROM marshal_lost AS l
-WHERE NOT EXISTS (SELECT * FROM marshal_lost AS whole
-                  WHERE l.cause = 'uncommitted' AND whole.cause = 'amo_lost' AND whole.group = l.group
-                    AND whole.topic = l.topic AND whole.partition = l.partition AND whole.generation = l.generation
-                    AND whole.from_position <= l.from_position AND l.to_position <= whole.to_position)
-GROUP BY group, topic, partition, generation, cause, from_position, to_position
-ORDER BY time, topic, partition
+WITH known AS (SELECT min(offset) AS number, min(time) AS time, group, topic, partition, generation,
+                      min_by(client, offset) AS client, cause, from_position, to_position
+               FROM marshal_lost
+               GROUP BY group, topic, partition, generation, cause, from_position, to_position),
+     -- what of a range is listed already, in the order of the offsets; at its end nothing
+     listed AS (SELECT l.*, o.from_position AS cut_from, o.to_position AS cut_to
+                FROM known l JOIN known o ON (o.group, o.topic, o.partition, o.generation)
+                                           = (l.group, l.topic, l.partition, l.generation)
+                WHERE l.cause = 'uncommitted' AND o.from_position < l.to_position AND l.from_position < o.to_position
+                  AND (o.cause = 'amo_lost' OR (o.cause = 'uncommitted' AND o.number < l.number))
+                UNION ALL
+                SELECT *, to_position AS cut_from, to_position AS cut_to FROM known),
+     parts AS (SELECT *, greatest(from_position, max(cut_to) OVER before) AS start FROM listed
+               WINDOW before AS (PARTITION BY group, topic, partition, generation, cause, from_position, to_position
+                                 ORDER BY cut_from, cut_to ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
+SELECT time, group, topic, partition, client, cause, start AS from_position, cut_from AS to_position,
+       cut_from - start AS messages
+FROM parts
+WHERE start < cut_from
+ORDER BY time, topic, partition, from_position
 """,
     ),
     "unfair": Question(
