@@ -42,6 +42,8 @@ SMALLER: dict[str, dict[str, int]] = {
 LARGE = {
     *("give-back-eviction", "mode-change", "eviction", "two-admins", "step-down"),
     *("eviction-at-most-once", "set-position", "give-back-join"),
+    *("last-will", "at-least-once", "fast-reclaim-of-the-living", "join-leave", "revival", "restart"),
+    *("give-back-move", "pinned-eviction"),
 }
 SMALL = [pytest.param(model.name, marks=pytest.mark.proof) if model.name in LARGE else model.name for model in QUICK]
 
@@ -79,7 +81,7 @@ def test_a_search_that_is_cut_short_says_so() -> None:
 
 
 # Snapshots that are loaded, strays of crashed processes, journals, admins: whatever travels between processes.
-@pytest.mark.parametrize(("name", "records"), [("snapshots", 4), ("two-admins", 3), ("duplicates-at-most-once", 3)])
+@pytest.mark.parametrize(("name", "records"), [("snapshots", 1), ("two-admins", 2), ("duplicates-at-most-once", 2)])
 def test_two_processes_search_what_one_does(name: str, records: int) -> None:
     model = changed(name, lambda whole: whole._replace(bounds=whole.bounds._replace(records=records)))
     one, two = (search(model, STATES_MAX, lambda progress: None, processes) for processes in (1, 2))
@@ -126,27 +128,29 @@ def test_in_the_model_of_snapshots_a_process_loads_one() -> None:
 
 # --- planted bugs
 
+# With the number of states up to which each search must have found it. Where only S1 is broken the search goes on: that
+# the folds differ is only the first thing that a bug of one fold breaks.
 FOUND = [
-    ("D8", "eviction", "S3"),
-    ("X5", "stop", "S3"),
-    ("X23", "stop", "S3"),
-    ("X19", "eviction", "S2"),
-    ("X21", "set-position", "S11"),
-    ("X8", "at-most-once", "S6"),
-    ("X6", "set-position", "S1"),
-    ("X7", "set-position", "S1"),
-    ("X28", "two-admins", "S1"),
-    ("X29", "set-position", "S1"),
-    ("X30", "pinned", "S2"),
-    ("T19A", "last-will", "T18"),
-    ("T19B", "last-will", "T18"),
-    ("T19C", "last-will", "S7"),
+    ("D8", "eviction", "S3", 1_000),
+    ("X5", "stop", "S3", 1_000),
+    ("X23", "stop", "S3", 1_000),
+    ("X19", "eviction", "S2", 6_000),
+    ("X21", "set-position", "S11", 2_000),
+    ("X8", "duplicates-at-most-once", "S6", 1_000),
+    ("X6", "set-position", "S1", 3_000),
+    ("X7", "set-position", "S1", 8_000),
+    ("X28", "two-admins", "S1", 3_000),
+    ("X29", "set-position", "S1", 2_000),
+    ("X30", "pinned", "S2", 1_000),
+    ("T19A", "last-will", "T18", 1_000),
+    ("T19B", "last-will", "T18", 1_000),
+    ("T19C", "last-will", "S7", 1_000),
 ]
 
 
-@pytest.mark.parametrize(("mutant", "model", "invariant"), FOUND)
-def test_a_planted_bug_is_found(mutant: str, model: str, invariant: str) -> None:
-    report = explore(model, states_max=20_000, mutant=mutant)
+@pytest.mark.parametrize(("mutant", "model", "invariant", "states"), FOUND)
+def test_a_planted_bug_is_found(mutant: str, model: str, invariant: str, states: int) -> None:
+    report = explore(model, states_max=states, mutant=mutant)
     found = {violation.invariant: violation for violation in report.violations}
     assert invariant in found
     assert found[invariant].path, "the story of the shortest way there"
