@@ -1,4 +1,7 @@
-"""The command `marshal` as processes against a real Kafka: single commands, and consumers whose messages are collected.
+"""The command `marshal` against a real Kafka: single commands, and consumers as processes whose messages are collected.
+
+A command that ends by itself runs in this process: a process of its own would mostly import, and many are run again and
+again until they show what a test waits for. What is signalled or read while it runs is a process.
 
 Nothing here is asserted but that a command asked for JSON succeeds; tests look at results and messages themselves.
 """
@@ -16,9 +19,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from marshal_py.cli.app import app
+
 ROOT = Path(__file__).resolve().parents[2]
 MARSHAL = (sys.executable, "-m", "marshal_py.cli")
-DEADLINE_S = 90.0  # for one command, or for the end of a consumer: a busy machine needs a multiple of a second
+DEADLINE_S = 90.0  # for the end of a consumer: a busy machine needs a multiple of a second
 
 
 class Commands:
@@ -26,6 +33,7 @@ class Commands:
 
     def __init__(self, bootstrap: str, coordination_topic: str = "") -> None:
         self._options = ("--coordination-topic", coordination_topic) if coordination_topic else ()
+        self._bootstrap = bootstrap
         self.environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -39,10 +47,14 @@ class Commands:
         return subprocess.Popen(command, env=self.environment, cwd=ROOT, text=True, **streams)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end, whatever its exit code."""
-        running = self.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        stdout, stderr = running.communicate(timeout=DEADLINE_S)
-        return subprocess.CompletedProcess(arguments, running.returncode, stdout, stderr)
+        """Runs a command to its end in this process, whatever its exit code."""
+        done = CliRunner().invoke(
+            app,
+            [*arguments, *self._options],
+            env={"MARSHAL_BOOTSTRAP_SERVERS": self._bootstrap},
+            catch_exceptions=False,
+        )
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
     def json(self, *arguments: str) -> Any:
         """Runs a command with --json, which must succeed. Returns the last line of its output."""
