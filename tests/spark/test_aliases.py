@@ -6,12 +6,21 @@ import json
 import re
 
 import pytest
+from confluent_kafka import Consumer
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from marshal_py.errors import InvalidOption
-from marshal_py.spark.stream.aliases import ALIASES, BATCH_READ_ALIASES, JAVA, REFUSED, REFUSED_IN_BATCH_READS
+from marshal_py.spark.stream.aliases import (
+    ALIASES,
+    BATCH_READ_ALIASES,
+    JAVA,
+    REFUSED,
+    REFUSED_IN_BATCH_READS,
+    named_as_written,
+)
 from marshal_py.spark.stream.backfills import OPTIONS as BATCH_OPTIONS
 from marshal_py.spark.stream.options import OPTIONS, StreamOptions, kafka_options
+from marshal_py.transport.settings import create_client
 from pyspark_marshal import DefaultSource
 
 OLD = {
@@ -200,3 +209,16 @@ def test_every_alias_leads_to_an_option() -> None:
         given[name] = values.get(name, "5")
         given.pop("topics" if name == "subscribePattern" else ALIASES[name].name, None)
         StreamOptions.of(given)
+
+
+def test_settings_that_contradict_each_other_are_named_as_they_were_written() -> None:
+    """librdkafka names both, and no source gives their values away."""
+    given = {"max.poll.interval.ms": "9", "session.timeout.ms": "90"}
+    client = {**given, "bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
+    with (
+        pytest.raises(InvalidOption, match=r"option='kafka\.max\.poll\.interval\.ms, kafka\.session\.timeout\.ms'"),
+        named_as_written(given),
+    ):
+        create_client(Consumer, client)
+    with pytest.raises(InvalidOption, match="settings="), named_as_written({}):
+        raise InvalidOption("settings", ["acks"], "of a client that is not the caller's")

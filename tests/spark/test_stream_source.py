@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,8 +26,11 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import ClaimingMessages
+from marshal_py.spark.log.log_tables import state_reader
 from marshal_py.spark.stream import stream_source
+from marshal_py.spark.stream.backfills import BackfillOptions, BackfillReader
 from marshal_py.spark.stream.options import StreamOptions
+from marshal_py.spark.stream.ranges import RangesReader
 from marshal_py.spark.stream.stream_source import QueryMember, StreamReader
 from pyspark_marshal import DefaultSource
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic
@@ -705,17 +709,39 @@ def test_a_bad_option_is_named_when_the_stream_is_loaded(name: str, value: str) 
         DefaultSource({**NEEDED, name: value}).schema()
 
 
+def _backfill(options: dict[str, str]) -> None:
+    plain = {name: value for name, value in options.items() if name != "group"}
+    BackfillReader(BackfillOptions.of(plain)).partitions()
+
+
+def _ranges(options: dict[str, str]) -> None:
+    kept = {name: value for name, value in options.items() if name not in ("group", "topics")}
+    reader = RangesReader({**kept, "ranges": '[["t", 0, 0, 1, "", "id 0 1 "]]'})
+    list(reader.read(reader.partitions()[0]))
+
+
+def _log(options: dict[str, str]) -> None:
+    kept = {name: value for name, value in options.items() if name not in ("group", "topics")}
+    state_reader(kept).partitions()
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    "source", [lambda options: QueryMember(StreamOptions.of(options)), _backfill, _ranges, _log], ids=range(4)
+)
+@pytest.mark.parametrize(
+    ("given", "said"),
     [
-        ("kafka.no.such", "secret", r"option='kafka\.no\.such' is not allowed: .*leave it out"),
-        ("kafka.security.protocol", "quantum", r"kafka\.security\.protocol='quantum' is not allowed"),
+        ({"kafka.no.such": "secret"}, r"option='kafka\.no\.such' is not allowed: .*leave it out"),
+        ({"kafka.security.protocol": "quantum"}, r"kafka\.security\.protocol='quantum' is not allowed"),
+        ({"kafka.enable.auto.commit": "true"}, r"kafka\.enable\.auto\.commit='true' is not allowed"),
     ],
 )
-def test_a_setting_that_librdkafka_refuses_is_named_as_it_was_written(name: str, value: str, said: str) -> None:
-    """No broker listens at this address."""
+def test_a_setting_that_is_refused_is_named_as_it_was_written(
+    source: Callable[[dict[str, str]], object], given: dict[str, str], said: str
+) -> None:
+    """By every source that reads Kafka. No broker listens at this address."""
     with pytest.raises(InvalidOption, match=said) as raised:
-        QueryMember(StreamOptions.of({**NEEDED, name: value}))
+        source({**NEEDED, **given})
     assert "secret" not in str(raised.value)
 
 

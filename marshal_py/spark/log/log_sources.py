@@ -10,6 +10,7 @@ import heapq
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -35,6 +36,7 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import OFFSET_MAX, Genesis
 from marshal_py.spark.log.columns import RAW, times_ms
 from marshal_py.spark.log.replay_starts import root_among
+from marshal_py.spark.stream.aliases import named_as_written
 from marshal_py.spark.stream.options import kafka_options
 from marshal_py.transport.dump import Reader
 from marshal_py.transport.kafka import KafkaTransport
@@ -74,11 +76,17 @@ def root_of(origin: LogSource) -> Genesis | None:
 
 @dataclass
 class TopicSource:
-    """Reads a live coordination topic. `settings` are librdkafka's."""
+    """Reads a live coordination topic. `settings` are librdkafka's. `options`: they were given as options of a format,
+    where their names begin with `kafka.`.
+    """
 
     settings: Mapping[str, Any]
     topic: str
+    options: bool = False
     topic_id: str = ""  # as `spans` has seen it first
+
+    def _named(self) -> AbstractContextManager[None]:
+        return named_as_written(self.settings) if self.options else nullcontext()
 
     def _transport(self) -> KafkaTransport:
         quiet = {"log_level": 0}  # errors say what librdkafka would print
@@ -86,7 +94,8 @@ class TopicSource:
 
     def spans(self) -> dict[int, Bounds]:
         """Returns the spans. Raises TopicRecreated if the topic is not the one of the first call."""
-        admin = self._transport().admin()
+        with self._named():
+            admin = self._transport().admin()
         try:
             info = admin.describe_topic(self.topic)
             if info is None:
@@ -106,7 +115,8 @@ class TopicSource:
         record.
         """
         transport = self._transport()
-        reader = transport.log(self.topic, f"{transport.client_id}-spark", writes=False)
+        with self._named():
+            reader = transport.log(self.topic, f"{transport.client_id}-spark", writes=False)
         try:
             reader.follow(log, first)
             deadline = time.monotonic() + READ_TIMEOUT_S
@@ -324,4 +334,4 @@ def source_of(options: Mapping[str, str]) -> LogSource:
         local = path.removeprefix("file://")
         return DumpSource(local) if Path(local).is_file() else ArchiveSource(local)
     topic = options.get("coordination_topic", COORDINATION_TOPIC)
-    return TopicSource(kafka_options(options), topic)
+    return TopicSource(kafka_options(options), topic, options=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -219,3 +220,30 @@ def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
         )
         raise InvalidOption("kafka.sasl.jaas.config", "(hidden)", rule)
     return {"sasl.username": pairs["username"], "sasl.password": pairs["password"], **others}
+
+
+@contextmanager
+def named_as_written(kafka: Mapping[str, Any]) -> Iterator[None]:
+    """Lets an InvalidOption name a setting as the caller of a source writes it: it begins with `kafka.`.
+
+    Each place where a source makes a client of librdkafka is in such a block. `kafka`: the settings that the caller
+    gave.
+    """
+    try:
+        yield
+    except InvalidOption as error:
+        raise _as_written(error, kafka) from error
+
+
+def _as_written(error: InvalidOption, kafka: Mapping[str, Any]) -> InvalidOption:
+    if error.option == "settings":  # librdkafka does not know one, or names several
+        names = [error.value] if isinstance(error.value, str) else error.value
+        given = [f"kafka.{name}" for name in names if name in kafka] if isinstance(names, list) else []
+        if given:
+            rule = (
+                f"{error.rule}. What follows kafka. must be a setting of librdkafka: correct the name, or leave it out"
+            )
+            return InvalidOption("option", ", ".join(given), rule)  # without values, which may be passwords
+    if error.option in kafka and error.option != "bootstrap.servers":
+        return InvalidOption(f"kafka.{error.option}", error.value, error.rule)
+    return error

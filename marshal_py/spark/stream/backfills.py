@@ -17,7 +17,7 @@ from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.values import start_positions
 from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.spark.stream.aliases import translate
+from marshal_py.spark.stream.aliases import named_as_written, translate
 from marshal_py.spark.stream.messages import COLUMNS, columns_of
 from marshal_py.spark.stream.options import OPTIONS as STREAM_OPTIONS
 from marshal_py.spark.stream.options import ReadOptions, check_names, number, topics_of
@@ -103,7 +103,8 @@ class BackfillReader(DataSourceReader):
 
         Raises TopicMissing, InvalidOption, PositionOutOfRange, ClusterUnreachable, AccessDenied.
         """
-        with closing(KafkaTransport(self.options.kafka, self.options.connect_timeout_s).admin()) as admin:
+        kafka = self.options.kafka
+        with named_as_written(kafka), closing(KafkaTransport(kafka, self.options.connect_timeout_s).admin()) as admin:
             return partitions_of(self._pieces(admin), self.options, once=False)
 
     def _pieces(self, admin: ClusterAdmin) -> list[Piece]:

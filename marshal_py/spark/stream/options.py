@@ -15,7 +15,7 @@ from marshal_py.client.values import start_positions
 from marshal_py.client.values.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_topics
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import check_id
-from marshal_py.spark.stream.aliases import from_java, translate
+from marshal_py.spark.stream.aliases import from_java, named_as_written, translate
 from marshal_py.spark.stream.messages import columns_of
 from marshal_py.transport import settings
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
@@ -187,20 +187,8 @@ def kafka_options(options: Mapping[str, str]) -> settings.Settings:
         key.removeprefix("kafka."): value for key, value in options.items() if key.startswith("kafka.")
     }
     servers = options.get("bootstrap.servers", given.get("bootstrap.servers", ""))
-    return settings.from_user({**from_java(given), "bootstrap.servers": servers})
-
-
-def as_written(error: InvalidOption, kafka: Mapping[str, Any]) -> InvalidOption:
-    """Returns the error with the name of the option as a source's caller writes it: settings begin with `kafka.`.
-
-    `kafka`: the settings that the caller gave. librdkafka does not know a setting that it refuses under "settings".
-    """
-    if error.option == "settings" and error.value in kafka:
-        rule = f"{error.rule}. What follows kafka. must be a setting of librdkafka: correct the name, or leave it out"
-        return InvalidOption("option", f"kafka.{error.value}", rule)  # without its value, which may be a password
-    if error.option in kafka and error.option != "bootstrap.servers":
-        return InvalidOption(f"kafka.{error.option}", error.value, error.rule)
-    return error
+    with named_as_written(given):
+        return settings.from_user({**from_java(given), "bootstrap.servers": servers})
 
 
 def as_options(given: Mapping[str, Any]) -> dict[str, str]:

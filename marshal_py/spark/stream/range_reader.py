@@ -28,6 +28,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from marshal_py.errors import ClusterUnreachable, PartitionError, RangeLost, RangeReadTwice
+from marshal_py.spark.stream.aliases import named_as_written
 from marshal_py.spark.stream.messages import COLUMNS, Run, as_arrow
 from marshal_py.spark.stream.tasks import tasks_of
 from marshal_py.transport import settings
@@ -118,7 +119,8 @@ def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
     configuration = settings.data_reader({**_FETCH, **_sizes(pieces), **task.kafka}, READER_ID, READER_ID, None)
     if context is not None:
         _spare_collector()
-    consumer = _client(configuration)
+    with named_as_written(task.kafka):
+        consumer = _client(configuration)
     try:
         consumer.assign([KafkaPartition(piece.topic, piece.partition, piece.start) for piece in pieces])
         yield from _RangeReader(consumer, pieces, str(configuration["bootstrap.servers"])).batches(task)

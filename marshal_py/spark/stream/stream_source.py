@@ -39,9 +39,10 @@ from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, group_of,
 from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.spark.stream.aliases import named_as_written
 from marshal_py.spark.stream.checkpoints import check_maker, other_log
 from marshal_py.spark.stream.commits import CommitSocket
-from marshal_py.spark.stream.options import StreamOptions, as_written
+from marshal_py.spark.stream.options import StreamOptions
 from marshal_py.spark.stream.range_reader import partitions_of, read_ranges
 from marshal_py.spark.stream.tasks import pieces_of
 
@@ -398,7 +399,7 @@ def _check_ours(offset: dict[str, Any], committed: dict[str, Any], group: str) -
 
 
 def _connected(options: StreamOptions) -> Marshal:
-    try:
+    with named_as_written(options.kafka):
         return connect(
             options.kafka,
             client_id=options.client_id,
@@ -407,8 +408,6 @@ def _connected(options: StreamOptions) -> Marshal:
             coordination_partitions=options.coordination_partitions,
             last_will=last_wills.of_program(options.kafka),
         )
-    except InvalidOption as error:
-        raise as_written(error, options.kafka) from error
 
 
 def _rows(limit: ReadLimit) -> int | None:
