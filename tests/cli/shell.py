@@ -17,15 +17,17 @@ from marshal_py.cli.app import app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0  # nothing but the demo takes seconds; a machine under load may be twenty times slower
-LOOK_S = 0.02
+LOOK_S = 0.02  # between two looks, and at least
+LOOKS_APART = 3  # times the processor time of a look: one that runs a command would take it from what it waits for
 MODULE = (sys.executable, "-m", "marshal_py.cli")
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline, used_s = time.monotonic() + DEADLINE_S, time.process_time()
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
-        time.sleep(LOOK_S)
+        time.sleep(max(LOOK_S, LOOKS_APART * (time.process_time() - used_s)))
+        used_s = time.process_time()
 
 
 class Shell:

@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
 
 
 def test_the_demo_loses_nothing_at_least_once() -> None:
-    """test_examples.py runs the at-most-once demo, which is the example in the help text."""
+    """test_examples.py runs the at-most-once demo, which is the example in the help text, in `make proof`."""
     done = subprocess.run(
         [*MODULE, "demo", "--seconds", "12", "--json"],
         text=True,

@@ -67,6 +67,7 @@ def test_an_example_runs(shell: Shell, path_with_marshal: str, tmp_path: Path, e
     assert done.stdout.strip()
 
 
+@pytest.mark.proof  # test_demo.py runs the demo in the other mode
 def test_the_example_of_the_demo_runs(shell: Shell, path_with_marshal: str) -> None:
     """And at most once doubles nothing, with a consumer that is killed."""
     environment = shell.environment({"PATH": path_with_marshal})

@@ -31,7 +31,8 @@ from tests.support.jars import LOG_TAIL_LINES, ClassArchive, KafkaUnavailable, c
 READY_TIMEOUT_S = 60.0  # Three cold JVMs on two busy cores need about 10 s; this is for a much worse machine.
 STOP_TIMEOUT_S = 30.0  # A clean stop takes 0.6 s, and some seconds more when the JVM writes its archive.
 PROBE_TIMEOUT_S = 2.0  # One metadata answer. A frozen process accepts connections and never answers.
-POLL_INTERVAL_S = 0.05  # Between two checks of a condition; well below any time that a test measures.
+POLL_INTERVAL_S = 0.05  # Between two checks of a condition; well below any time that a test measures. And at least
+CHECKS_APART = 3  # times the processor time of a check: one that runs a command would take it from what it waits for.
 METADATA_BYTES_MAX = 1 << 20  # The answer lists a few brokers; a larger length means that it is not Kafka.
 # Below the range from which Linux takes ports for outgoing connections (32768 and up): while a node is down, no client
 # can sit on its port, so `restart` finds it free.
@@ -62,11 +63,12 @@ if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
     """Checks the condition until it holds. Raises a TimeoutError that names `what` if it does not hold in time."""
-    deadline = time.monotonic() + timeout_s
+    deadline, used_s = time.monotonic() + timeout_s, time.process_time()
     while not condition():
         if time.monotonic() >= deadline:
             raise TimeoutError(f"not within {timeout_s:g} s: {what}")
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(max(POLL_INTERVAL_S, CHECKS_APART * (time.process_time() - used_s)))
+        used_s = time.process_time()
 
 
 def brokers_seen_by(address: str) -> set[int]:
