@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from marshal_py.cli.app import app
+from tests.support.command_line import invoke
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0  # nothing but the demo takes seconds; a machine under load may be twenty times slower
@@ -37,7 +37,7 @@ class Shell:
         self.servers = servers
 
     def run(self, *arguments: str, stdin: bytes = b"") -> Result:
-        return CliRunner().invoke(app, list(arguments), input=stdin, env={"MARSHAL_BOOTSTRAP_SERVERS": self.servers})
+        return invoke(list(arguments), input=stdin, env={"MARSHAL_BOOTSTRAP_SERVERS": self.servers})
 
     def json(self, *arguments: str, stdin: bytes = b"") -> Any:
         result = self.run(*arguments, "--json", stdin=stdin)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from marshal_py.cli import bench
-from marshal_py.cli.app import app
 from marshal_sim.tools import races
 from marshal_sim.tools.races import Task, TimedRun
+from tests.support.command_line import invoke
 
 RATES = {"runs", "cpu_s", "events_per_cpu_s", "simulated_hours_per_cpu_hour", "races_per_cpu_s"}
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["bench", "races", *arguments])
+    return invoke(["bench", "races", *arguments])
 
 
 def test_rates_as_json_and_for_people() -> None:
@@ -51,6 +51,6 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
 def test_the_example_of_the_help_text_runs() -> None:
     line = bench.EXAMPLE.splitlines()[-1].strip()
     assert line in run("--help").stdout
-    done = CliRunner().invoke(app, line.split()[1:])
+    done = invoke(line.split()[1:])
     assert done.exit_code == 0
     assert json.loads(done.stdout)["runs"] >= 1

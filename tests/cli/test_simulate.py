@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from marshal_py.cli import simulate
-from marshal_py.cli.app import app
 from marshal_py.protocol.fold.world import FOLD_VERSION
 from marshal_py.protocol.wire.records import Checkpoint, ClaimState, Heartbeat
 from marshal_sim.cluster.run import Result as Ran
@@ -25,6 +24,7 @@ from marshal_sim.tools import sweep
 from marshal_sim.tools.schedule import Schedule, text_of
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 from tests.support import dumps
+from tests.support.command_line import invoke
 from tests.support.differential_log import DifferentialLog
 
 SEEDS = 6  # not void: their take-overs are asserted below
@@ -45,7 +45,7 @@ TOTALS = {
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["simulate", *arguments])
+    return invoke(["simulate", *arguments])
 
 
 def objects(result: Result) -> list[dict[str, Any]]:

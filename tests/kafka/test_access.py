@@ -18,12 +18,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import marshal_py
 from marshal_py.admin import permissions
 from marshal_py.admin.group import Group
-from marshal_py.cli.app import app
 from marshal_py.client.driver import log_maintenance, position_copies
 from marshal_py.errors import (
     AccessDenied,
@@ -41,6 +40,7 @@ from marshal_py.protocol.wire.records import Note
 from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import Shell
+from tests.support.command_line import invoke
 from tests.support.kafka import GuardedCluster, start_guarded, wait_until
 
 DEADLINE_S = 60.0
@@ -90,7 +90,7 @@ class User:
         return self
 
     def marshal(self, *arguments: str, asks: bool = False) -> Result:
-        return CliRunner().invoke(app, [*arguments, "--command-config", str(self.file), *(["--yes"] if asks else [])])
+        return invoke([*arguments, "--command-config", str(self.file), *(["--yes"] if asks else [])])
 
     def json(self, *arguments: str, asks: bool = False) -> Any:
         done = self.marshal(*arguments, "--json", asks=asks)
@@ -171,7 +171,7 @@ def test_a_topic_that_a_broker_created_is_fixed_by_the_command_in_the_error(
     wait_until(lambda: log in root.list_topics(timeout=DEADLINE_S).topics, DEADLINE_S, "the topic exists")
     file = tmp_path / "root.properties"
     file.write_text(f"bootstrap.servers={guarded.bootstrap}")
-    seen = CliRunner().invoke(app, ["doctor", "--command-config", str(file), "--coordination-topic", log]).stdout
+    seen = invoke(["doctor", "--command-config", str(file), "--coordination-topic", log]).stdout
     assert "has 1 partition, and nothing in it yet; 16 are usual" in seen
     with pytest.raises(WrongTopicSetting, match=r"retention\.ms=604800000") as raised:
         marshal_py.connect(given, coordination_topic=log)

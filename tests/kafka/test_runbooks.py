@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import marshal_py
 from marshal_py.admin.group import Group
 from marshal_py.admin.plans.author import Author
-from marshal_py.cli.app import app
 from marshal_py.errors import KafkaGroupIsLive, ModeMismatch
 from marshal_py.transport.kafka import KafkaTransport
+from tests.support.command_line import invoke
 from tests.support.commands import DEADLINE_S, Commands, ConsumeProcesses
 from tests.support.kafka import Cluster, TopicFactory, wait_until
 
@@ -113,8 +113,8 @@ class RunbookCase:
         if ">" in words:
             file = self.folder / words[words.index(">") + 1]
             words = words[: words.index(">")]
-        done = CliRunner().invoke(
-            app, [*words, "--coordination-topic", self.log], env={"MARSHAL_BOOTSTRAP_SERVERS": self.cluster.bootstrap}
+        done = invoke(
+            [*words, "--coordination-topic", self.log], env={"MARSHAL_BOOTSTRAP_SERVERS": self.cluster.bootstrap}
         )
         if file is not None:
             file.write_text(done.stdout, encoding="utf-8")

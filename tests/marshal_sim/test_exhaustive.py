@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from marshal_py.cli.app import app
 from marshal_py.errors import InvalidOption
 from marshal_sim.exhaustive.bfs import Progress
 from marshal_sim.exhaustive.canonical import canonical
@@ -20,6 +18,7 @@ from marshal_sim.exhaustive.search import Search
 from marshal_sim.exhaustive.setup_script import SetupScript
 from marshal_sim.judge.step_checker import Delivery, Facts, judge_advances, judge_delivery, judge_fold
 from tests.support import wire
+from tests.support.command_line import invoke
 
 
 def changed(name: str, change: Callable[[Configuration], Configuration]) -> Model:
@@ -233,7 +232,7 @@ def test_the_canonical_form() -> None:
 
 
 def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["simulate", *arguments])
+    return invoke(["simulate", *arguments])
 
 
 def test_the_command_prints_bounds_and_counts() -> None:

@@ -6,9 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from typer.testing import CliRunner
 
-from marshal_py.cli.app import app
 from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, key_of
 from marshal_py.client.ranges.ranges import Ranges
 from marshal_py.protocol.fold.world import World
@@ -17,6 +15,7 @@ from marshal_py.protocol.member.ready import MemberOptions
 from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.tools.schedule import Schedule, parse, text_of
+from tests.support.command_line import invoke
 
 
 @pytest.mark.parametrize("queries", [1, 2, 3])
@@ -71,10 +70,10 @@ def test_a_seed_with_queries_can_be_kept_and_run_again() -> None:
     schedule = Schedule(4, Options(queries=2))
     assert "queries 2" in text_of(schedule)
     assert parse(text_of(schedule)) == schedule
-    told = CliRunner().invoke(app, ["simulate", "--seeds", "0:4", "--queries", "2", "--json"])
+    told = invoke(["simulate", "--seeds", "0:4", "--queries", "2", "--json"])
     assert told.exit_code in (0, 1), told.output
     assert json.loads(told.stdout.splitlines()[-1])["violations"] == 0
-    assert CliRunner().invoke(app, ["simulate", "--mutants", "--queries", "2"]).exit_code == 2
+    assert invoke(["simulate", "--mutants", "--queries", "2"]).exit_code == 2
 
 
 def test_the_first_offset_is_the_same_for_ever() -> None:

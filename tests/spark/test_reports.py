@@ -10,14 +10,14 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from marshal_py.cli import spark as commands
-from marshal_py.cli.app import app
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import report, views
 from marshal_py.spark.log.reports import QUESTIONS
 from tests.spark.test_log_tables import PARTITIONS, ROWS, live, write_dump
+from tests.support.command_line import invoke
 from tests.support.logs import folded, groups_of
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def test_bad_questions_are_named(spark: SparkSession) -> None:
 def run(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs commands in this process, on the session of all tests, which they must not stop."""
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
-    return lambda *words: CliRunner().invoke(app, ["spark", *words])
+    return lambda *words: invoke(["spark", *words])
 
 
 def words_of(example: str) -> list[str]:

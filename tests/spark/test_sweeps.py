@@ -6,9 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from typer.testing import CliRunner
 
-from marshal_py.cli.app import app
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import runs, sweep
 from marshal_sim.cluster.run import simulate
@@ -16,6 +14,7 @@ from marshal_sim.cluster.scenario import Options
 from marshal_sim.judge.evidence import Violation
 from marshal_sim.tools import sweep as local
 from marshal_sim.tools.spark_sweeps import Run, _row
+from tests.support.command_line import invoke
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,8 +60,7 @@ def test_bad_input_is_named(spark: SparkSession) -> None:
 def test_simulate_on_spark_prints_the_same_as_locally(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the command stops its session; this one is shared
     on_spark, locally = (
-        CliRunner().invoke(app, ["simulate", "--seeds", "0:6", "--json", *more])
-        for more in (["--spark"], ["--processes", "1"])
+        invoke(["simulate", "--seeds", "0:6", "--json", *more]) for more in (["--spark"], ["--processes", "1"])
     )
     assert (on_spark.exit_code, locally.exit_code) == (0, 0), on_spark.output
     assert json.loads(on_spark.stdout) == json.loads(locally.stdout)
@@ -78,6 +76,6 @@ def test_simulate_on_spark_prints_the_same_as_locally(spark: SparkSession, monke
     ],
 )
 def test_options_that_exclude_each_other_are_wrong_usage(wrong: list[str], says: str) -> None:
-    result = CliRunner().invoke(app, ["simulate", *wrong])
+    result = invoke(["simulate", *wrong])
     assert result.exit_code == 2
     assert says in result.output

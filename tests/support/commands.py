@@ -19,9 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
-from marshal_py.cli.app import app
+from tests.support.command_line import invoke
 
 ROOT = Path(__file__).resolve().parents[2]
 MARSHAL = (sys.executable, "-m", "marshal_py.cli")
@@ -48,11 +46,8 @@ class Commands:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end in this process, whatever its exit code."""
-        done = CliRunner().invoke(
-            app,
-            [*arguments, *self._options],
-            env={"MARSHAL_BOOTSTRAP_SERVERS": self._bootstrap},
-            catch_exceptions=False,
+        done = invoke(
+            [*arguments, *self._options], env={"MARSHAL_BOOTSTRAP_SERVERS": self._bootstrap}, catch_exceptions=False
         )
         return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
