@@ -82,9 +82,8 @@ OF_NAMED_TUPLES = frozenset({"_asdict", "_replace", "_make", "_fields", "_field_
 PRIVATE_STILL = {
     "marshal_py/admin/async_marshal.py": {"_advisories", "_context"},
     "marshal_py/client/async_consumer.py": {
-        *("_acked", "_begin_consume", "_begin_drain", "_confirmations", "_consuming", "_context", "_fetch", "_flush"),
-        *("_inside", "_intake", "_iterating", "_limited", "_limits", "_log_end", "_pass", "_queue", "_read_to"),
-        *("_reserve", "_user"),
+        *("_acked", "_begin_consume", "_begin_drain", "_confirmations", "_consuming", "_context", "_flush"),
+        *("_inside", "_iterating", "_log_end", "_pass", "_queue", "_read_to", "_receiving", "_user"),
     },
     "marshal_py/client/messages/handles.py": {"_delivered", "_index"},
     "marshal_py/client/receive/consuming.py": {"_confirmations", "_delivers"},

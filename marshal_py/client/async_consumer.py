@@ -178,7 +178,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         try:
             self._enter(call)
             consumer._queue.begin()
-            return await self._complete(consumer._fetch(consumer._limits.cut(request)))
+            return await self._complete(consumer._receiving.fetch(request))
         except BaseException as error:
             if consumer._inside is call and not isinstance(error, MarshalError | asyncio.CancelledError):
                 with consumer._context.lock:
@@ -206,7 +206,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         that is cancelled, by a timeout for example, ends this iterator, and a new one continues: to wait for a limited
         time, call `next(expires_s)`.
         """
-        return iterator_of(partial(self._messages, Demand(self._consumer._intake)))
+        return iterator_of(partial(self._messages, self._consumer._receiving.demand()))
 
     @parameters_of(Consumer.fetch_each)
     def fetch_each(self, *arguments: Any, **named: Any) -> AsyncIterator[Message[K_co, V_co]]:
@@ -216,7 +216,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         return messages
 
     def _each(self, request: Request) -> AsyncIterator[Message[K_co, V_co]]:
-        return iterator_of(partial(self._messages, self._consumer._limited(request)))
+        return iterator_of(partial(self._messages, self._consumer._receiving.limited(request)))
 
     @parameters_of(Consumer[Any, Any].consume)
     def consume(self, *arguments: Any, **named: Any) -> AsyncConsumeContext[K_co, V_co]:
@@ -266,7 +266,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
             if consumer._iterating is not None:
                 raise ConcurrentUse(demand.verb, consumer.caller, own=True)
             consumer._iterating, self._running = call, iterating
-            steps = consumer._reserve(demand)
+            steps = consumer._receiving.iterate(demand)
             step = next(steps, None)
             while step is not None:
                 if isinstance(step, Reserved):

@@ -7,17 +7,14 @@ else shut. A grant is the log's permission to deliver a range of offsets, in at-
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.delivery.prefetch import LOOK_MS
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message
@@ -25,14 +22,13 @@ from marshal_py.client.planner import Planner
 from marshal_py.client.receive import seeking
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
-from marshal_py.client.receive.demand import ConsumeDemand, Demand, LimitedDemand
+from marshal_py.client.receive.demand import ConsumeDemand, Demand
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.receive.group_limits import GroupLimits
-from marshal_py.client.receive.intake import GRANT_SLICE_S, Intake
-from marshal_py.client.receive.membership import WAIT_SLICE_S, Call, Membership
+from marshal_py.client.receive.membership import Call, Membership
+from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values import requests
 from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
-from marshal_py.client.values.waits import Change, Poll, PollAhead, Steps, Wait, complete, following
+from marshal_py.client.values.waits import Poll, PollAhead, Wait, complete, following
 from marshal_py.errors import AlreadyConsuming, ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError
 from marshal_py.transport.serialization import K_co, V_co, check_plain
 
@@ -55,8 +51,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         super().__init__(context, driver, connection, ending)
         assert isinstance(driver.queue, DeliveryQueue)
         self._queue = driver.queue
-        self._intake = Intake(context, driver, driver.queue)
-        self._limits = GroupLimits(context, driver)
+        self._receiving = Receiving(context, driver, ending)
         driver.queue.delivery.confirm = self._confirmations.wait
         self._handles = Handles(driver.member.name)
         self._seeking = threading.RLock()  # held by `seek` alone
@@ -131,7 +126,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         try:
             self._enter(call)
             self._queue.begin()
-            return complete(self._fetch(self._limits.cut(request)), self._carry_out)
+            return complete(self._receiving.fetch(request), self._carry_out)
         except BaseException as error:
             if self._inside is call and not isinstance(error, MarshalError):
                 with self._context.lock:
@@ -148,52 +143,6 @@ class Consumer(Membership, Generic[K_co, V_co]):
         if isinstance(wait, PollAhead):
             return self._queue.pull(0.0, wait.max_messages)
         return self._context.carry_out(wait)
-
-    def _fetch(self, request: Request) -> Steps[Batch[K_co, V_co]]:
-        """Waits until the batch is full enough, the consumer must stop, or the request expires.
-
-        Then it delivers: it checks the gate and takes the messages in one step under the lock.
-        """
-        queue, context = self._queue, self._context
-        _, max_bytes, min_messages, expires_s, _ = request
-        deadline = time.monotonic() + expires_s
-        watch = self._watch(request.idle_heartbeat_s)
-        came, look_again = False, 0.0
-        while True:
-            now_s = time.monotonic()
-            left_s = deadline - now_s
-            if not came or now_s >= look_again:  # else it has just done this
-                look_again = now_s + LOOK_MS / 1000
-                with context.outbox, context.lock:
-                    queue.user_returned()  # acks may have come from other threads
-                    self._driver.report_finished()
-                    looks = queue.looks()
-                if looks and not self._ending.draining:
-                    yield from self._intake.look()
-            with context.lock:
-                full, missing = queue.suffices(min_messages, max_bytes), request.most - queue.buffered()
-            over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
-            if full or over:
-                if not full and left_s <= 0 and not self._ending.draining:
-                    yield from self._intake.pull(0.0, missing)
-                with context.outbox, context.lock:
-                    parts = queue.take(request.most, max_bytes, context.clock.now())
-                    self._driver.report_finished()
-                if parts and queue.at_most_once:
-                    yield from self._intake.look_ahead()
-                if parts or over:
-                    return Batch([part for part, _ in parts])
-                self._ending.raise_if_ended()
-                came = False
-                yield from self._intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
-                continue
-            self._ending.raise_if_ended()
-            came = bool((yield from self._intake.pull(min(left_s, self._intake.wait_s()), missing)))
-            if watch is not None:
-                watch.message() if came else watch.check()
-
-    def _watch(self, idle_heartbeat_s: float | None) -> IdleHeartbeat | None:
-        return None if idle_heartbeat_s is None else IdleHeartbeat(self._context, self._driver, idle_heartbeat_s)
 
     def next(
         self, expires_s: float = FETCH_EXPIRES_S, *, idle_heartbeat_s: float | None = None
@@ -213,7 +162,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         Leaving the user's loop does not stop the consumer. Raises the same as `fetch`.
         """
         # Chained in C: a generator that delegates to others would be entered once more per message.
-        return chain.from_iterable(self._runs(Demand(self._intake)))
+        return chain.from_iterable(self._runs(self._receiving.demand()))
 
     def fetch_each(
         self,
@@ -232,11 +181,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         return self._each(requests.check_fetch(max_messages, max_bytes, expires_s, None, idle_heartbeat_s))
 
     def _each(self, request: Request) -> Iterator[Message[K_co, V_co]]:
-        return chain.from_iterable(self._runs(self._limited(request)))
-
-    def _limited(self, request: Request) -> LimitedDemand:
-        request = self._limits.cut(request)
-        return LimitedDemand(self._intake, request, self._watch(request.idle_heartbeat_s))
+        return chain.from_iterable(self._runs(self._receiving.limited(request)))
 
     def consume(
         self,
@@ -302,10 +247,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
             self._enter(call)
             if self._iterating is not None:
                 raise ConcurrentUse("consume", self.caller, own=True)
-            watch = IdleHeartbeat(self._context, self._driver, request.idle_heartbeat_s)
-            request = self._limits.cut_consume(request)
-            demand = ConsumeDemand(self._context, self._intake, self._queue, request, self._limits, watch)
-            self._consuming = consuming = make(demand, on_error)
+            self._consuming = consuming = make(self._receiving.consuming(request), on_error)
             return consuming
         finally:  # as in fetch
             if self._inside is call:
@@ -339,7 +281,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
     def _reservations(self, call: Call, demand: Demand) -> Iterator[Iterator[Message[K_co, V_co]]]:
         boot_ns = self._context.clock.boot_ns
-        steps = self._reserve(demand)
+        steps = self._receiving.iterate(demand)
         step = next(steps, None)
         while step is not None:
             if isinstance(step, Reserved):
@@ -349,52 +291,6 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 step = next(steps, None)
             else:
                 step = following(steps, self._carry_out(step))
-
-    def _reserve(self, demand: Demand) -> Generator[Wait | Reserved, Any, None]:
-        """Yields what to wait for, and messages to deliver, until a stop, a drain or a signal, or `demand` is over."""
-        queue, context = self._queue, self._context
-        now = context.clock.now
-        demand.resume()
-        came = False
-        while not self._ending.reason and not self._ending.must_stop() and not demand.over():
-            if self._driver.pending_errors:
-                self._ending.raise_if_ended()
-            if not came:  # else it has just done this
-                with context.lock:
-                    queue.user_returned()
-                    looks = queue.looks()
-                if not self._ending.draining:
-                    if looks and demand.looks():
-                        yield from self._intake.look()
-                    yield from demand.refill()
-            came = False
-            with context.outbox, context.lock:
-                reserved = queue.reserve(now(), demand.allows())
-                self._driver.report_finished()
-                if queue.at_most_once:
-                    self._driver.ask_grants(now())
-            if reserved is not None:
-                yield reserved
-                demand.delivered(reserved)
-                demand.resume()
-                continue
-            with context.lock:
-                seen, shut = context.changes, queue.deliverable() > 0
-            if self._ending.draining:
-                if demand.ends(shut):
-                    return
-                waits = self._intake.asks_grants() if queue.at_most_once else self._intake.waits_for_handlers()
-                if not waits or time.monotonic() >= self._ending.drain_until:
-                    return
-                yield Change(GRANT_SLICE_S, seen)  # buffered messages are delivered as their grants or acks come
-                continue
-            self._ending.raise_if_ended()
-            if demand.ends(shut):
-                return
-            if shut:
-                yield from self._intake.wait_for_gate(WAIT_SLICE_S)
-            else:
-                came = yield from demand.wait(self._intake.wait_s())
 
     # --- answers from elsewhere
 
@@ -445,7 +341,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._check_open("seek", waits=True)
         requests.check_timeout(timeout_s)
         with self._seeking:
-            deadline = time.monotonic() + timeout_s
+            deadline = self._context.monotonic() + timeout_s
             seeking.seek(self._driver, self._ending, requests.check_partition(partition), offset, deadline)
 
     # --- planning

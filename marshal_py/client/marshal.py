@@ -325,7 +325,7 @@ class Marshal:
             self.client_id,
             self.coordination_topic,
             now.wall_ms,
-            loop.folded,
+            loop.turn.folded,
             context.coordination.produce_errors,
             self.waiting_for,
             consumers,

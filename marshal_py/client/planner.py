@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -164,13 +163,13 @@ class Planner(Membership):
         seconds (default: four heartbeat intervals), and if the consumer is stopping.
         """
         intervals_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
-        deadline = time.monotonic() + (intervals_s if timeout_s is None else timeout_s)
+        deadline = self._context.monotonic() + (intervals_s if timeout_s is None else timeout_s)
         while True:
             self.alive()
             with self._context.outbox, self._context.lock:
                 if self._ranges.settled():
                     return True
-                left_s = deadline - time.monotonic()
+                left_s = deadline - self._context.monotonic()
                 if left_s <= 0 or self.stopping:
                     return False
                 self._context.changed.wait(min(WAIT_SLICE_S, left_s))
@@ -206,10 +205,10 @@ class Planner(Membership):
 
         One that was there before is not waited for; others have four heartbeat intervals to leave or to be evicted.
         """
-        deadline = time.monotonic() + self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
+        deadline = self._context.monotonic() + self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         while others := self.others():
             self.alive()
-            left_s = deadline - time.monotonic()
+            left_s = deadline - self._context.monotonic()
             if any(others.values()) or left_s <= 0:
                 raise NotAloneInGroup(self.group, tuple(sorted(others)))
             with self._context.outbox, self._context.lock:
@@ -304,11 +303,11 @@ class Planner(Membership):
                 self._ranges.clear_requests()
 
     def _await_grants(self, wanted: Sequence[ClaimedRange]) -> None:
-        deadline = time.monotonic() + self._driver.options.heartbeat_interval_s * GRANT_INTERVALS
+        deadline = self._context.monotonic() + self._driver.options.heartbeat_interval_s * GRANT_INTERVALS
         with self._context.outbox, self._context.lock:
             for one in wanted:
                 self._ranges.request_grant(one)
-            while self._ranges.waits_for_grant() and time.monotonic() < deadline and not self._driver.ended:
+            while self._ranges.waits_for_grant() and self._context.monotonic() < deadline and not self._driver.ended:
                 self._driver.ask_grants(self._context.clock.now())
                 self._context.changed.wait(WAIT_SLICE_S)
 
@@ -433,7 +432,7 @@ class Planner(Membership):
         BatchUnclaimed if it is not known after four heartbeat intervals, and what `plan` raises.
         """
         wait_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
-        deadline, said = time.monotonic() + wait_s, ""
+        deadline, said = self._context.monotonic() + wait_s, ""
         self.plan(None)  # skips what retention has deleted since (D6)
         while True:
             self.alive()
@@ -442,8 +441,8 @@ class Planner(Membership):
                 if not replay.waits:
                     break
                 if self._member.paused:
-                    deadline = time.monotonic() + wait_s
-                elif time.monotonic() >= deadline:
+                    deadline = self._context.monotonic() + wait_s
+                elif self._context.monotonic() >= deadline:
                     raise BatchUnclaimed(self.group, _in_words(replay.waits))
                 self._context.changed.wait(WAIT_SLICE_S)
             if _in_words(replay.waits) != said:
@@ -475,19 +474,19 @@ class Planner(Membership):
             raise InvalidOption("max_rows", rows_max, "at least 1")
         if self._batch is not None and self._batch.open:
             raise BatchNotCommitted(self._batch.offsets)
-        deadline = None if wait_s is None else time.monotonic() + wait_s
+        deadline = None if wait_s is None else self._context.monotonic() + wait_s
         while not self.stopping:
             try:
                 taken = self.take(self.plan(rows_max, up_to))
             except ClusterUnreachable as error:
-                if deadline is not None and time.monotonic() >= deadline:
+                if deadline is not None and self._context.monotonic() >= deadline:
                     raise
                 self.note_unanswered(error)
                 taken = []
             if taken:
                 self._batch = ClaimedBatch(self, taken)
                 return self._batch
-            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - self._context.monotonic())
             if left_s <= 0:
                 break
             with self._context.outbox, self._context.lock:

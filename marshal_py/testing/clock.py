@@ -87,7 +87,7 @@ class Timekeeper:
                     end = self._broker.bounds(tp).end if self._broker.has(tp) else world.next_offset
                 state.append(end)
                 behind |= transport.connection.up and world.next_offset < end
-            state.append(loop.folded)
+            state.append(loop.turn.folded)
             if behind or loop.busy():
                 busy.append(marshal.client_id)
         return busy, state
@@ -99,7 +99,7 @@ class Timekeeper:
         many of them. It is at most `most_ms`.
         """
         now_ms = self._clock.now().mono_ms
-        deadlines = [due for _, _, loop in self._running() if (due := loop.deadline_ms()) is not None]
+        deadlines = [due for _, _, loop in self._running() if (due := loop.turn.deadline_ms()) is not None]
         thirds = [driver.member.third_ms for _, _, loop in self._running() for driver in loop.drivers]
         least_ms = min(thirds, default=1) * 3 // STEPS_PER_INTERVAL
         return min(max(least_ms, min(deadlines, default=now_ms + most_ms) - now_ms), most_ms)

@@ -498,7 +498,7 @@ def test_waits_are_long_only_while_nothing_is_unfinished(
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         [message] = consumer.fetch(1)
-        intake = consumer._intake
+        intake = consumer._receiving.intake
         assert intake.wait_s() == WAIT_SLICE_S, "a message has just come"
         monkeypatch.setattr(intake, "_came_at", -IDLE_S)
         assert intake.wait_s() == WAIT_SLICE_S, "it is unfinished"

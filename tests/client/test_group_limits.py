@@ -118,14 +118,14 @@ def test_a_consume_in_bytes_asks_for_no_more_messages_than_the_group_allows(
         with joined(marshal, group, [topic]) as consumer:
             until(owns(consumer, 0), "the partition is ours")
             came: list[int] = []
-            pull = consumer._intake.pull
+            pull = consumer._receiving.intake.pull
 
             def counted(timeout_s: float, wanted: int, most: int) -> Steps[Sequence[Chunk]]:
                 chunks = yield from pull(timeout_s, wanted, most)
                 came.append(sum(len(chunk.messages) for chunk in chunks))
                 return chunks
 
-            monkeypatch.setattr(consumer._intake, "pull", counted)
+            monkeypatch.setattr(consumer._receiving.intake, "pull", counted)
             monkeypatch.setattr(consumer._queue, "looks", lambda: False)
             for message in consumer.consume(max_bytes=100_000):
                 message.ack()

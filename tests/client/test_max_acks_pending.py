@@ -153,7 +153,7 @@ def test_a_call_looks_for_acks_only_while_a_buffered_message_waits_for_one(memor
         queue = consumer._queue
         held = [consumer.next(expires_s=DEADLINE_S)]
         while queue.buffered() < 3:
-            waits.complete(consumer._intake.look(), consumer._carry_out)
+            waits.complete(consumer._receiving.intake.look(), consumer._carry_out)
         assert queue.window.wait_s(queue.buffers.values(), queue.delivered) is None, "there is room for one"
         held.append(consumer.next(expires_s=DEADLINE_S))
         waits_s = [queue.window.wait_s(queue.buffers.values(), delivered) for delivered in (2, 2, 2, 3)]
@@ -279,7 +279,7 @@ def test_a_consume_of_which_all_partitions_wait_for_acks_is_bounded_and_waits(
         assert next(iter(context)).offset == 0
         queue, demand = consumer._queue, context._demand
         assert not sum(demand.pending()) - demand._refill.to_come, "what waits for the ack is not pending"
-        steps = consumer._reserve(demand)
+        steps = consumer._receiving.iterate(demand)
         polls: list[int] = []  # between two waits
         pauses_s: list[float] = []
         wait: Any = next(steps)

@@ -187,7 +187,7 @@ def test_a_batch_holds_an_even_share_of_each_partition(cluster: OneQueueTestClus
         cluster.fill(topic, partition, count)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         until(owns(consumer, 0, 1, 2), "all partitions are its")
-        complete(consumer._intake.pull(1.0), consumer._carry_out)
+        complete(consumer._receiving.intake.pull(1.0), consumer._carry_out)
         shares: dict[int, int] = {}
         for message in consumer.fetch(30):
             shares[message.partition] = shares.get(message.partition, 0) + 1

@@ -202,10 +202,10 @@ def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryTest
         tp = TopicPartition(topic, 0)
         with marshal._context.lock:
             consumer._driver.refused_positions[tp] = OutOfRange(tp, 100, consumer._driver.source.round(tp) - 1)
-        consumer._driver._check_refused()
+        consumer._driver.submit("a late refusal", consumer._driver._check_refused)
         memory.fill(topic, 0, 2)
         collect(consumer, 2)
-        assert not consumer._driver.refused_positions
+        until(lambda: not consumer._driver.refused_positions, "the refusal is looked at")
 
 
 def test_a_refusal_of_a_partition_that_is_held_back_loses_nothing(memory: MemoryTestCluster) -> None:

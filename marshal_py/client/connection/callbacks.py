@@ -10,12 +10,24 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 logger: Final = logging.getLogger("marshal_py")
 
 # Several times the partitions of the largest consumer; a callback that hangs must not use up all memory.
 CALLS_WAITING_MAX: Final = 100_000
+
+
+class Calls(Protocol):
+    """Runs the user's callbacks somewhere else than its callers: Callbacks, or a simulated one."""
+
+    dropped: int
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Has `call` run later, or drops it if too many are waiting. Does not wait itself."""
+
+    def close(self, timeout_s: float) -> None:
+        """Ends after the calls that are waiting now. Waits for that at most `timeout_s` seconds."""
 
 
 class Callbacks:

@@ -6,6 +6,7 @@ loop.py closes what is in the context. A part that decides something takes the l
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -13,8 +14,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from marshal_py.client.connection.background_worker import Worker
-from marshal_py.client.connection.callbacks import Callbacks
+from marshal_py.client.connection.background_worker import Tasks, Worker
+from marshal_py.client.connection.callbacks import Calls
 from marshal_py.client.connection.end_budget import EndBudget
 from marshal_py.client.connection.forks import ForkedLock, watch_forks
 from marshal_py.client.connection.outbox import Changes, Outbox
@@ -32,6 +33,7 @@ from marshal_py.errors import (
 from marshal_py.transport.clock import mono_ms
 from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
 
+LOGGER: Final = logging.getLogger("marshal_py")
 POLL_S_MAX: Final = 0.1  # a waiting thread wakes up at least that often, as other threads may make a step due earlier
 
 
@@ -45,7 +47,10 @@ class Context:
     topic: str
     draw: Callable[[int], bytes]
     retention: RetentionPolicy
-    callbacks: Callbacks
+    callbacks: Calls
+    monotonic: Callable[[], float]
+    new_worker: Callable[[str], Tasks]
+    logger: logging.Logger
 
     def __init__(
         self,
@@ -56,15 +61,21 @@ class Context:
         topic: str,
         draw: Callable[[int], bytes],
         retention: RetentionPolicy,
-        callbacks: Callbacks,
+        callbacks: Calls,
+        monotonic: Callable[[], float] = time.monotonic,
+        new_worker: Callable[[str], Tasks] = Worker,
+        logger: logging.Logger = LOGGER,
     ) -> None:
         """Makes a context whose background thread has not started.
 
         `servers`: the cluster's address, for errors. `topic`: the coordination topic. `draw(n)` returns n random bytes.
+        `monotonic`: the clock, in seconds, by which calls wait and expire. `new_worker(name)` returns what runs tasks
+        that wait for the cluster.
         """
         self.coordination, self.admin, self.clock = coordination, admin, clock
         self.servers, self.topic, self.draw = servers, topic, draw
         self.retention, self.callbacks = retention, callbacks
+        self.monotonic, self.new_worker, self.logger = monotonic, new_worker, logger
         lock = threading.RLock()
         self.lock: AbstractContextManager[object] = lock
         self._held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as threading.Condition asks it
@@ -72,10 +83,10 @@ class Context:
         self._changes = Changes(lock, self.outbox)
         self.changed: threading.Condition = self._changes
         self.stalls: Stalls = Stalls()
-        self.end_budget: EndBudget = EndBudget()
-        self.worker: Worker = Worker("marshal-worker")
+        self.end_budget: EndBudget = EndBudget(monotonic)
+        self.worker: Tasks = new_worker("marshal-worker")
         # Reads take seconds, and no consumer's start may wait for them.
-        self.history_worker: Worker = Worker("marshal-history")
+        self.history_worker: Tasks = new_worker("marshal-history")
         self.broken: dict[int, CoordinationError] = {}  # logs that cannot be trusted any more, with the reason
         self.ended: BackgroundThreadEnded | None = None  # what every method raises once the thread is gone
         self.closed: bool = False  # the Marshal: what still waits, such as a join, waits in vain
@@ -155,7 +166,7 @@ class Context:
                     raise self.broken[log]
                 if (refused := self.coordination.refused()) is not None:
                     raise refused
-                left_s = deadline - time.monotonic()
+                left_s = deadline - self.monotonic()
                 if left_s <= 0:
                     raise ClusterUnreachable(self.servers, what, self.coordination.waiting_for() or "no answer in time")
                 seen = self.changes

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from marshal_py.client.connection.background_worker import Ask, TaskSteps
 from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.messages.dead_letters import DeadLetters
@@ -20,7 +21,7 @@ from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
-from marshal_py.transport.ports import DataSource, MessageWriter
+from marshal_py.transport.ports import Bounds, DataSource, MessageWriter
 
 
 class FetchedClaims:
@@ -33,7 +34,7 @@ class FetchedClaims:
         source: DataSource,
         options: ConsumerOptions,
         incarnation: bytes,
-        submit: Callable[[str, Callable[[], None]], None],
+        submit: Callable[[str, Callable[[], object]], None],
     ) -> None:
         """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread."""
         self._context, self._member, self._submit = context, member, submit
@@ -100,7 +101,7 @@ class FetchedClaims:
     def _open(self, claims: Sequence[Claim]) -> None:
         self.queue.open(claims, positions_of(claims, self._member))
 
-    def _ask(self) -> None:
+    def _ask(self) -> TaskSteps:
         """Asks the cluster for the ends, then opens the unsure claims. Runs on the worker, without the lock.
 
         Raises ClusterError; it is asked again later.
@@ -108,7 +109,7 @@ class FetchedClaims:
         context = self._context
         with context.lock:
             asked = dict(self._unsure)
-        bounds = context.admin.bounds([*asked])
+        bounds: dict[TopicPartition, Bounds] = yield Ask(lambda: context.admin.bounds([*asked]))
         with context.outbox, context.lock:
             for tp, claim in asked.items():
                 if self._unsure.get(tp) is not claim:

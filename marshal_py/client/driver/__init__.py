@@ -11,4 +11,5 @@ DOORS: Final = (
     "loop",
     "standing",
     "topic_watch",
+    "turn",
 )

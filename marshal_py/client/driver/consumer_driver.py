@@ -9,14 +9,14 @@ it.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Final
 
 from msgspec import structs
 
-from marshal_py.client.connection.background_worker import Worker
+from marshal_py.client.connection.background_worker import Ask, Tasks, TaskSteps
 from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.fetched_claims import FetchedClaims
@@ -48,9 +48,7 @@ from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.ready import Ready, Wanted
 from marshal_py.protocol.wire import codec, parking
 from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
-from marshal_py.transport.ports import DataSource, OutOfRange
-
-logger: Final = logging.getLogger("marshal_py")
+from marshal_py.transport.ports import Bounds, DataSource, OutOfRange
 
 EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
 PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
@@ -98,7 +96,7 @@ class ConsumerDriver:
         )
         self._refold, self._siblings = refold, siblings
         self.group_key: bytes = member.name.encode()
-        self.worker: Worker = Worker(f"marshal-worker-{member.name}")
+        self.worker: Tasks = context.new_worker(f"marshal-worker-{member.name}")
         self.claims: FetchedClaims | PlannedClaims = (
             self._planned_claims(source)
             if plans
@@ -111,7 +109,7 @@ class ConsumerDriver:
         # Set, without the lock, when the program has dropped the consumer: closes it once it has left.
         self.dropped: Callable[[], None] | None = None
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
-        self._event_log = EventLog()
+        self._event_log = EventLog(context.logger)
         self._unserved = UnservedWatch()
         self._user_callbacks = UserCallbacks(options, context.callbacks.submit, self.claim_info)
         self.prefetching: set[TopicPartition] = set()  # fetched ahead, and no message has come yet
@@ -176,7 +174,7 @@ class ConsumerDriver:
             self.step(self.context.clock.now())
         except Exception as error:
             if not isinstance(error, MarshalError):
-                logger.exception("group %s: a step failed", self.member.name)
+                self.context.logger.exception("group %s: a step failed", self.member.name)
             self.give_up(error if isinstance(error, MarshalError) else ClusterError(f"a step failed: {error!r}"))
         if self.ended:
             self.context.changed.notify_all()
@@ -337,11 +335,11 @@ class ConsumerDriver:
 
     # --- on the worker thread, without the lock
 
-    def submit(self, what: str, task: Callable[[], None]) -> None:
+    def submit(self, what: str, task: Callable[[], object]) -> None:
         """Runs `task` on the worker. Does nothing if a task with the same name `what` is already waiting there."""
         self.worker.submit(f"group {self.member.name}: {what}", task)
 
-    def _resolve(self) -> None:
+    def _resolve(self) -> TaskSteps:
         """Asks the cluster where partitions without a position in the log begin (D5)."""
         with self.context.lock:
             wanted, self._to_resolve = self._to_resolve, []
@@ -349,8 +347,10 @@ class ConsumerDriver:
             return
         wanted = [one._replace(earliest=one.earliest or one.tp.topic in self.topic_watch.later) for one in wanted]
         try:
-            found = start_positions.resolve(
-                self.options.start, self.options.start_fallback, wanted, self.member.name, self.context.admin
+            found: dict[TopicPartition, Bounds] = yield Ask(
+                lambda: start_positions.resolve(
+                    self.options.start, self.options.start_fallback, wanted, self.member.name, self.context.admin
+                )
             )
         except AccessDenied as error:  # waiting would not fix it: the user must know
             with self.context.lock:
@@ -373,7 +373,7 @@ class ConsumerDriver:
         now = self.context.clock.now()
         self.execute(self.member.tick(now), now)  # now: it may be the last copy of one that has left
 
-    def _check_refused(self) -> None:
+    def _check_refused(self) -> TaskSteps:
         """Asks the cluster for the bounds of partitions that it refused to fetch at the wanted position (D6).
 
         A position below the partition's beginning moves to the beginning. A position beyond its end parks the
@@ -385,14 +385,17 @@ class ConsumerDriver:
             asked = list(self.refused_positions.values())
         for refused in asked:
             try:
-                self.topic_watch.look_at(refused.tp.topic)
-                first, end = self.context.admin.bounds([refused.tp])[refused.tp]
+                bounds: Bounds = yield Ask(partial(self._bounds_of, refused.tp))
             except ClusterError as error:
                 failed = error
             else:
-                self._settle_position(refused, first, end)
+                self._settle_position(refused, *bounds)
         if failed is not None:
             raise failed
+
+    def _bounds_of(self, tp: TopicPartition) -> Bounds:
+        self.topic_watch.look_at(tp.topic)
+        return self.context.admin.bounds([tp])[tp]
 
     def _settle_position(self, refused: OutOfRange, first: int, end: int) -> None:
         tp, position, round_, truncated = refused

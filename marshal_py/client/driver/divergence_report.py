@@ -29,11 +29,13 @@ ENTRIES_MAX: Final = 65_536  # of sessions, and of partitions, in the first atte
 NAME_CHARACTERS_MAX: Final = 60  # of the group's name in the file's name
 
 
-def save(member: Member, error: Diverged, folder: str, library: str, time_ms: int) -> str:
+def save(member: Member, error: Diverged, folder: str | None, library: str, time_ms: int) -> str:
     """Writes the file into `folder` ("": the system's folder for temporary files). Returns its path.
 
-    If the file cannot be written, logs that and returns "".
+    If the file cannot be written, logs that and returns "". If `folder` is None, it only returns "".
     """
+    if folder is None:
+        return ""
     world = member.world
     fields: dict[str, Any] = {
         "evidence": "marshal",

@@ -39,7 +39,8 @@ BOUNDS_TIMEOUT_S: Final = 10.0
 class Logs(Protocol):
     """Declares what LogMaintenance needs of the Loop: the followed logs, and the consumers whose groups are in them."""
 
-    worlds: dict[int, World]
+    @property
+    def worlds(self) -> dict[int, World]: ...
 
     @property
     def drivers(self) -> list[ConsumerDriver]: ...

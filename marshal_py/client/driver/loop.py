@@ -16,11 +16,12 @@ from collections import defaultdict
 from typing import Final
 
 from marshal_py.client.connection import foreign_topics, replay_start
-from marshal_py.client.connection.background_worker import Worker
+from marshal_py.client.connection.background_worker import Tasks
 from marshal_py.client.connection.context import POLL_S_MAX, Context
 from marshal_py.client.connection.repeats import Repeats
 from marshal_py.client.driver.consumer_driver import PREFETCH_POLL_S, ConsumerDriver
 from marshal_py.client.driver.log_maintenance import LogMaintenance
+from marshal_py.client.driver.turn import Turn
 from marshal_py.errors import (
     BackgroundThreadEnded,
     ClusterError,
@@ -50,19 +51,14 @@ FOLD_RECORDS_LOCKED: Final = 500
 
 
 class Loop:
-    """Drives all consumers of one Marshal.
-
-    `worlds`: the folded state of each log that this process follows, by number of the coordination partition.
-    """
+    """Is the background thread of one Marshal, which drives all its consumers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.worlds: dict[int, World] = {}
-        self._drivers: list[ConsumerDriver] = []
-        self._workers: list[Worker] = []  # one per consumer
+        self._workers: list[Tasks] = []  # one per consumer
         self.maintenance: LogMaintenance = LogMaintenance(context, self)
+        self.turn: Turn = Turn(context, self.maintenance)
         self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # per log: each is opened once
-        self.folded: int = 0  # records
         self._topic_id = ""
         self._metadata_due = 0.0
         self._closing = False
@@ -72,14 +68,16 @@ class Loop:
     @property
     def drivers(self) -> list[ConsumerDriver]:
         """Returns the drivers of the consumers that have not ended."""
-        return [driver for driver in self._drivers if not driver.ended]
+        return self.turn.drivers
 
-    def _of(self, log: int) -> list[ConsumerDriver]:
-        return [driver for driver in self.drivers if driver.log == log]
+    @property
+    def worlds(self) -> dict[int, World]:
+        """Returns the folded state of each log that this process follows, by number of the coordination partition."""
+        return self.turn.worlds
 
     def sessions_of(self, log: int) -> set[int]:
         """Returns the sessions of this Marshal's consumers in a log."""
-        return {driver.member.session for driver in self._of(log)}
+        return {driver.member.session for driver in self.turn.of(log)}
 
     def start(self) -> None:
         self._thread.start()
@@ -110,29 +108,13 @@ class Loop:
             for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
                 if at:
                     time.sleep(0)  # else this thread has the lock again before one that waits for it has woken up
-                self._turn(records[at : at + FOLD_RECORDS_LOCKED])
+                self.turn.run(records[at : at + FOLD_RECORDS_LOCKED])
         except Exception as error:  # a bug of ours: worlds may be half folded, so nobody may continue with them
             logger.exception("the records could not be folded")
             for number in list(self.worlds):
                 self.break_log(number, CoordinationError(f"this process cannot fold the log: {error!r}"))
-        self._carry_out()
+        self.turn.carry_out()
         self._refresh_metadata()
-
-    def _carry_out(self) -> None:
-        """Tells each consumer's data client which partitions to fetch and which to pause now.
-
-        The driver and the user only note this under the lock; the client learns it when the user polls, or by this
-        call. The background thread calls it after every poll, without the lock. If a client fails, its consumer ends
-        with ClusterError.
-        """
-        for driver in self.drivers:
-            try:
-                driver.source.carry_out()
-            except Exception as error:
-                logger.exception("group %s: the data client failed", driver.member.name)
-                with self._context.outbox, self._context.lock:
-                    driver.member.fail(ClusterError(f"the data client failed: {error!r}"))
-                    driver.advance()
 
     def _poll(self) -> list[LogRecord]:
         timeout_s = self._timeout_s()
@@ -152,81 +134,28 @@ class Loop:
                 with contextlib.suppress(Exception):  # the step may be what failed; the consumer ends all the same
                     driver.give_up(error)
                 driver.ended, driver.error = True, error
-            self._drivers = []
+            self.turn.clear()
             self._context.changed.notify_all()
 
     def _timeout_s(self) -> float:
         with self._context.lock:
-            due_ms = self.deadline_ms()
+            due_ms = self.turn.deadline_ms()
             if due_ms is None:
                 return POLL_S_MAX if self.worlds else IDLE_POLL_S
-            if any([driver.prefetching for driver in self._drivers]):
+            if self.turn.prefetching:
                 return PREFETCH_POLL_S
             return min(max((due_ms - self._context.clock.now().mono_ms) / 1000, 0.0), IDLE_POLL_S)
-
-    def deadline_ms(self) -> int | None:
-        """Returns the monotonic ms at which the next consumer must be stepped; None if there is no consumer."""
-        return min([driver.member.deadline_ms for driver in self.drivers], default=None)
 
     def busy(self) -> bool:
         """Tells whether something is to be done at this moment: a step, a record to send, a question to the cluster."""
         workers = (self._context.worker, *self._workers)
         with self._context.lock:
-            now = self._context.clock.now()
-            due = any(driver.due(now) for driver in self.drivers)
+            due = self.turn.due(self._context.clock.now())
             return due or bool(self._context.outbox) or any(worker.busy for worker in workers)
-
-    def _turn(self, records: list[LogRecord]) -> None:
-        """Folds these records, then steps each consumer that has something to do."""
-        with self._context.outbox, self._context.lock:
-            self._fold(records)
-            self._drivers = self.drivers
-            now = self._context.clock.now()
-            refused = self._context.coordination.refused()
-            for driver in self._drivers:
-                if refused is not None:
-                    driver.member.fail(refused)
-                if refused is not None or driver.due(now):
-                    driver.advance()
-            self.maintenance.tick(now)
-            if records or refused is not None:
-                self._context.changed.notify_all()
-
-    def _fold(self, records: list[LogRecord]) -> None:
-        """Folds each record into the world of its log, and passes the verdict to the members of that log."""
-        if not records:
-            return
-        now, drivers = self._context.clock.now(), self.drivers
-        self._context.heard_ms = now.mono_ms
-        for number, offset, value, _, _ in records:
-            if number in self._context.broken:
-                continue
-            world = self.worlds[number]
-            try:
-                verdict = rationalizer.apply(world, offset, value)
-            except CoordinationError as error:
-                self.break_log(number, error)
-                continue
-            self.folded += 1
-            self.maintenance.folded(number, verdict, now.mono_ms)
-            if verdict.group:
-                for driver in drivers:
-                    if driver.log == number:
-                        driver.member.receive(verdict, now)
 
     def break_log(self, number: int, error: CoordinationError) -> None:
         """Ends the consumers of log `number` with `error`, because the log cannot be trusted any more."""
-        with self._context.outbox, self._context.lock:
-            if number in self._context.broken:
-                return
-            self._context.broken[number] = error
-            ending = self._of(number)
-            if ending:  # otherwise the error reaches whoever opens the log, and nobody else is concerned
-                logger.error("coordination partition %d: %s", number, error, extra={"marshal_log": number})
-            for driver in ending:
-                driver.member.fail(error)
-                driver.advance()
-            self._context.changed.notify_all()
+        self.turn.break_log(number, error)
 
     def _refresh_metadata(self) -> None:
         if time.monotonic() < self._metadata_due:
@@ -331,8 +260,7 @@ class Loop:
         with self._context.outbox, self._context.lock:
             world = self.worlds[error.log]
             logger.warning("%s", error, extra={"marshal_log": error.log})
-            for driver in self._of(error.log):
-                driver.lose_history()
+            self.turn.lose_history(error.log)
         self._context.history_worker.submit(
             f"coordination partition {error.log} again", lambda: self._reopen(error.log, world.root)
         )
@@ -340,7 +268,7 @@ class Loop:
     def _reopen(self, number: int, root: Genesis | None) -> None:
         while not self._closing:
             with self._context.lock:
-                if not any(driver.away for driver in self._of(number)):
+                if not any(driver.away for driver in self.turn.of(number)):
                     return  # an earlier attempt has done it, or no consumer is left
             try:
                 deadline = time.monotonic() + REOPEN_S
@@ -354,9 +282,7 @@ class Loop:
                     logger.warning("coordination partition %d: %s; trying again", number, error)
                 time.sleep(POLL_S_MAX)
                 continue
-            with self._context.outbox, self._context.lock:
-                for driver in self._of(number):
-                    driver.regain_history(world)
+            self.turn.regain_history(world)
             return
 
     def _write_genesis(self, world: World, genesis: Genesis, deadline: float) -> None:
@@ -376,9 +302,8 @@ class Loop:
     def add(self, driver: ConsumerDriver) -> None:
         """Adds a consumer, which the thread steps from now on."""
         with self._context.outbox, self._context.lock:
-            self._drivers = [*self.drivers, driver]
             self._workers = [*(worker for worker in self._workers if worker.alive), driver.worker]
-            driver.advance()
+        self.turn.add(driver)
         driver.look_at_topics()
 
     def close(self, flush_s: float) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
+from marshal_py.client.connection.background_worker import Ask, TaskSteps
 from marshal_py.client.connection.context import Context
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
@@ -31,7 +33,7 @@ class PositionCopies:
         """Takes what the next `copy` will copy. Called with the lock held."""
         self._wanted |= positions
 
-    def copy(self, absent: Collection[str]) -> None:
+    def copy(self, absent: Collection[str]) -> TaskSteps:
         """Copies what was added. Called on the worker thread, without the lock.
 
         A new owner may have committed before, while this thread waited: then the newer position is copied again.
@@ -43,7 +45,7 @@ class PositionCopies:
         for _ in range(COMMITS_MAX):
             if not positions:
                 return
-            refused = context.admin.commit(self._member.name, positions)
+            refused: str = yield Ask(partial(context.admin.commit, self._member.name, positions))
             told = ""
             if not refused or not {tp.topic for tp in positions} & set(absent):
                 told = self._refusals.answered(refused, context.clock.now())

@@ -35,8 +35,10 @@ REASON_CHARS_MAX: Final = 500  # of `term`, in a dead letter; a Note holds half 
 class LetterWriter(Protocol):
     """Writes letters to the dead-letter topic; `written` counts them. `held_bytes`: of those that are not written."""
 
-    written: int
-    held_bytes: int
+    @property
+    def written(self) -> int: ...
+    @property
+    def held_bytes(self) -> int: ...
 
     def post(self, letter: Letter) -> None: ...
 

@@ -9,13 +9,12 @@ are those of Kafka's own dead-letter topics (KIP-1191).
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
-from marshal_py.client.connection.background_worker import Worker
+from marshal_py.client.connection.background_worker import Ask, Rest, Tasks, TaskSteps
 from marshal_py.client.connection.context import Context
 from marshal_py.client.values.reports import Reports
 from marshal_py.client.values.sizes import payload_bytes
@@ -25,8 +24,6 @@ from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.claims.offset_run import OffsetRun
 from marshal_py.protocol.member.member import Member
 from marshal_py.transport.ports import MessageWriter, RawMessage
-
-logger: Final = logging.getLogger("marshal_py")
 
 LETTERS_AT_ONCE: Final = 500  # written between two waits for acknowledgements
 WRITE_TIMEOUT_S: Final = 30.0  # for their acknowledgements, then they are written again
@@ -73,9 +70,9 @@ class DeadLetters:
         self.held_bytes: int = 0  # of the keys and values of the letters that wait
         self._member, self._context, self._reports, self._open_writer = member, context, reports, open_writer
         self._waiting: deque[Letter] = deque()
-        self._worker: Worker | None = None
+        self._worker: Tasks | None = None
         self._writer: MessageWriter | None = None
-        self._closing = threading.Event()
+        self._closed = False
         self._failed: set[str] = set()  # why attempts failed since a letter has waited without a break
         self._retry_s = RETRY_S
 
@@ -87,35 +84,35 @@ class DeadLetters:
     def post(self, letter: Letter) -> None:
         """Has a letter written soon. Called with the Marshal's lock held; waits for nothing."""
         if self._worker is None:
-            self._worker = Worker(f"marshal-dead-letters-{self._member.name}")
+            self._worker = self._context.new_worker(f"marshal-dead-letters-{self._member.name}")
         self._waiting.append(letter)
         self.held_bytes += payload_bytes((letter.message,))
         self._worker.submit(f"group {self._member.name}: dead letters", self._write_all)
 
     def close(self) -> None:
         """Writes nothing more, and disconnects soon."""
-        self._closing.set()
+        self._closed = True
         if self._worker is not None:
             self._worker.submit(f"group {self._member.name}: the end of dead letters", self._close_writer)
             self._worker.end()
 
     # --- on the thread
 
-    def _write_all(self) -> None:
+    def _write_all(self) -> TaskSteps:
         """Writes until no letter waits. After a failure one letter at a time is tried, so that one stops no other."""
         at_once = LETTERS_AT_ONCE
-        while not self._closing.is_set() and (letters := self._next(at_once)):
+        while not self._closed and (letters := self._next(at_once)):
             try:
-                self._write(letters)
+                yield Ask(partial(self._write, letters))
             except Exception as error:
                 at_once = 1
                 self._close_writer()
                 if isinstance(error, MessageTooLarge) and self._leave_out(letters, error):
                     continue
                 if not isinstance(error, MarshalError):
-                    logger.exception("group %s: a dead letter was not written", self._member.name)
+                    self._context.logger.exception("group %s: a dead letter was not written", self._member.name)
                 self._note_failure(str(error) or repr(error), letters[0])
-                self._closing.wait(self._retry_s)
+                yield Rest(self._retry_s)
                 self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
             else:
                 self._finish(letters)

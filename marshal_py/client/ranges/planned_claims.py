@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import structs
 
+from marshal_py.client.connection.background_worker import Ask, TaskSteps
 from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.fetched_claims import FetchedClaims, positions_of
 from marshal_py.client.ranges.ranges import Ranges
@@ -20,7 +21,7 @@ from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
-from marshal_py.transport.ports import Broken, DataSource, OutOfRange
+from marshal_py.transport.ports import Bounds, Broken, DataSource, OutOfRange
 
 
 class UnfetchedSource:
@@ -65,7 +66,7 @@ class PlannedClaims:
         source: DataSource,
         options: ConsumerOptions,
         incarnation: bytes,
-        submit: Callable[[str, Callable[[], None]], None],
+        submit: Callable[[str, Callable[[], object]], None],
         absent: Callable[[], Collection[str]],
     ) -> None:
         """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread.
@@ -115,11 +116,12 @@ class PlannedClaims:
         if self.queue.ends_wanted():
             self._submit("the ends of partitions", self._ask)
 
-    def _ask(self) -> None:
+    def _ask(self) -> TaskSteps:
         """Asks the cluster for the end offsets. They give the lag, and show that this member can take over (A3)."""
         with self._context.lock:
             tps = [tp for tp in self.queue.ends_wanted() if tp.topic not in self._absent()]
-        ends = {tp: bounds.end for tp, bounds in self._context.admin.bounds(tps).items()} if tps else {}
+        bounds: dict[TopicPartition, Bounds] = (yield Ask(lambda: self._context.admin.bounds(tps))) if tps else {}
+        ends = {tp: bound.end for tp, bound in bounds.items()}
         with self._context.lock:
             self.source.ends.update(ends)
 

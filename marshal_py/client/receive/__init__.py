@@ -11,5 +11,6 @@ DOORS: Final = (
     "group_limits",
     "intake",
     "membership",
+    "receiving",
     "seeking",
 )

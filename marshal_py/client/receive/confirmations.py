@@ -11,7 +11,6 @@ was deleted), nobody knows: a heartbeat that was sent before may still be accept
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from marshal_py.client.connection.context import Context
@@ -85,7 +84,7 @@ class Confirmations:
     ) -> Steps[None]:
         """Waits for what is `waiting`, and adds to `lost` and `unknown` the partitions whose claims end before."""
         liveness, name, broken = self._member.liveness, self._member.name, ""
-        deadline = time.monotonic() + timeout_s
+        deadline = self._context.monotonic() + timeout_s
         with self._context.lock:
             sent_before = liveness.last_sent
 

@@ -8,7 +8,6 @@ written as Steps (waits.py), which each front carries out. Nothing here runs on 
 from __future__ import annotations
 
 import logging
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -99,7 +98,7 @@ class Consuming(Generic[K_co, V_co]):
         Raises what ended it; ReentrantCall in its own handler or loop.
         """
         timeout_s = check_wait(timeout_s)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else self._context.monotonic() + timeout_s
         while True:
             with self._context.lock:
                 seen = self._context.changes
@@ -107,7 +106,7 @@ class Consuming(Generic[K_co, V_co]):
                 break
             if self.closed and self._handler is None and self._reading() is None:
                 break  # the consumer has ended, and no loop is there to notice
-            left_s = WAIT_SLICE_S if deadline is None else deadline - time.monotonic()
+            left_s = WAIT_SLICE_S if deadline is None else deadline - self._context.monotonic()
             if left_s <= 0:
                 return False
             self._check_waiter()
@@ -149,7 +148,7 @@ class Consuming(Generic[K_co, V_co]):
         if self._demand.drain_until is None:
             with self._context.lock:
                 self._lost_before = self._queue.delivery.lost_acks.count
-            self._demand.drain_until = time.monotonic() + timeout_s
+            self._demand.drain_until = self._context.monotonic() + timeout_s
         return timeout_s
 
     def _handles(self) -> bool:

@@ -6,7 +6,6 @@ how to wait for more (waits.py). Called without the lock.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -87,7 +86,8 @@ class LimitedDemand(Demand):
     def __init__(self, intake: Intake, request: Request, watch: IdleHeartbeat | None) -> None:
         super().__init__(intake, watch)
         self._left, self._left_bytes = request.most, request.max_bytes
-        self._deadline = time.monotonic() + request.expires_s
+        self._monotonic = intake.monotonic
+        self._deadline = self._monotonic() + request.expires_s
         self._asked = self._some = False
 
     def over(self) -> bool:
@@ -98,7 +98,7 @@ class LimitedDemand(Demand):
 
     def ends(self, shut: bool) -> bool:
         full = shut and self._some and self._left_bytes is not None
-        return full or (self._asked and time.monotonic() >= self._deadline)
+        return full or (self._asked and self._monotonic() >= self._deadline)
 
     def delivered(self, reserved: Reserved) -> None:
         self._left -= reserved.taken
@@ -108,7 +108,7 @@ class LimitedDemand(Demand):
 
     def wait(self, timeout_s: float) -> Steps[bool]:
         self._asked = True  # once in any case: without time to wait it takes what is there
-        left_s = self._deadline - time.monotonic()
+        left_s = self._deadline - self._monotonic()
         return self._watched(bool((yield from self.intake.pull(max(0.0, min(timeout_s, left_s)), self._left))))
 
 
@@ -161,7 +161,7 @@ class ConsumeDemand(Demand):
         return self.drain_until is None
 
     def over(self) -> bool:
-        return self.stopped or (self.drain_until is not None and time.monotonic() >= self.drain_until)
+        return self.stopped or (self.drain_until is not None and self._context.monotonic() >= self.drain_until)
 
     def ends(self, shut: bool) -> bool:
         if self._drain_left <= 0:

@@ -6,10 +6,8 @@ member decides what it releases and when. A drain waits for the handlers of deli
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from math import inf
 from typing import Final
@@ -22,8 +20,6 @@ from marshal_py.client.values.counters import in_flight
 from marshal_py.client.values.requests import check_timeout
 from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import ConsumerClosed
-
-logger: Final = logging.getLogger("marshal_py")
 
 LEAVE_TIMEOUT_S: Final = 10.0
 LETTERS_TIMEOUT_S: Final = 2.0  # many round trips of a cluster; the next owner repeats the letters that are not written
@@ -74,16 +70,16 @@ class Ending:
         """
         check_timeout(timeout_s)
         self.reason = self.reason or "it was stopped"
-        deadline = time.monotonic() + timeout_s
+        deadline = self._context.monotonic() + timeout_s
         yield from self._write_letters(min(timeout_s, LETTERS_TIMEOUT_S))
-        yield from self._leave("stopped", 0.0, max(0.0, deadline - time.monotonic()))
+        yield from self._leave("stopped", 0.0, max(0.0, deadline - self._context.monotonic()))
 
     def _write_letters(self, timeout_s: float) -> Steps[None]:
         """Waits until dead letters that are on their way are written, for `timeout_s` seconds at most."""
-        deadline = time.monotonic() + timeout_s
+        deadline = self._context.monotonic() + timeout_s
         while True:
             with self._context.lock:
-                left_s = deadline - time.monotonic()
+                left_s = deadline - self._context.monotonic()
                 if self._driver.ended or left_s <= 0 or not self._driver.claims.writing:
                     return
                 seen = self._context.changes
@@ -91,11 +87,11 @@ class Ending:
 
     def drain(self, wait_s: float) -> None:
         """Notes that the consumer drains, for at most `wait_s` seconds; `finish_drain` releases its claims later."""
-        self.drain_until = time.monotonic() + wait_s
+        self.drain_until = self._context.monotonic() + wait_s
         self.draining = True
 
     def drain_left_s(self) -> float:
-        return max(0.0, self.drain_until - time.monotonic())
+        return max(0.0, self.drain_until - self._context.monotonic())
 
     def finish_drain(self) -> Steps[None]:
         """Waits for the handlers, then releases the claims and leaves the group. `close` must follow."""
@@ -113,7 +109,7 @@ class Ending:
         if self.done:
             return
         context, driver, member = self._context, self._driver, self._driver.member
-        handlers_until, deadline = time.monotonic() + wait_s, inf
+        handlers_until, deadline = context.monotonic() + wait_s, inf
         with context.outbox, context.lock:
             abandoned = driver.counters.abandoned
             if not driver.ended:
@@ -121,7 +117,7 @@ class Ending:
                 driver.kick()
         while True:
             with context.outbox, context.lock:
-                now_s, now_ms = time.monotonic(), context.clock.now().mono_ms
+                now_s, now_ms = context.monotonic(), context.clock.now().mono_ms
                 busy = any(not claim.sealed and not claim.drained(now_ms) for claim in member.claims.values())
                 if deadline == inf and (now_s >= handlers_until or not busy):
                     deadline = context.end_budget.deadline(timeout_s)
@@ -136,7 +132,7 @@ class Ending:
             yield Change(min(LEAVE_SLICE_S, left_s), seen)
             driver.kick()
         if unacked:
-            logger.info(
+            context.logger.info(
                 "group %s: %s has left (%s); messages that were delivered and not acked: %d",
                 *(member.name, member.options.client_id, reason, unacked),
                 extra={"marshal_group": member.name, "marshal_client_id": member.options.client_id},
@@ -173,7 +169,7 @@ class Ending:
 
         A second call, or `hand_over_s` 0, stops at once. It takes no lock, because signal handlers call it.
         """
-        self._stop_at = 0.0 if self._stop_at is not None else time.monotonic() + hand_over_s
+        self._stop_at = 0.0 if self._stop_at is not None else self._context.monotonic() + hand_over_s
 
     def must_stop(self) -> bool:
         """Tells whether a stop that was requested is due.
@@ -183,7 +179,7 @@ class Ending:
         """
         if self._stop_at is None:
             return False
-        if time.monotonic() >= self._stop_at:
+        if self._context.monotonic() >= self._stop_at:
             return True
         member = self._driver.member
         with self._context.outbox, self._context.lock:

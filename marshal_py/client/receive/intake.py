@@ -9,7 +9,6 @@ whether a claim may deliver now (`Member.open_ms`, D8).
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,7 +35,8 @@ class Intake:
 
     def __init__(self, context: Context, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
         self._context, self._driver, self._queue = context, driver, queue
-        self._came_at = time.monotonic()  # when the last messages came
+        self.monotonic = context.monotonic
+        self._came_at = self.monotonic()  # when the last messages came
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
         self.ahead: int = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
 
@@ -46,7 +46,7 @@ class Intake:
         So are acks that came without the lock, and messages that are due to be delivered again. Both concern messages
         that are unfinished.
         """
-        if time.monotonic() - self._came_at < IDLE_S:
+        if self.monotonic() - self._came_at < IDLE_S:
             return WAIT_SLICE_S
         with self._context.lock:
             trackers = [claim.tracker for claim in self._driver.member.claims.values()]
@@ -109,7 +109,7 @@ class Intake:
 
     def _add(self, chunks: Sequence[Chunk]) -> None:
         if chunks and chunks[-1].messages:
-            self._came_at = time.monotonic()
+            self._came_at = self.monotonic()
         self._queue.add(chunks)
 
     def wait_for_gate(self, timeout_s: float) -> Steps[None]:

@@ -7,7 +7,6 @@ inspect, pause and stop it. What it owns and when it may deliver is decided by p
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -316,7 +315,7 @@ class Membership:
         """Returns the offset at which the coordination log ends now, and when the call's time is over (monotonic)."""
         self._context.check_call("Consumer", "info", waits=True)
         check_timeout(timeout_s)
-        deadline = time.monotonic() + timeout_s
+        deadline = self._context.monotonic() + timeout_s
         return self._context.coordination.bounds(self._driver.log, timeout_s).end, deadline
 
     def _read_to(self, end: int, deadline: float) -> Steps[None]:
@@ -343,7 +342,7 @@ class Membership:
         self._context.wait_for(
             lambda: self._member.session != NONE or self._driver.ended,
             "the group to be joined",
-            time.monotonic() + timeout_s,
+            self._context.monotonic() + timeout_s,
             self._driver.log,
         )
         if self._driver.ended:

@@ -5,8 +5,6 @@ The member writes the record and replaces the claim (PROTOCOL.md T20). Nothing h
 
 from __future__ import annotations
 
-import time
-
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.receive.ending import Ending
 from marshal_py.errors import ClaimLost, InvalidOption, NeedsAtLeastOnce, PositionOutOfRange
@@ -26,7 +24,7 @@ def seek(driver: ConsumerDriver, ending: Ending, tp: TopicPartition, offset: int
         raise InvalidOption("offset", offset, "a whole number, as message.offset is")
     if tp not in _owned(driver):
         raise _not_claimed(driver, tp)
-    bounds = context.admin.bounds([tp], timeout_s=max(0.0, deadline - time.monotonic()))[tp]
+    bounds = context.admin.bounds([tp], timeout_s=max(0.0, deadline - context.monotonic()))[tp]
     if not bounds.first <= offset <= bounds.end:
         raise PositionOutOfRange(*tp, offset, bounds.first, bounds.end)
     with context.outbox, context.lock:

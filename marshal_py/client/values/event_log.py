@@ -16,21 +16,20 @@ from marshal_py.history.advisories import PARKED, TOGETHER, to_lines
 from marshal_py.protocol.member.advisory import ALARMING, Advisory
 from marshal_py.protocol.wire.identity import NONE
 
-logger: Final = logging.getLogger("marshal_py")
-
 HELD_MS: Final = 1_000  # the records of one decision are read within a few round trips; a second does not bother people
 
 
 class EventLog:
     """Collects the advisories of one consumer and writes their lines to the log of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
         self._held: list[Advisory] = []
 
     def add(self, advisories: Sequence[Advisory]) -> None:
         """Takes the advisories of one step of the consumer. Their `time_ms` must be set."""
         for one in advisories:
-            if not logger.isEnabledFor(_level(one)):
+            if not self._logger.isEnabledFor(_level(one)):
                 continue
             if one.kind not in TOGETHER or (self._held and one.time_ms - self._held[0].time_ms >= HELD_MS):
                 self.flush()
@@ -60,7 +59,7 @@ class EventLog:
                 "marshal_session": one.session,
                 "marshal_client_id": one.client_id,
             }
-            logger.log(_level(one), "group %s: %s", one.group, words, extra=fields)
+            self._logger.log(_level(one), "group %s: %s", one.group, words, extra=fields)
 
 
 def _level(advisory: Advisory) -> int:

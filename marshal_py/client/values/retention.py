@@ -14,4 +14,5 @@ class RetentionPolicy(NamedTuple):
 
     snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS
     history_kept_s: float = HISTORY_KEPT_S
-    evidence_dir: str = ""  # where a consumer that ends with Diverged saves its state; "": the system's folder
+    # Where a consumer that ends with Diverged saves its state; "": the system's folder; None: nowhere.
+    evidence_dir: str | None = ""

@@ -1,0 +1,147 @@
+"""How one consumer receives: the steps of `fetch`, iteration and `consume`, which every front carries out.
+
+`Consumer` waits on the user's thread, `AsyncConsumer` without blocking the event loop, and the simulator in virtual
+time. The gate is the member's check of whether a claim may deliver at this moment (`Member.open_ms`, D8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from marshal_py.client.connection.context import Context
+from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.prefetch import LOOK_MS
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
+from marshal_py.client.messages.message import Batch
+from marshal_py.client.receive.demand import ConsumeDemand, Demand, LimitedDemand
+from marshal_py.client.receive.ending import Ending
+from marshal_py.client.receive.group_limits import GroupLimits
+from marshal_py.client.receive.intake import GRANT_SLICE_S, Intake
+from marshal_py.client.receive.membership import WAIT_SLICE_S
+from marshal_py.client.values.requests import ConsumeRequest, Request
+from marshal_py.client.values.waits import Change, Steps, Wait
+
+
+class Receiving:
+    """Receives for one consumer. One call at a time may run; its front sees to that."""
+
+    queue: DeliveryQueue
+
+    def __init__(self, context: Context, driver: ConsumerDriver, ending: Ending) -> None:
+        assert isinstance(driver.queue, DeliveryQueue)
+        self._context, self._driver, self._ending = context, driver, ending
+        self.queue = driver.queue
+        self.intake: Intake = Intake(context, driver, driver.queue)
+        self.limits: GroupLimits = GroupLimits(context, driver)
+
+    def _watch(self, idle_heartbeat_s: float | None) -> IdleHeartbeat | None:
+        return None if idle_heartbeat_s is None else IdleHeartbeat(self._context, self._driver, idle_heartbeat_s)
+
+    def demand(self) -> Demand:
+        """Returns what an iteration asks for: every message, without an end."""
+        return Demand(self.intake)
+
+    def limited(self, request: Request) -> LimitedDemand:
+        """Returns what `fetch_each` asks for."""
+        request = self.limits.cut(request)
+        return LimitedDemand(self.intake, request, self._watch(request.idle_heartbeat_s))
+
+    def consuming(self, request: ConsumeRequest) -> ConsumeDemand:
+        """Returns what a `consume` asks for."""
+        watch = IdleHeartbeat(self._context, self._driver, request.idle_heartbeat_s)
+        request = self.limits.cut_consume(request)
+        return ConsumeDemand(self._context, self.intake, self.queue, request, self.limits, watch)
+
+    def fetch(self, request: Request) -> Steps[Batch[Any, Any]]:
+        """Waits until the batch is full enough, the consumer must stop, or the request expires.
+
+        Then it delivers: it checks the gate and takes the messages in one step under the lock. Its caller calls
+        `queue.begin` before.
+        """
+        queue, context = self.queue, self._context
+        request = self.limits.cut(request)
+        _, max_bytes, min_messages, expires_s, _ = request
+        deadline = context.monotonic() + expires_s
+        watch = self._watch(request.idle_heartbeat_s)
+        came, look_again = False, 0.0
+        while True:
+            now_s = context.monotonic()
+            left_s = deadline - now_s
+            if not came or now_s >= look_again:  # else it has just done this
+                look_again = now_s + LOOK_MS / 1000
+                with context.outbox, context.lock:
+                    queue.user_returned()  # acks may have come from other threads
+                    self._driver.report_finished()
+                    looks = queue.looks()
+                if looks and not self._ending.draining:
+                    yield from self.intake.look()
+            with context.lock:
+                full, missing = queue.suffices(min_messages, max_bytes), request.most - queue.buffered()
+            over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
+            if full or over:
+                if not full and left_s <= 0 and not self._ending.draining:
+                    yield from self.intake.pull(0.0, missing)
+                with context.outbox, context.lock:
+                    parts = queue.take(request.most, max_bytes, context.clock.now())
+                    self._driver.report_finished()
+                if parts and queue.at_most_once:
+                    yield from self.intake.look_ahead()
+                if parts or over:
+                    return Batch([part for part, _ in parts])
+                self._ending.raise_if_ended()
+                came = False
+                yield from self.intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
+                continue
+            self._ending.raise_if_ended()
+            came = bool((yield from self.intake.pull(min(left_s, self.intake.wait_s()), missing)))
+            if watch is not None:
+                watch.message() if came else watch.check()
+
+    def iterate(self, demand: Demand) -> Generator[Wait | Reserved, Any, None]:
+        """Yields what to wait for, and messages to deliver, until a stop, a drain or a signal, or `demand` is over."""
+        queue, context = self.queue, self._context
+        now = context.clock.now
+        demand.resume()
+        came = False
+        while not self._ending.reason and not self._ending.must_stop() and not demand.over():
+            if self._driver.pending_errors:
+                self._ending.raise_if_ended()
+            if not came:  # else it has just done this
+                with context.lock:
+                    queue.user_returned()
+                    looks = queue.looks()
+                if not self._ending.draining:
+                    if looks and demand.looks():
+                        yield from self.intake.look()
+                    yield from demand.refill()
+            came = False
+            with context.outbox, context.lock:
+                reserved = queue.reserve(now(), demand.allows())
+                self._driver.report_finished()
+                if queue.at_most_once:
+                    self._driver.ask_grants(now())
+            if reserved is not None:
+                yield reserved
+                demand.delivered(reserved)
+                demand.resume()
+                continue
+            with context.lock:
+                seen, shut = context.changes, queue.deliverable() > 0
+            if self._ending.draining:
+                if demand.ends(shut):
+                    return
+                waits = self.intake.asks_grants() if queue.at_most_once else self.intake.waits_for_handlers()
+                if not waits or context.monotonic() >= self._ending.drain_until:
+                    return
+                yield Change(GRANT_SLICE_S, seen)  # buffered messages are delivered as their grants or acks come
+                continue
+            self._ending.raise_if_ended()
+            if demand.ends(shut):
+                return
+            if shut:
+                yield from self.intake.wait_for_gate(WAIT_SLICE_S)
+            else:
+                came = yield from demand.wait(self.intake.wait_s())
