@@ -1,62 +1,69 @@
-"""The second driver of the shipped Member: one simulated consumer process, with its fetches and its handlers.
+"""One simulated consumer process: the shipped client with one Member in one group, in virtual time.
 
-It carries out what Member.tick returns and decides nothing about the protocol. As in client/driver/loop.py,
-`Member.may_deliver` alone decides whether a message may go to a handler. Everything that a handler sees goes into the
-journal, which the auditor reads.
+The process holds what a Marshal holds: a Context, the turn of its loop, and a ConsumerDriver with its queue. What
+the cluster, the clock, threads and librdkafka are for it is in ports.py and source.py; front.py carries out the calls
+of the user (user.py). This file decides nothing about the protocol: it reads the log, lets the turn step the member
+when it is due, and notes for the auditor what can be seen from outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any, Final
 
+from marshal_py.client.connection.context import Context
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.fetched_claims import FetchedClaims, positions_of
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.turn import Turn
+from marshal_py.client.messages.acks import Delivered
+from marshal_py.client.messages.answers import LetterWriter
+from marshal_py.client.messages.dead_letters import Letter
+from marshal_py.client.messages.message import Message
+from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
+from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.client.values.retention import RetentionPolicy
 from marshal_py.errors import CoordinationError, MarshalError
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
 from marshal_py.protocol.fold.verdict import Verdict
-from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.ready import MemberOptions, Ready, Wanted
-from marshal_py.protocol.wire import parking
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.wire.identity import NONE, Instant
 from marshal_py.protocol.wire.last_will import LastWill
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE
-from marshal_py.transport.ports import Broken
+from marshal_py.transport.ports import LogRecord
+from marshal_sim.cluster.broker import MISSING
 from marshal_sim.cluster.busy_loops import WakeCounter
 from marshal_sim.cluster.clock import MachineClock
-from marshal_sim.cluster.data import DataClient
-from marshal_sim.cluster.feed import Feed, HandlerCall
-from marshal_sim.cluster.process import Environment, Process
+from marshal_sim.cluster.environment import ClientEnvironment
+from marshal_sim.cluster.front import Front
+from marshal_sim.cluster.ports import (
+    SERVERS,
+    SILENT,
+    SimulatedAdmin,
+    SimulatedCallbacks,
+    SimulatedLog,
+    SimulatedWorker,
+    SimulatedWriter,
+)
+from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.snapshots import SnapshotMaintenance, fold_again
+from marshal_sim.cluster.source import SimulatedSource, message_at
+from marshal_sim.cluster.user import HandlerCall, User
 from marshal_sim.judge.evidence import Delivery
 
-BUFFERED_MIN = 4  # a fetch begins when fewer fetched messages wait
-
-
-class ClientEnvironment(Environment, Protocol):
-    """Declares what a client needs of the cluster around it, beyond what every process needs."""
-
-    def handler_ms(self, place: TopicPartition) -> int: ...
-    def delivered(self, delivery: Delivery) -> None: ...
-    def start_of(self, place: TopicPartition, earliest: bool) -> int: ...
-    def client_ended(self, client: Client, error: MarshalError | None) -> None: ...
-    def advised(self, kind: str) -> None: ...
-    def handing_over(self, client: Client, epoch: int) -> None: ...
-    def fenced(self, client: Client) -> None: ...
-    def restarted(self, client: Client, read_to: int) -> None: ...
-    def kept(self, client: Client) -> None: ...
-
-    keeps_snapshots: bool
+DELIVERIES_MAX: Final = 3  # of one message: low, so that a run sees dead letters
+LETTERS_FAIL: Final = 0.2  # the share of attempts to write letters that fail
+DEAD_LETTERS: Final = "dead"
+HAND_OVER_S: Final = 1.0  # how long the client lets a stop wait for hand-overs (A6)
 
 
 class Client(Process):
     """Simulates a consumer process, with one Member in one group."""
 
-    dead: bool
     environment: ClientEnvironment
+    plans = False  # whether the consumer plans ranges
 
     def __init__(
         self,
@@ -69,31 +76,125 @@ class Client(Process):
     ) -> None:
         super().__init__(environment, number, options.client_id, group, clock)
         self.options = options
-        # In at-most-once mode a call for more means that the last one is finished (AtMostOnce.returned): one at a time.
-        self.concurrency: int = concurrency if options.mode == AT_LEAST_ONCE else 1
-        self.member: Member | None = None
-        self.feeds: dict[int, Feed] = {}
-        self.data: DataClient = DataClient(environment, self, self)
+        self.concurrency = concurrency
+        self.driver: ConsumerDriver | None = None  # until the log is open
+        self.user: User | None = None
         self.counts: dict[str, int] = dict(environment.broker.counts)
         self.maintenance: SnapshotMaintenance | None = None  # in a run that has snapshots
-        self.detached: bool = False  # while the log's history is read again (N11)
         self.clone_of = NONE
         self.kept: LastWill | None = None  # for its witness (T19)
+        self.stops: bool = False  # the user has announced that he will stop it
         self._ended_at = NONE  # the record at which its member ended
-        self._calls = 0
+        self._newest_verdict = NONE
         self._armed_ms = NONE  # true time of the pending timer
         self._timer = 0
         self._wakes = WakeCounter(number, options.interval_ms)
+        self._was_fenced = False
+
+    @property
+    def member(self) -> Member | None:
+        return None if self.driver is None else self.driver.member
+
+    @property
+    def detached(self) -> bool:
+        """Tells whether the log's history is read again (N11)."""
+        return self.driver is not None and self.driver.away
+
+    # --- making the consumer
+
+    def _connect(self) -> None:
+        """Makes what `connect` makes, over this process's ports."""
+        self.log_port: SimulatedLog = SimulatedLog(self)
+        self.context: Context = Context(
+            self.log_port,
+            SimulatedAdmin(self),  # type: ignore[arg-type]  # the part of it that consumers call
+            self,
+            SERVERS,
+            "__marshal",
+            self.environment.rng.randbytes,
+            RetentionPolicy(evidence_dir=None),
+            SimulatedCallbacks(),
+            lambda: self.now().mono_ms / 1000,
+            lambda name: SimulatedWorker(self),
+            SILENT,
+        )
+        self.turn: Turn = Turn(self.context, self)
+        self.turn.worlds[self.log] = self.world
+
+    def _join(self, member: Member) -> ConsumerDriver:
+        """Makes the consumer of a member and drives it from now on, as client/joining.py does."""
+        self._connect()
+        genesis = self.world.root or self.world.genesis
+        assert genesis is not None
+        self.source: SimulatedSource = SimulatedSource(self.environment, self, self._came)
+        driver = self.driver = ConsumerDriver(
+            self.context,
+            self.log,
+            member,
+            self.source,
+            self._consumer_options(),
+            genesis.incarnation,
+            frozenset(),
+            lambda _, at: self._refold(at),
+            lambda: {member.session},
+            plans=self.plans,
+        )
+        self.front: Front = Front(self, self.context, self.source, self.options.interval_ms)
+        self.ending: Ending = Ending(self.context, driver, driver.claims.close)
+        self.ending.fronts += 1  # the simulator holds it, so that nobody drops it
+        if isinstance(driver.claims, FetchedClaims):
+            self.user = User(self.environment, self, driver, self.ending, self.front, self.concurrency)
+            if self.environment.answers and self.options.mode == AT_LEAST_ONCE:
+                driver.claims.write_dead_letters(DEAD_LETTERS, self._writer)
+                answers = driver.claims.queue.answers
+                assert answers.letters is not None
+                answers.letters = _Journal(self.user, answers.letters)
+        return driver
+
+    def _consumer_options(self) -> ConsumerOptions:
+        options, latest = self.options, self.environment.start_latest
+        letters = self.environment.answers and options.mode == AT_LEAST_ONCE and not self.plans
+        return ConsumerOptions(
+            delivery="at_least_once" if options.mode == AT_LEAST_ONCE else "at_most_once",
+            handler_timeout_s=options.handler_timeout_ms / 1000,
+            hand_over_timeout_s=options.hand_over_timeout_ms / 1000,
+            start="latest" if latest else "earliest",
+            max_deliver=DELIVERIES_MAX if letters else None,
+            dead_letter_topic=DEAD_LETTERS if letters else None,
+            mirror_offsets=False,
+        )
+
+    def _writer(self) -> SimulatedWriter:
+        assert self.user is not None
+        return SimulatedWriter(self, self._letter_fails, self.user.letter_written)
+
+    def _letter_fails(self) -> bool:
+        return not self.environment.healed and self.environment.rng.random() < LETTERS_FAIL
+
+    # --- what the turn reports, as Maintenance
+
+    def folded(self, number: int, verdict: Verdict, now_ms: int) -> None:
+        if self.world.next_offset % CHECKPOINT_OFFSETS == 0:
+            self.environment.digest(self)
+        if self.maintenance is not None:
+            self.maintenance.folded(verdict, now_ms)
+        self._note_end()
+        self._newest_verdict = verdict.offset
+
+    def tick(self, now: Instant) -> None:
+        if self.maintenance is not None and self.driver is not None and not self.driver.ended:
+            self.maintenance.tick(self.driver.member, now)
+
+    def _note_end(self) -> None:
+        if self._ended_at == NONE and self.driver is not None and self.driver.member.ended:
+            self._ended_at = self._newest_verdict
 
     # --- reading and acting
 
     def read(self, verdict: Verdict, now: Instant) -> None:
+        """Takes the verdict on a record of a log that is being opened."""
         if self.maintenance is not None:
             self.maintenance.folded(verdict, now.mono_ms)
-        if self.member is not None and not self.detached:
-            self.member.receive(verdict, now)
-            if self.member.ended and self._ended_at == NONE:
-                self._ended_at = verdict.offset
 
     def begin(self, world: World) -> None:
         """Starts from this world (N9). A member that was at work first gives up its claims, because records that it
@@ -101,12 +202,12 @@ class Client(Process):
         """
         read_to = self.world.next_offset
         super().begin(world)
-        if self.member is not None and not self.detached:
-            self.detached = True
+        if self.driver is not None and not self.driver.away:
             self.environment.restarted(self, read_to)
-            ready = self.member.detach()
-            self._drop_lost(ready)
-            self._execute((ready, 0))
+            self.turn.lose_history(self.log)
+            self.ran()
+        if self.driver is not None:
+            self.turn.worlds[self.log] = world
 
     def acted_to(self) -> int:
         """Returns the offset up to which this client has read and acted, or NONE while it is stopped."""
@@ -115,135 +216,147 @@ class Client(Process):
         return self.world.next_offset if self._ended_at == NONE else self._ended_at
 
     def fold_to(self, upto: int) -> None:
-        world = self.world
-        if self.environment.keeps_snapshots and (
+        world, environment = self.world, self.environment
+        if environment.keeps_snapshots and (
             self.maintenance is None or self.maintenance.snapshotter.world is not world
         ):
-            self.maintenance = SnapshotMaintenance(
-                self, self.environment.advised
-            )  # before the first record of this world
+            self.maintenance = SnapshotMaintenance(self, environment.advised)  # before the first record of this world
             if world.began_at:
-                self.environment.schedule(self.options.interval_ms, self, self.maintenance.check_start, world)
-        super().fold_to(upto)
+                environment.schedule(self.options.interval_ms, self, self.maintenance.check_start, world)
+        if self.driver is None:
+            super().fold_to(upto)
+            return
+        first, values = world.next_offset, environment.broker.logs[self.log].values
+        # A missing record shows as a gap when the next one is folded (L8).
+        records = [
+            LogRecord(self.log, offset, values[offset], 0)
+            for offset in range(first, upto)
+            if values[offset] is not MISSING
+        ]
+        self.turn.fold(records)
+        self._note_end()
+        environment.folded(self, first, world.next_offset - first)
+        if (error := self.context.broken.get(self.log)) is not None:
+            environment.stopped(self, error)
+            self.ran()
+        elif not self.stall(self.look, None):
+            self.look(None)
 
     def end_with(self, error: CoordinationError) -> None:
-        if self.member is None:
+        if self.driver is None:
             self.dead = True
             self.environment.client_ended(self, error)
             return
-        self.member.fail(error)
-        self.act(None)
+        self.turn.break_log(self.log, error)
+        self.ran()
 
     def look(self, _: None) -> None:
-        """Ticks if a record that was read asks for it, as client/driver/loop.py does. Otherwise hands waiting messages
-        to handlers or, in at-most-once mode, asks for grants.
-        """
-        member = self.member
-        now = self.clock.read(self.environment.now_ms)
-        if member is None or member.tick_due(now):
-            self.act(None)
-        elif not self.dead:
-            if self.options.mode == AT_LEAST_ONCE:
-                self._pump_blocked()
-                return
-            self.environment.events += 1
-            ready = member.ask_grants(now)
-            if not self.stall(self._execute, (ready, 0)):
-                self._execute((ready, 0))
-
-    def act(self, _: None) -> None:
-        """Ticks the member and carries out what it returns."""
+        """Acts on records that were read: steps the member if it is due, and wakes the user's calls."""
         if self.dead:
             return
-        if self.member is None:
-            if not self.opened():
-                return
-            self.member = Member(self.world, self.group, self.options, self.environment.rng.randbytes)
-            for topic, count in self.counts.items():
-                self.member.learn_topic(topic, count)
-        if self.detached:
-            if not self.opened():
-                return
-            self.member.attach(self.world)
-            self.detached = False
-        self.environment.events += 1
-        now = self.clock.read(self.environment.now_ms)
-        self.member.settle_acks()
-        before = self.member.fenced
-        ready = self.member.tick(now)
-        if not self.options.deliver_late and self.member.fenced and not before:
-            self.environment.fenced(self)
-        if self.maintenance is not None:
-            self.maintenance.tick(self.member, now)
-        self._drop_lost(ready)
-        for claim in ready.revoking:
-            if claim.reason in ("hand-over", "falls behind"):
-                self.environment.handing_over(self, claim.epoch)
-        if ready.send or ready.ended:
-            if not self.stall(self._execute, (ready, 0)):
-                self._execute((ready, 0))
-        else:
-            self._after_sends(ready)
-
-    def _drop_lost(self, ready: Ready) -> None:
-        for claim, _reason in ready.lost:
-            if self.feeds.pop(claim.epoch, None) is not None:
-                self.data.drop(claim.tp)
-
-    def _execute(self, state: tuple[Ready, int]) -> None:
-        """Sends the records of `Ready` one by one, from the given index on. The process may be stopped before each."""
-        ready, at = state
-        while at < len(ready.send):
-            if at and self.stall(self._execute, (ready, at)):
-                return
-            self.send(ready.send[at])
-            at += 1
-        self._after_sends(ready)
-
-    def _after_sends(self, ready: Ready) -> None:
-        environment, member = self.environment, self.member
-        assert member is not None
-        for advisory in ready.advisories:
-            environment.advised(advisory.kind)
-        if ready.ended:
-            self.dead = True
-            environment.client_ended(self, member.error)
+        if self.driver is None or self.driver.away:
+            self.act(None)
             return
-        for claim in ready.claimed:
-            if claim.phase is not ClaimPhase.GONE:
-                self._open(claim)
-        for tp, _position in ready.start_prefetch:
-            environment.schedule(2 + environment.network_faults.read_ms(), self, self._prefetched, tp)
-        if ready.refold != NONE:
-            environment.schedule(environment.network_faults.read_ms(), self, self._fold_again, ready.refold)
-        for wanted in ready.resolve:
-            environment.schedule(1 + environment.network_faults.read_ms(), self, self._resolved, wanted)
-        self._pump_blocked()
+        self.environment.events += 1
+        self.turn.step(heard=True)
+        self.ran()
+
+    def act(self, _: None) -> None:
+        """Opens the log as far as it can; then steps the member if it is due."""
+        if self.dead:
+            return
+        if self.driver is None:
+            if not self.opened():
+                return
+            member = Member(self.world, self.group, self.options, self.environment.rng.randbytes)
+            for topic, count in self.counts.items():
+                member.learn_topic(topic, count)
+            self.turn_over(self._join(member))
+            return
+        if self.driver.away:
+            if not self.opened():
+                return
+            self.turn.regain_history(self.world)
+        self.environment.events += 1
+        self.turn.step(heard=False)
+        self.ran()
+
+    def turn_over(self, driver: ConsumerDriver) -> None:
+        """Hands a new driver to the turn, which steps it."""
+        self.environment.events += 1
+        self.turn.add(driver)
+        self.ran()
+
+    def ran(self) -> None:
+        """Is called after everything that has run in this process: notes what was seen, and sets the timer."""
+        driver = self.driver
+        if driver is None or self.dead:
+            return
+        member, environment = driver.member, self.environment
+        if driver.prefetching and not driver.ended and any(self._ends_known(driver)):
+            self.turn.step(heard=False)
+        while driver.events:
+            one = driver.events.popleft()
+            environment.advised(one.kind)
+            if one.kind == "revoking" and one.text in ("hand-over", "falls behind"):
+                environment.handing_over(self, one.epoch)
+        fenced = member.fenced
+        if fenced and not self._was_fenced and not self.options.deliver_late:
+            environment.fenced(self)
+        self._was_fenced = fenced
+        self.turn.carry_out()
+        if self.frozen:
+            return  # stopped in the midst of what it did; the rest is looked at when it continues
+        self._note_end()
+        if self.user is not None:
+            if self.user.letters:
+                self.user.look_at_letters()
+            if member.session != NONE:
+                self.user.begin()
+            self.front.look()
+            self.user.go_on()
+        if driver.ended:
+            if not self.dead:
+                self.dead = True
+                environment.client_ended(self, self._reason())
+            return
         self._arm()
 
-    def _pump_blocked(self) -> None:
-        for feed in [feed for feed in self.feeds.values() if feed.blocked]:
-            self._pump(feed)
+    def _ends_known(self, driver: ConsumerDriver) -> list[bool]:
+        return [driver.source.end_offset(tp) >= 0 for tp in driver.prefetching]
+
+    def _reason(self) -> MarshalError | None:
+        assert self.driver is not None
+        return self.driver.error
+
+    def _came(self) -> None:
+        """Is called when a fetch has brought or found something."""
+        self.ran()
 
     def _arm(self) -> None:
         """Sets the client's only timer to the member's deadline. It may fire too early, but never too late."""
-        assert self.member is not None
-        due_ms = max(self.clock.true_ms(self.member.deadline_ms), self.environment.now_ms + 1)
+        assert self.driver is not None
+        member = self.driver.member
+        due_ms = max(self.clock.true_ms(member.deadline_ms), self.environment.now_ms + 1)
+        if member.tick_requested:
+            due_ms = self.environment.now_ms + 1
         if self._armed_ms == NONE or due_ms < self._armed_ms:
             self._armed_ms = due_ms
             self._timer += 1
             self.environment.schedule(due_ms - self.environment.now_ms, self, self._timer_fired, self._timer)
 
     def _timer_fired(self, timer: int) -> None:
-        if timer != self._timer or self.member is None:
+        if timer != self._timer or self.driver is None:
             return
         self._armed_ms = NONE
-        if self.now().mono_ms < self.member.deadline_ms:
+        if not self.driver.member.tick_due(self.now()):
             self._arm()
         else:
             self._wakes.count(self.environment.now_ms)
             if not self.stall(self.act, None):
                 self.act(None)
+
+    # --- what people do with it
 
     def start(self, _: None = None) -> None:
         """Starts to read the log."""
@@ -251,223 +364,132 @@ class Client(Process):
 
     def prepare_stop(self) -> None:
         """Plays the user, who announces that the consumer will be stopped soon (A6)."""
-        if self.member is not None:
-            self.member.prepare_stop()
-            self.act(None)
+        self.stops = True
+        if self.driver is not None:
+            self.ending.request_stop(HAND_OVER_S)
+            self.ending.must_stop()  # as the loop around `fetch` asks
+            self.ran()
 
     def leave(self, wait_ms: int) -> None:
-        """Plays the user, who stops the consumer. Handlers may still run for `wait_ms`."""
-        if self.member is None:
+        """Plays the user, who stops the consumer. With a `wait_ms` he drains it: handlers may still run so long."""
+        self.stops = True
+        driver = self.driver
+        if driver is None:
             self.dead = True
             return
-        self.member.leave(self.now(), "stopped", wait_ms)
-        self.act(None)
+        if driver.ended or self.ending.reason:
+            return
+        if wait_ms and self.user is not None:
+            self.user.drain(wait_ms / 1000)
+        else:
+            self.front.begin(self.ending.stop(LEAVE_TIMEOUT_S), lambda *_: None)
+        self.front.poke()
+        self.ran()
 
     def topic_grew(self, topic: str) -> None:
-        """Tells the member the new partition count of a topic that has grown, as metadata would."""
+        """Lets the client look at its topics, one of which has grown."""
         self.counts[topic] = self.environment.broker.counts[topic]
-        if self.member is not None:
-            self.member.learn_topic(topic, self.counts[topic])
-            self.act(None)
+        if self.driver is not None:
+            self.driver.look_at_topics()
 
-    def _prefetched(self, tp: TopicPartition) -> None:
-        if self.member is not None:
-            self.member.prefetched(tp)
-            self.act(None)
-
-    def _resolved(self, wanted: Wanted) -> None:
-        if self.member is not None:
-            start = NONE if wanted.end_only else self.environment.start_of(wanted.tp, wanted.earliest)
-            self.member.start_resolved(wanted.tp, start, self.environment.broker.ends[wanted.tp], self.now())
-            self.act(None)
+    def _refold(self, at: int) -> None:
+        """Folds the log again up to offset `at`, so that the member can check its own state (G6)."""
+        self.environment.schedule(self.environment.network_faults.read_ms(), self, self._fold_again, at)
 
     def _fold_again(self, at: int) -> None:
-        """Folds the log again up to offset `at`, so that the member can check its own state (G6)."""
-        if self.member is None:
-            return
+        assert self.driver is not None
+        world = self.driver.member.world
         again = fold_again(self, at, self.group)
-        if not self.dead:
-            self.member.refolded(at, again, self.now())
-            self.act(None)
+        if not self.dead and self.driver.member.world is world:
+            self.driver.member.refolded(at, again, self.now())
+            self.driver.kick()
+            self.ran()
 
     def keep_will(self, every_ms: int) -> None:
         """Keeps the last will, again and again, for a witness to read when this process is dead (T19)."""
-        if self.member is not None:
-            self.kept = self.member.last_will()
+        if self.driver is not None:
+            self.kept = self.driver.member.last_will()
             self.environment.kept(self)
         self.environment.schedule(every_ms, self, self.keep_will, every_ms)
-
-    # --- fetching and delivering
-
-    def _open(self, claim: Claim) -> None:
-        """Starts fetching for an accepted claim."""
-        self.feeds[claim.epoch] = feed = Feed(claim)
-        self.data.assign(claim.tp, feed.begins_at())
-
-    def fetched(self, tp: TopicPartition, round_: int, offsets: Sequence[int]) -> None:
-        """Takes the messages of a fetch, unless the fetch belongs to an older assignment (an older `round_`)."""
-        feed = next((feed for feed in self.feeds.values() if feed.claim.tp == tp), None)
-        if feed is None or not self.data.assignments.current(tp, round_):
-            return
-        claim = feed.claim
-        claim.saw_end(self.environment.broker.ends[tp])
-        if isinstance(claim.tracker, AtLeastOnce):
-            _, run = claim.tracker.admit(offsets)
-            if run is not None:
-                feed.runs.append(run)
-            self._pump(feed)
-        else:
-            feed.buffer.extend(offsets)
-            claim.offer = (feed.buffer[0], offsets[-1] + 1)
-            feed.blocked = True  # the next tick tries again
-            self.act(None)
-
-    def restart(self, tp: TopicPartition, position: int) -> None:
-        """Fetches an owned partition again from `position`."""
-        if any(feed.claim.tp == tp for feed in self.feeds.values()):
-            self.data.assign(tp, position)
-
-    def beyond(self, tp: TopicPartition, position: int, end: int) -> None:
-        """Parks a partition whose position lies beyond its end, so that nobody may claim it (D6)."""
-        for feed in self.feeds.values():
-            if feed.claim.tp == tp and self.member is not None:
-                detail = parking.beyond_end(position, end)
-                self.member.park(feed.claim.epoch, parking.BEYOND_END, detail, self.now())
-        self.act(None)
-
-    def unreadable(self, broken: Broken) -> None:
-        """Gives up a partition that could not be read, as ConsumerDriver in client/driver/consumer_driver.py does."""
-        if self.member is not None:
-            self.member.give_up(broken.tp, broken.reason, self.now())
-            self.act(None)
-
-    def _pump(self, feed: Feed) -> None:
-        """Hands messages to handlers while `may_deliver` and the concurrency allow it."""
-        claim, environment, member = feed.claim, self.environment, self.member
-        assert member is not None
-        feed.blocked = False
-        while len(feed.running) < self.concurrency:
-            offset = self._next_offset(feed)
-            if offset == NONE:
-                break
-            if not member.may_deliver(claim.epoch, self.clock.read(environment.now_ms)):
-                feed.blocked = True
-                return
-            held_ms = environment.network_faults.gate_ms()
-            if held_ms:
-                self.held_steps.appendleft((self._call_late, (feed, offset, environment.now_ms)))
-                self.freeze(held_ms)
-                return
-            self._call(feed, offset, environment.now_ms)
-        if feed.waiting() < BUFFERED_MIN:
-            self.data.poll(claim.tp)
-
-    def _next_offset(self, feed: Feed) -> int:
-        """Returns the offset of the message that could be handed over next, or NONE."""
-        tracker = feed.claim.tracker
-        if isinstance(tracker, AtLeastOnce):
-            while feed.runs and feed.runs[0].delivered >= len(feed.runs[0].offsets):
-                feed.runs.popleft()
-            return feed.runs[0].offsets[feed.runs[0].delivered] if feed.runs else NONE
-        while feed.buffer and feed.buffer[0] < tracker.delivered_to:
-            feed.buffer.popleft()  # granted, and dropped past the fence
-        if not feed.buffer:
-            return NONE
-        if not tracker.holds(feed.buffer[0]):
-            feed.blocked = True
-            return NONE
-        return feed.buffer[0]
-
-    def _call_late(self, state: tuple[Feed, int, int]) -> None:
-        self._call(*state)
-        self._pump(state[0])
-
-    def _call(self, feed: Feed, offset: int, gate_ms: int) -> None:
-        """Begins a handler for one message. From this moment the message counts as delivered."""
-        claim, environment, member = feed.claim, self.environment, self.member
-        assert member is not None
-        mono_ms = self.now().mono_ms
-        run, index = None, 0
-        if isinstance(claim.tracker, AtLeastOnce):
-            run, index = self._take(feed, offset, mono_ms)
-        else:
-            feed.buffer.popleft()
-            claim.tracker.deliver(offset, mono_ms)
-        delivery = Delivery(
-            self.group,
-            self.number,
-            member.newest_instance,
-            claim.epoch,
-            claim.tp.topic,
-            claim.tp.partition,
-            offset,
-            self.world.next_offset,
-            gate_ms,
-            environment.now_ms,
-        )
-        environment.delivered(delivery)
-        self._run_handler(feed, HandlerCall(delivery, run, index), environment.handler_ms(claim.tp))
-
-    def _take(self, feed: Feed, offset: int, mono_ms: int) -> tuple[OffsetRun, int]:
-        """Notes that the message which `_next_offset` returned is delivered; returns its run and its index there."""
-        run = feed.runs[0]
-        return run, run.deliver(1, mono_ms)
-
-    def _run_handler(self, feed: Feed, call: HandlerCall, duration_ms: int) -> None:
-        self._calls += 1
-        feed.running[self._calls] = call
-        self.environment.schedule(duration_ms, self, self._finished, (feed, self._calls))
-
-    def _finished(self, state: tuple[Feed, int]) -> None:
-        """Ends a handler, which answers."""
-        feed, number = state
-        call = feed.running.pop(number)
-        claim, member = feed.claim, self.member
-        assert member is not None
-        self.environment.events += 1
-        self._answer(claim, call, member)
-        if call.run is None:
-            assert isinstance(claim.tracker, AtMostOnce)
-            if not feed.running:
-                claim.tracker.returned()
-        if claim.phase is not ClaimPhase.GONE:
-            self._pump(feed)  # `may_deliver` alone decides whether a handler may begin
-        if claim.phase is ClaimPhase.DRAINING and not self.frozen:
-            self.act(None)
-
-    def _answer(self, claim: Claim, call: HandlerCall, member: Member) -> None:
-        """Lets the handler acknowledge its message."""
-        call.delivery.finish(self.environment.now_ms)
-        if call.run is not None and not member.ack_is_late(claim):
-            call.run.acks.append(call.place)  # as `Message.ack` does, which takes no lock
 
     # --- a cloned machine
 
     def clone(self, number: int, clock: MachineClock) -> Client:
         """Returns a copy of this process on a cloned machine. It has the same memory and will draw other random bits
         (T18).
+
+        The calls of its user are generators, which cannot be copied: they begin anew over copied buffers.
         """
         memo: dict[int, Any] = {id(self.environment.rng): self.environment.rng}
-        clone = self._blank(number, clock, memo)
-        clone.detached, clone.forked = self.detached, self.forked
+        clone = type(self)(self.environment, number, self.group, self.options, clock, self.concurrency)
+        clone.forked = self.forked
         clone.world, clone.log, clone.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
-        clone.member = deepcopy(self.member, memo)
-        clone.data = self.data.copy(clone, clone, memo)
         clone.maintenance = self.maintenance.copy(clone, memo) if self.maintenance is not None else None
-        clone.counts, clone.clone_of = dict(self.counts), self.number
-        for epoch, feed in self.feeds.items():
-            copied = feed.copy(memo)
-            clone.feeds[epoch] = copied
-            for call in feed.running.values():
-                born = call.delivery.inherited_by(number)
-                self.environment.delivered(born)
-                run = deepcopy(call.run, memo)
-                clone._run_handler(
-                    copied, HandlerCall(born, run, call.place), self.environment.handler_ms(feed.claim.tp)
-                )
-            self.environment.schedule(0, clone, clone._pump, copied)
+        clone.counts, clone.clone_of, clone._was_fenced = dict(self.counts), self.number, self._was_fenced
+        if self.driver is not None:
+            self._copy_consumer(clone, memo)
         return clone
 
-    def _blank(self, number: int, clock: MachineClock, memo: dict[int, Any]) -> Client:
-        """Returns a client that will become a clone of this one. `memo` is that of `deepcopy`."""
-        return Client(self.environment, number, self.group, self.options, clock, self.concurrency)
+    def _copy_consumer(self, clone: Client, memo: dict[int, Any]) -> None:
+        driver, user = self.driver, self.user
+        assert driver is not None
+        assert user is not None
+        member = deepcopy(driver.member, memo)
+        copied, own = clone._join(member), driver.queue
+        copied.away, queue = driver.away, copied.queue
+        assert isinstance(own, DeliveryQueue)
+        assert isinstance(queue, DeliveryQueue)
+        assert clone.user is not None
+        for tp, buffer in own.buffers.items():
+            if buffer.claim is None:
+                queue.start_prefetch(tp, buffer.start)
+                copied.prefetching.add(tp)
+        if member.group is not None:
+            claims = [claim for claim in member.claims.values() if own.has(claim.tp)]
+            queue.open(claims, positions_of(claims, member))
+            queue.fetch_again()  # what was fetched and not delivered
+            copied.claims.open([claim for claim in member.claims.values() if not own.has(claim.tp)])
+        clone.turn.add(copied)
+        for call in user.running.values():
+            born = call.delivery.inherited_by(clone.number)
+            self.environment.delivered(born)
+            clone.user.run_handler(HandlerCall(_copied(call.delivery, member, queue), born))
+        for _, letter in user.letters:
+            if letter.needed and queue.answers.letters is not None:
+                claim, run = deepcopy(letter.claim, memo), deepcopy(letter.run, memo)
+                queue.answers.letters.post(letter._replace(claim=claim, run=run))
+
+
+def _copied(delivery: Delivery, member: Member, queue: DeliveryQueue) -> Message[Any, Any] | None:
+    """Returns the message of a delivery as the clone of its process has it; None if its claim is over."""
+    claim = member.claims.get(delivery.epoch)
+    if claim is None:
+        return None
+    raw, place, again = message_at(delivery.offset), None, 0
+    if isinstance(claim.tracker, AtLeastOnce):
+        place, again = claim.tracker.place_of(delivery.offset), claim.tracker.redelivered(delivery.offset)
+        if place is None:
+            return None
+    run, index = place or (None, 0)
+    delivered = Delivered(queue.delivery, claim, run, again)
+    message: Message[Any, Any] = delivered.make(raw, delivered, index, raw.value())
+    return message
+
+
+class _Journal:
+    """Notes each dead letter for the auditor, and passes it on to the shipped DeadLetters."""
+
+    def __init__(self, user: User, letters: LetterWriter) -> None:
+        self._user, self._letters = user, letters
+
+    @property
+    def written(self) -> int:
+        return self._letters.written
+
+    @property
+    def held_bytes(self) -> int:
+        return self._letters.held_bytes
+
+    def post(self, letter: Letter) -> None:
+        self._user.posted(letter)
+        self._letters.post(letter)

@@ -22,9 +22,9 @@ from marshal_py.protocol.member.ready import MemberOptions
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_py.protocol.wire.routing import HASH_NAME
-from marshal_sim.cluster import answering, dump_state, restricted
+from marshal_sim.cluster import dump_state, restricted
 from marshal_sim.cluster.broker import MISSING, Broker
-from marshal_sim.cluster.client import Client
+from marshal_sim.cluster.client import DELIVERIES_MAX, Client
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.dump_state import DumpState
 from marshal_sim.cluster.faults import BROKER_RATE_PPM_MAX, RATE_PPM_MAX, NetworkFaults
@@ -69,6 +69,8 @@ class Cluster:
         self.stuck: int = 0  # how many of the next handlers hang
         self.producing = True
         self.healed = False  # every fault is over
+        self.answers: bool = "answers" in scenario.kinds
+        self.start_latest: bool = scenario.start_latest
         self.checkpoints: dict[str, Checkpoint] = {}  # of the clients that are streaming queries, by client id
         self.keeps_snapshots: bool = "snapshots" in scenario.kinds
         self.closed: list[Evidence] = []  # evidence on coordination topics that are gone
@@ -248,10 +250,6 @@ class Cluster:
         slow = 20 if self.now_ms < self.slow_until_ms else 1
         return int(self.rng.random() * self.scenario.handler_ms) * slow
 
-    def start_of(self, place: TopicPartition, earliest: bool) -> int:
-        """Returns the offset where a group begins to read a partition: its end or 0, as Kafka would answer (D5)."""
-        return self.broker.ends[place] if self.scenario.start_latest and not earliest else 0
-
     # --- processes
 
     def new_clock(self) -> MachineClock:
@@ -285,8 +283,7 @@ class Cluster:
         """Starts a new consumer process, which begins to read the log at once."""
         clock, checkpoint = clock or self.new_clock(), self.checkpoints.get(options.client_id)
         if checkpoint is None or options.mode != AT_LEAST_ONCE:
-            kind = answering.AnsweringClient if "answers" in self.scenario.kinds else Client
-            return self._started(kind(self, len(self.processes), group, options, clock, self.scenario.concurrency))
+            return self._started(Client(self, len(self.processes), group, options, clock, self.scenario.concurrency))
         return self._started(Query(self, len(self.processes), group, options, clock, checkpoint))
 
     def revive(self, query: Query) -> None:
@@ -332,7 +329,8 @@ class Cluster:
             for client in self.living()
             if not client.lagging
             and not client.uplink_ms
-            and (client.member is None or not (client.member.leaving or client.member.stop_prepared))
+            and not client.stops
+            and (client.member is None or not client.member.leaving)
         ]
 
     def recreate(self) -> None:
@@ -495,5 +493,5 @@ class Cluster:
             queries=journal.queries,
             kept=journal.kept,
             letters=[letter for letter in journal.letters if letter.client in here and not branched],
-            deliveries_max=answering.DELIVERIES_MAX if "answers" in self.scenario.kinds else None,
+            deliveries_max=DELIVERIES_MAX if self.answers else None,
         )

@@ -88,6 +88,9 @@ class Process:
     def now(self) -> Instant:
         return self.clock.read(self.environment.now_ms)
 
+    def boot_ns(self) -> int:
+        return self.now().boot_ms * 1_000_000
+
     # --- stopped and started by the operating system
 
     def freeze(self, duration_ms: int, asleep: bool = False) -> None:
@@ -256,6 +259,9 @@ class Process:
     def log_of(self, root: Genesis) -> int:
         """Returns the number of the log that the group lives in (L2)."""
         return route(self.group, root.partitions)
+
+    def ran(self) -> None:
+        """Is called after something has run in this process that its own steps do not know of."""
 
     def _write_genesis(self) -> None:
         """Writes a Genesis, unless it wrote one a short time ago; `act` calls this until the fold has accepted one.

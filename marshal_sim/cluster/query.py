@@ -13,18 +13,20 @@ has written it and Spark has said so.
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from typing import Any
 
 from marshal_py.client.ranges.microbatches import FIRST, End, MicroBatches, digest_of, key_of
+from marshal_py.client.ranges.planned_claims import PlannedClaims
 from marshal_py.client.ranges.ranges import Ranges, Taken, share
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.member.ready import MemberOptions, Ready
+from marshal_py.errors import BatchOverdue, MarshalError
+from marshal_py.protocol.member.ready import MemberOptions
 from marshal_py.protocol.wire import parking
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import Bounds
-from marshal_sim.cluster.client import Client, ClientEnvironment
+from marshal_sim.cluster.client import Client
 from marshal_sim.cluster.clock import MachineClock
-from marshal_sim.judge.evidence import Delivery, Evidence
+from marshal_sim.cluster.environment import ClientEnvironment
+from marshal_sim.judge.evidence import Delivery
 
 ASKS = 8  # how often per interval a waiting call is repeated
 CALL_MS = 5  # the longest time between two of Spark's calls
@@ -61,23 +63,14 @@ class Checkpoint:
         return self.end(self.commits - 1)
 
 
-class QueryEnvironment(ClientEnvironment, Protocol):
-    """Declares what a query needs of the cluster around it, beyond what every client needs."""
-
-    healed: bool
-    evidence: Evidence
-
-    def revive(self, query: Query) -> None: ...
-
-
 class Query(Client):
     """Simulates a streaming query: Spark's driver and the process of its source, which die together."""
 
-    environment: QueryEnvironment
+    plans = True
 
     def __init__(
         self,
-        environment: QueryEnvironment,
+        environment: ClientEnvironment,
         number: int,
         group: str,
         options: MemberOptions,
@@ -91,11 +84,8 @@ class Query(Client):
         super().__init__(environment, number, group, options, clock, 1)
         self.checkpoint = checkpoint
         self.killed: bool = False  # Spark is gone too
-        self.overdue: bool = False
         self.before = before
-        self._ranges: Ranges | None = None
         self._batches: MicroBatches | None = None
-        self._called_ms = clock.read(environment.now_ms).mono_ms
         self._since_ms = environment.now_ms  # when the call that is repeated now was first made
         self._trigger_ms = 0
         # Of the newest plan: when, how much of the log had been read, and as which instance.
@@ -108,12 +98,9 @@ class Query(Client):
 
     @property
     def ranges(self) -> Ranges:
-        if self._ranges is None:
-            assert self.member is not None
-            genesis = self.world.root or self.world.genesis
-            assert genesis is not None
-            self._ranges = Ranges(self.member, genesis.incarnation)
-        return self._ranges
+        assert self.driver is not None
+        assert isinstance(self.driver.queue, Ranges)
+        return self.driver.queue
 
     @property
     def batches(self) -> MicroBatches:
@@ -122,29 +109,18 @@ class Query(Client):
             self._batches = MicroBatches(ranges.member, ranges, ranges.incarnation, self.before)
         return self._batches
 
-    def _open(self, claim: Claim) -> None:
-        group = self.ranges.member.group
-        assert group is not None
-        self.ranges.open([claim], {claim.tp: group.partitions[claim.tp].position})
+    @property
+    def overdue(self) -> bool:
+        """Tells whether the member has left its group because the query did not call in time."""
+        return self.driver is not None and isinstance(self.driver.error, BatchOverdue)
 
-    def _drop_lost(self, ready: Ready) -> None:
-        if ready.lost:
-            self.ranges.drop([claim.tp for claim, _ in ready.lost])
-
-    def act(self, _: None) -> None:
-        super().act(None)
-        member, now = self.member, self.now()
-        if member is None or self.dead or member.leaving:
-            return
-        if now.mono_ms - self._called_ms >= self.options.handler_timeout_ms:
-            self.overdue = True
-            member.leave(now, "no call within the handler timeout", 0)
-            super().act(None)
+    def _reason(self) -> MarshalError | None:
+        return None if self.overdue else super()._reason()
 
     def leave(self, wait_ms: int) -> None:
         """Stops the query for good."""
         self.killed = True
-        super().leave(wait_ms)
+        super().leave(0)
 
     # --- Spark's side
 
@@ -171,7 +147,9 @@ class Query(Client):
         return True
 
     def _called(self) -> None:
-        self._called_ms = self.now().mono_ms
+        if self.driver is not None:
+            assert isinstance(self.driver.claims, PlannedClaims)
+            self.driver.claims.called()
 
     def _joined(self) -> bool:
         member = self.member
@@ -229,6 +207,7 @@ class Query(Client):
     def _settled(self, end: str, moved: bool) -> None:
         member = self.member
         assert member is not None
+        assert self.driver is not None
         # A message is finished when its ack counts. If it came too late for a Release, ack or message is repeated.
         positions = {claim.tp: claim.position() for claim in member.claims.values() if not claim.sealed}
         unacked = [*self.checkpoint.unacked, *self.checkpoint.written.pop(end, ())]
@@ -240,7 +219,8 @@ class Query(Client):
                 self.checkpoint.unacked.append(delivery)
         if moved:
             member.urgent = True
-            self.act(None)
+            self.driver.kick()
+            self.ran()
 
     def _write_ahead(self, end: str) -> None:
         self.checkpoint.ends.append(end)

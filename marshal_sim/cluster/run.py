@@ -17,10 +17,10 @@ from marshal_sim.cluster.cluster import Cluster
 from marshal_sim.cluster.fault_injector import FaultInjector
 from marshal_sim.cluster.scenario import Options, Scenario, draw
 from marshal_sim.judge.auditor import Judgement, judge
-from marshal_sim.judge.conditions import IDLE_INTERVALS, POLICY, judge_conditions
+from marshal_sim.judge.conditions import IDLE_INTERVALS, judge_conditions
 from marshal_sim.judge.evidence import Evidence, Violation
 from marshal_sim.judge.history import History
-from marshal_sim.judge.liveness import Demands, Departure, judge_liveness
+from marshal_sim.judge.liveness import OVERFLOW, Demands, Departure, judge_liveness
 from marshal_sim.judge.stops import judge_stops
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
@@ -190,7 +190,7 @@ def _run(cluster: Cluster, injector: FaultInjector) -> Demands | None:
             if how in ("busy_join", "drain", "divergence"):
                 enough = _never  # ownership does not show what is waited for
             _go_on(cluster, intervals * interval_ms + 2_000, enough)
-    if any(group.policy == POLICY for group in scenario.groups):
+    if any(group.policy == OVERFLOW for group in scenario.groups):
         cluster.run_until(cluster.now_ms + IDLE_INTERVALS * interval_ms)
     for process in cluster.processes:
         process.world.check()

@@ -10,17 +10,12 @@ from typing import Final
 
 from marshal_sim.judge.evidence import Violation
 from marshal_sim.judge.history import History
-from marshal_sim.judge.liveness import Demands
-from marshal_sim.oracle.state import Group, Session
+from marshal_sim.judge.liveness import Demands, overflows
+from marshal_sim.oracle.state import Session
 
-POLICY: Final = "overflow"
 # Without messages, at the end of a run: the looks that must find little, one of them begun too early; a heartbeat that
 # reports what handlers have finished; an interval for a successor that never comes (A7); two to release and claim.
 IDLE_INTERVALS: Final = 10
-
-
-def has_policy(group: Group) -> bool:
-    return group.config is not None and group.config.fields["policy"] == POLICY
 
 
 def judge_conditions(demands: Demands, history: History) -> list[Violation]:
@@ -28,7 +23,7 @@ def judge_conditions(demands: Demands, history: History) -> list[Violation]:
     found = []
     for name in demands.topics:
         group = history.oracle.groups.get(name)
-        if group is None or not has_policy(group) or all(map(_conditioned, group.sessions.values())):
+        if group is None or not overflows(group) or all(map(_conditioned, group.sessions.values())):
             continue
         for (topic, number), partition in group.partitions.items():
             owner = group.sessions.get(partition.owner)

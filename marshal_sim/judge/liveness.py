@@ -20,7 +20,9 @@ from marshal_sim.judge.checkpoints import CHECKPOINT_OFFSETS
 from marshal_sim.judge.evidence import Client, Key, Violation
 from marshal_sim.judge.facts import ClaimSpan, FinalPosition, SessionFacts
 from marshal_sim.judge.history import History
+from marshal_sim.oracle.state import Group
 
+OVERFLOW: Final = "overflow"
 QUIET_INTERVALS = 4  # a client whose second revival failed stays silent this long (PROTOCOL.md T10)
 CLAIMS_MAX = 3  # claim records per partition and interval (V4)
 GRANTS_MAX = 30  # ClaimingMessages of a session in any second (V14)
@@ -140,6 +142,11 @@ def _waits(demands: Demands, history: History) -> Iterator[tuple[Departure, Clai
                 yield gone, held, successors[0].ms if successors else demands.end_ms + 1
 
 
+def overflows(group: Group) -> bool:
+    """Returns whether some consumers of the group have conditions under which they own something."""
+    return group.config is not None and group.config.fields["policy"] == OVERFLOW
+
+
 def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
     """Yields each breach of V1: a dead owner's partition is claimed within two intervals and a second of the owner's
     last sign of life.
@@ -152,6 +159,8 @@ def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
         silent_ms = max(gone.ms, history.evidence.read_ms[extended])
         silent_ms = silent_ms if gone.how == "killed" else min(silent_ms, gone.silent_ms)
         due_ms = silent_ms + 2 * gone.interval_ms + 1_000 + history.slack.progress_ms
+        if (group := history.oracle.groups.get(gone.group)) is not None and overflows(group):
+            due_ms += gone.interval_ms // 3  # those with conditions may each take another for the next owner
         if gone.how != "left" and claimed_ms > due_ms:
             yield Violation(
                 "V1", silent_ms, held.epoch, f"{held.key} of a dead owner waits {claimed_ms - silent_ms:g} ms"

@@ -188,7 +188,7 @@ def _named(
     (client, told_ms), *_ = told.items()
     for d in history.deliveries:
         mine = (d.client, d.group, d.epoch) == (client, key[0], old.epoch)
-        if mine and 0 <= d.end_ms < told_ms and first <= d.offset < to:
+        if mine and 0 <= d.ack_ms < told_ms and first <= d.offset < to:
             yield Violation(
                 "S18", new.ms, new.epoch, f"{key} {d.offset} is named as unsettled, and was finished before a heartbeat"
             )

@@ -7,10 +7,9 @@ A group with conditions (A12) is never at rest: what is pending moves partitions
 
 from __future__ import annotations
 
-from marshal_sim.judge.conditions import has_policy
 from marshal_sim.judge.evidence import Violation
 from marshal_sim.judge.history import History
-from marshal_sim.judge.liveness import Demands, Departure
+from marshal_sim.judge.liveness import Demands, Departure, overflows
 
 
 def judge_stops(demands: Demands, history: History) -> list[Violation]:
@@ -19,7 +18,7 @@ def judge_stops(demands: Demands, history: History) -> list[Violation]:
     for at, gone in enumerate(demands.departures, 1):
         end_ms = demands.departures[at].ms if at < len(demands.departures) else demands.end_ms
         group = history.oracle.groups.get(gone.group)
-        if gone.how != "left" or gone.group not in demands.topics or group is None or has_policy(group):
+        if gone.how != "left" or gone.group not in demands.topics or group is None or overflows(group):
             continue
         if _at_rest(history, gone, end_ms):
             found += _moved_twice(history, gone, end_ms)

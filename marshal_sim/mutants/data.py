@@ -1,24 +1,38 @@
 """Planted bugs in what becomes of fetches that fail and positions that are refused (PROTOCOL.md D12).
 
-They are in the bookkeeping that KafkaSource uses, too (transport/assignments.py). mutants.py alone calls this file.
+They are in the shipped client: in ConsumerDriver, and in the bookkeeping that KafkaSource uses (assignments.py).
+mutants.py alone calls this file.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments, State
 from marshal_py.transport.ports import OutOfRange
 
 Patch = tuple[Any, str, Any]
+settle: Final = ConsumerDriver._settle_position
+
+
+def _moves(self: ConsumerDriver, refused: OutOfRange, first: int, end: int) -> None:
+    """Fetches on at the refused position, although the buffer may end below it."""
+    with self.context.outbox, self.context.lock:
+        self.refused_positions.pop(refused.tp, None)
+        queue = self.queue
+        assert isinstance(queue, DeliveryQueue)
+        if refused.position > end or not queue.has(refused.tp):
+            settle(self, refused._replace(round=self.source.round(refused.tp)), first, end)
+        else:
+            queue.buffers[refused.tp].next_offset = refused.position
+            queue.source.assign({refused.tp: refused.position})
 
 
 def d12a() -> list[Patch]:
-    def current(self: Assignments, tp: TopicPartition, round_: int) -> bool:
-        return self.round(tp) != 0
-
-    return [(Assignments, "current", current)]
+    return [(ConsumerDriver, "_settle_position", _moves)]
 
 
 def d12l() -> list[Patch]:
@@ -30,7 +44,16 @@ def d12l() -> list[Patch]:
             self._refused[tp] = OutOfRange(tp, position, fetched.round, truncated)
             self._changed.add(tp)
 
-    return [(Assignments, "refuse", refuse)]
+    return [(Assignments, "refuse", refuse), *d12h()]
+
+
+def d12h() -> list[Patch]:
+    def settled(self: ConsumerDriver, refused: OutOfRange, first: int, end: int) -> None:
+        """Moves the partition as `_moves` does, if the answer is about its assignment of now."""
+        if self.source.round(refused.tp) == refused.round:
+            _moves(self, refused, first, end)
+
+    return [(ConsumerDriver, "_settle_position", settled)]
 
 
 def d12() -> list[Patch]:

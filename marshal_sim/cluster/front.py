@@ -1,0 +1,147 @@
+"""The third front of a consumer, beside threads and asyncio: carries out what its calls wait for, in virtual time.
+
+A call is a generator of the shipped client that yields waits (client/values/waits.py). Threads and event loops cut a
+long wait into slices, for signals and for what other threads do without a word. Here a wait lasts until something has
+happened in the process, or for a share of a heartbeat interval at most: nothing happens in between that a call could
+notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from marshal_py.client.connection.context import Context
+from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.values.waits import Change, PollAhead, Wait
+from marshal_py.errors import MarshalError
+from marshal_sim.cluster.process import Process
+from marshal_sim.cluster.source import SimulatedSource
+
+SLICES: Final = 6  # a wait in which nothing happens ends so often per interval
+WAITS_AT_ONCE_MAX: Final = 10_000  # waits that one call may carry out without any time between: more is an endless loop
+
+CallSteps = Generator[Wait | Reserved, Any, Any]
+
+
+class Call:
+    """Stands for one call of the user that runs. `ended(result, error)` is called once, at its end."""
+
+    __slots__ = ("due_ms", "ended", "reserved", "steps", "wait")
+
+    def __init__(
+        self,
+        steps: CallSteps,
+        ended: Callable[[Any, MarshalError | None], None],
+        reserved: Callable[[Call, Reserved], None] | None,
+    ) -> None:
+        self.steps, self.ended, self.reserved = steps, ended, reserved
+        self.wait: Wait | None = None
+        self.due_ms: int = 0
+
+
+class Front:
+    """Runs the calls of one consumer's user, any number at a time: each stands for a thread of the program."""
+
+    def __init__(self, process: Process, context: Context, source: SimulatedSource, interval_ms: int) -> None:
+        self._process, self._context, self._source = process, context, source
+        self._idle_ms = interval_ms // SLICES
+        self._waiting: list[Call] = []
+        self._woken = False
+
+    def begin(
+        self,
+        steps: CallSteps,
+        ended: Callable[[Any, MarshalError | None], None],
+        reserved: Callable[[Call, Reserved], None] | None = None,
+    ) -> Call:
+        """Begins a call. `reserved(call, messages)` is called when an iteration has some; then `go_on` continues it."""
+        call = Call(steps, ended, reserved)
+        self.go_on(call)
+        return call
+
+    def go_on(self, call: Call, result: Any = None) -> None:
+        """Continues a call with the result of its wait, until it waits again or ends."""
+        for _ in range(WAITS_AT_ONCE_MAX):
+            try:
+                wait = call.steps.send(result)
+            except StopIteration as end:
+                call.ended(end.value, None)
+                return
+            except MarshalError as error:
+                call.ended(None, error)
+                return
+            if isinstance(wait, Reserved):
+                assert call.reserved is not None
+                call.reserved(call, wait)
+                return
+            result = self._at_once(wait)
+            if result is None:
+                self._wait(call, wait)
+                return
+            result = result or None if isinstance(wait, Change) else result
+        raise AssertionError("a call waits again and again, and no time passes")
+
+    def _at_once(self, wait: Wait) -> Any:
+        """Returns the result of a wait that is over already; None if it is not."""
+        if isinstance(wait, Change):
+            over = wait.timeout_s <= 0 or self._context.changes != wait.seen
+            return () if over else None
+        chunks = self._source.poll(0.0, wait.max_messages)
+        return chunks if chunks or isinstance(wait, PollAhead) or wait.timeout_s <= 0 else None
+
+    def _wait(self, call: Call, wait: Wait) -> None:
+        assert not isinstance(wait, PollAhead)  # it does not wait
+        call.wait = wait
+        self._waiting.append(call)
+        self._call_at(call, max(round(wait.timeout_s * 1000), self._idle_ms))
+
+    def _call_at(self, call: Call, delay_ms: int) -> None:
+        environment = self._process.environment
+        call.due_ms = environment.now_ms + delay_ms
+        environment.schedule(delay_ms, self._process, self._timed_out, call)
+
+    def _timed_out(self, call: Call) -> None:
+        if call.wait is not None and call.due_ms <= self._process.environment.now_ms:
+            self._resume(call)
+            self._process.ran()
+
+    def _resume(self, call: Call) -> None:
+        wait, call.wait = call.wait, None
+        assert wait is not None
+        self._waiting.remove(call)
+        assert not isinstance(wait, PollAhead)
+        if isinstance(wait, Change):
+            self.go_on(call)
+        else:
+            self.go_on(call, self._source.poll(0.0, wait.max_messages))
+
+    # --- what happens meanwhile
+
+    def look(self) -> None:
+        """Notes what has happened in the process: calls that wait for it will go on."""
+        if self._waiting and not self._woken and any(map(self._over, self._waiting)):
+            self._woken = True
+            self._process.environment.schedule(0, self._process, self._wake)
+
+    def _over(self, call: Call) -> bool:
+        wait = call.wait
+        if isinstance(wait, Change):
+            return self._context.changes != wait.seen
+        return self._source.has_messages
+
+    def _wake(self, _: None) -> None:
+        self._woken = False
+        for call in [*self._waiting]:
+            if call.wait is not None and self._over(call):
+                self._resume(call)
+        self._process.ran()
+
+    def poke(self) -> None:
+        """Notes that something has happened that a waiting call sees at the end of its slice, such as an ack."""
+        for call in self._waiting:
+            assert call.wait is not None
+            assert not isinstance(call.wait, PollAhead)
+            slice_ms = round(call.wait.timeout_s * 1000)
+            if call.due_ms > self._process.environment.now_ms + slice_ms:
+                self._call_at(call, slice_ms)

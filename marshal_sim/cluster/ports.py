@@ -1,0 +1,264 @@
+"""What a simulated process has in place of librdkafka, threads and clocks: the other ports of the shipped client.
+
+Each takes virtual time. What the cluster is asked gets an answer later; what is written leaves through the producer of
+the process, which may be stopped between any two records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from marshal_py.client.connection.background_worker import Ask, Rest, TaskSteps, following
+from marshal_py.errors import ClusterUnreachable, MarshalError
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.transport.ports import Bounds, Headers, LogRecord, TopicInfo
+from marshal_sim.cluster.process import Process
+
+SERVERS: Final = "simulated"
+SILENT: Final = logging.Logger("simulated", logging.CRITICAL + 1)
+
+
+class SimulatedLog:
+    """Implements CoordinationLog for one process, which reads the log by itself (process.py)."""
+
+    produce_errors = 0
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._held: deque[bytes] = deque()  # in the producer of a process that was stopped
+
+    def append(self, log: int, key: bytes, value: bytes) -> bool:
+        process = self._process
+        if self._held or process.frozen:
+            if not self._held:
+                process.held_steps.appendleft((self._release, None))
+            self._held.append(value)
+        elif process.stall(self._release, None):
+            self._held.append(value)
+        else:
+            process.post(value)
+        return True
+
+    def _release(self, _: None) -> None:
+        """Sends what the producer still has, one by one. The process may be stopped again before each but the first."""
+        self._process.post(self._held.popleft())
+        while self._held:
+            if self._process.stall(self._release, None):
+                return
+            self._process.post(self._held.popleft())
+        self._process.ran()
+
+    def follow(self, log: int, offset: int) -> None:
+        raise AssertionError("a simulated process reads its log by itself")
+
+    def poll(self, timeout_s: float) -> list[LogRecord]:
+        raise AssertionError("a simulated process reads its log by itself")
+
+    def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
+        raise AssertionError("a simulated process reads its log by itself")
+
+    def bounds(self, log: int, timeout_s: float) -> Bounds:
+        found = self._process.environment.broker.logs[log]
+        return Bounds(found.first, len(found.values))
+
+    def waiting_for(self) -> str:
+        broker, now_ms = self._process.environment.broker, self._process.environment.now_ms
+        return "an outage" if max(broker.reads_down_until_ms, broker.writes_down_until_ms) > now_ms else ""
+
+    def refused(self) -> MarshalError | None:
+        return None
+
+    def close(self, flush_s: float) -> None:
+        pass
+
+
+class SimulatedAdmin:
+    """Implements the part of ClusterAdmin that consumers need. During an outage nothing is answered."""
+
+    capabilities: frozenset[str] = frozenset()
+
+    def __init__(self, process: Process) -> None:
+        self._environment = process.environment
+
+    def _check(self, what: str) -> None:
+        if self._environment.broker.reads_down_until_ms > self._environment.now_ms:
+            raise ClusterUnreachable(SERVERS, what, "an outage")
+
+    def describe_topic(self, topic: str) -> TopicInfo | None:
+        self._check(topic)
+        count = self._environment.broker.counts.get(topic)
+        return None if count is None else TopicInfo(count)
+
+    def topics(self) -> frozenset[str]:
+        self._check("topics")
+        return frozenset(self._environment.broker.counts)
+
+    def partition_count(self, topic: str) -> int | None:
+        self._check(topic)
+        return self._environment.broker.counts.get(topic)
+
+    def bounds(
+        self, tps: Sequence[TopicPartition], *, committed: bool = False, timeout_s: float | None = None
+    ) -> dict[TopicPartition, Bounds]:
+        self._check("bounds")
+        return {tp: Bounds(0, self._environment.broker.ends[tp]) for tp in tps}
+
+    def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        self._check("committed offsets")
+        return {}
+
+    def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
+        self._check("a commit")
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedWorker:
+    """Runs tasks of one process, one after the other, each some time after it was submitted.
+
+    A task that asks the cluster gets the answer later still, and the process goes on meanwhile. What is no error of the
+    library is a finding, so it ends the run.
+    """
+
+    alive = True
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._tasks: deque[tuple[tuple[str, int], Callable[[], object]]] = deque()
+        self._waiting: set[tuple[str, int]] = set()
+        self._running = False
+
+    @property
+    def busy(self) -> bool:
+        return self._running
+
+    def submit(self, what: str, task: Callable[[], object], owner: object = None) -> None:
+        key = what, id(owner)  # never ordered, so that the number does not matter
+        if key in self._waiting:
+            return
+        self._waiting.add(key)
+        self._tasks.append((key, task))
+        if not self._running:
+            self._running = True
+            self._schedule(self._begin, None)
+
+    def _schedule(self, step: Callable[[Any], None], argument: Any) -> None:
+        environment = self._process.environment
+        environment.schedule(environment.network_faults.read_ms(), self._process, step, argument)
+
+    def _begin(self, _: None) -> None:
+        key, task = self._tasks.popleft()
+        self._waiting.discard(key)
+        try:
+            steps = task()
+            if isinstance(steps, Generator):
+                self._wait(steps, next(steps))
+                return
+        except (StopIteration, MarshalError):
+            pass  # the member's next tick asks again for what it still needs
+        self._ended()
+
+    def _wait(self, steps: TaskSteps, step: Ask | Rest) -> None:
+        environment = self._process.environment
+        if isinstance(step, Rest):
+            environment.schedule(round(step.seconds * 1000), self._process, self._rested, steps)
+        else:
+            self._schedule(self._ask, (steps, step))
+        self._process.ran()
+
+    def _ask(self, state: tuple[TaskSteps, Ask]) -> None:
+        """Has the cluster answer now; the task hears it later."""
+        steps, step = state
+        environment = self._process.environment
+        try:
+            answer, error = step.question(), None
+        except Exception as failed:
+            answer, error = None, failed
+        environment.schedule(
+            environment.network_faults.question_ms(), self._process, self._answered, (steps, answer, error)
+        )
+
+    def _answered(self, state: tuple[TaskSteps, Any, Exception | None]) -> None:
+        steps, answer, error = state
+        self._go_on(lambda: following(steps, Ask(lambda: _said(answer, error))), steps)
+
+    def _rested(self, steps: TaskSteps) -> None:
+        self._go_on(lambda: next(steps), steps)
+
+    def _go_on(self, continued: Callable[[], Ask | Rest], steps: TaskSteps) -> None:
+        try:
+            step = continued()
+        except (StopIteration, MarshalError):
+            self._ended()
+        else:
+            self._wait(steps, step)
+
+    def _ended(self) -> None:
+        self._running = bool(self._tasks)
+        if self._tasks:
+            self._schedule(self._begin, None)
+        self._process.ran()
+
+    def end(self) -> None:
+        pass  # what waits is done; nothing follows
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+
+def _said(answer: Any, error: Exception | None) -> Any:
+    if error is not None:
+        raise error
+    return answer
+
+
+class SimulatedCallbacks:
+    """Runs each callback at once: those of a simulated consumer write its journal."""
+
+    dropped = 0
+
+    def submit(self, call: Callable[[], object]) -> None:
+        call()
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+
+class SimulatedWriter:
+    """Implements MessageWriter: writes dead letters, which may fail. `written(place, offset)` is told of each letter
+    that the topic has."""
+
+    def __init__(
+        self, process: Process, fails: Callable[[], bool], written: Callable[[TopicPartition, int], None]
+    ) -> None:
+        self._process, self._fails, self._written = process, fails, written
+        self._queued: list[tuple[TopicPartition, int]] = []
+
+    def write(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int = 0,
+    ) -> None:
+        named = {name.rpartition(".")[2]: value or b"" for name, value in headers}
+        place = TopicPartition(named["topic"].decode(), int(named["partition"]))
+        self._queued.append((place, int(named["offset"])))
+
+    def flush(self, timeout_s: float) -> None:
+        environment = self._process.environment
+        queued, self._queued = self._queued, []
+        for place, offset in queued:  # of several letters, those before the one that fails are written
+            if environment.broker.writes_down_until_ms > environment.now_ms or self._fails():
+                raise ClusterUnreachable(SERVERS, "a dead letter", "an outage")
+            self._written(place, offset)
+
+    def close(self) -> None:
+        self._queued = []

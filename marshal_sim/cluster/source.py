@@ -1,0 +1,205 @@
+"""The data source of one simulated consumer: how fetches succeed, fail and are refused.
+
+The bookkeeping is the shipped one (transport/assignments.py). This file holds what librdkafka and KafkaSource do around
+it: fetches that take time and may fail, a queue of what has come, and refusals that may come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import Any, Final
+
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.transport.assignments import Assignments
+from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.ports import Broken, Chunk, OutOfRange, RawMessage
+from marshal_sim.cluster.process import Environment, Process
+
+BATCH: Final = 8  # messages per fetch, and at most so many of a partition wait: few, so that claims end in mid-batch
+
+_messages: list[RawMessage] = []
+
+
+def message_at(offset: int) -> RawMessage:
+    """Returns what stands for a message: nobody reads it, so one per offset serves all partitions."""
+    while len(_messages) <= offset:
+        _messages.append(MemoryMessage("", 0, len(_messages), None, None, None, 0))
+    return _messages[offset]
+
+
+class Fetch:
+    """Describes a fetch of one partition that is under way, or that was refused. There is at most one per partition."""
+
+    __slots__ = ("position", "refused", "tp")
+
+    def __init__(self, tp: TopicPartition, position: int) -> None:
+        self.tp, self.position = tp, position
+        self.refused: bool = False  # it was refused, and this was reported
+
+
+class SimulatedSource:
+    """Implements DataSource for one consumer process. Fetches make no progress while the process is stopped."""
+
+    def __init__(self, environment: Environment, process: Process, came: Callable[[], None]) -> None:
+        """Begins without assignments. `came` is called in the process when a fetch has brought or found something."""
+        self._environment, self._process, self._came = environment, process, came
+        self.assignments: Assignments = Assignments()
+        self._fetches: dict[TopicPartition, Fetch] = {}
+        self._waiting: dict[TopicPartition, list[int]] = {}  # offsets that have come and were not polled
+        self._ends: dict[TopicPartition, int] = {}
+        self._closed = False
+
+    def inherit(self, other: SimulatedSource, memo: dict[int, Any]) -> None:
+        """Takes the memory of the source of a machine that this one is a clone of. Requests stay with the original."""
+        self.assignments = deepcopy(other.assignments, memo)
+        self._ends = dict(other._ends)
+        self.assignments.unassigned_by_client([*self.assignments.fetched])
+
+    # --- as DataSource
+
+    def learn_leaders(self, topics: Iterable[str]) -> None:
+        pass
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        self.assignments.assign(positions)
+
+    def unassign(self, tps: Iterable[TopicPartition]) -> None:
+        self.assignments.unassign(tps)
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        self.assignments.pause(tps)
+
+    def resume(self, positions: Mapping[TopicPartition, int]) -> None:
+        self.assign(positions)  # as KafkaSource does
+
+    def round(self, tp: TopicPartition) -> int:
+        return self.assignments.round(tp)
+
+    def fetching(self, tp: TopicPartition) -> bool:
+        return self.assignments.fetching(tp)
+
+    def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        """Returns what is here. Whoever waits for more is woken by `came`."""
+        self.carry_out()
+        chunks: list[Chunk] = []
+        for tp in [*self._waiting] if max_messages > 0 else ():
+            offsets = self._waiting.pop(tp)
+            taken, left = offsets[:max_messages], offsets[max_messages:]
+            max_messages -= len(taken)
+            round_ = self.assignments.received(tp, taken[-1] + 1)
+            chunks.append(Chunk(tp, round_, [message_at(offset) for offset in taken]))
+            if left:
+                self._waiting[tp] = left
+            else:
+                self._fetch(tp)
+            if max_messages <= 0:
+                break
+        return chunks
+
+    def poll_now(self, max_messages: int) -> list[Chunk] | None:
+        return self.poll(0.0, max_messages)
+
+    def carry_out(self) -> None:
+        now_ms = self._environment.now_ms
+        if self._closed or not self.assignments.pending(now_ms):
+            return
+        changes = self.assignments.take(now_ms)
+        for tp in changes.unassign:
+            self._drop(tp)
+            if tp not in changes.assign:
+                self._ends.pop(tp, None)
+        for tp in changes.pause:
+            self._drop(tp)
+        for tp in sorted(changes.assign):  # they come from a set, whose order is not the same everywhere
+            self._fetch(tp)
+
+    def _drop(self, tp: TopicPartition) -> None:
+        """Forgets what has come of a partition and is under way, as librdkafka does with what it has queued."""
+        self._fetches.pop(tp, None)
+        self._waiting.pop(tp, None)
+
+    def out_of_range(self) -> list[OutOfRange]:
+        return self.assignments.out_of_range()
+
+    def broken(self) -> list[Broken]:
+        return self.assignments.broken()
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        end = self._ends.get(tp, -1)
+        return max(end, self.assignments.received_up_to(tp)) if end >= 0 else -1
+
+    def close(self) -> None:
+        self._closed = True
+        self._fetches.clear()
+        self._waiting.clear()
+
+    # --- fetching
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self._waiting)
+
+    def _fetch(self, tp: TopicPartition) -> None:
+        """Fetches the next messages of a partition, unless a fetch is under way or what has come waits for a poll."""
+        assignment = self.assignments.fetched.get(tp)
+        if assignment is None or assignment.paused or tp in self._fetches or tp in self._waiting:
+            return
+        fetch = self._fetches[tp] = Fetch(tp, assignment.reached)
+        if self._environment.broker.ends[tp] != fetch.position or tp not in self._ends:
+            self._schedule(fetch)
+        else:
+            self._environment.broker.wait(tp, lambda: self._schedule(fetch))
+
+    def _schedule(self, fetch: Fetch) -> None:
+        environment = self._environment
+        environment.schedule(environment.network_faults.read_ms(), self._process, self._fetched, fetch)
+
+    def _fetched(self, fetch: Fetch) -> None:
+        environment, tp = self._environment, fetch.tp
+        if self._fetches.get(tp) is not fetch:
+            return  # the assignment has changed meanwhile
+        if environment.broker.reads_down_until_ms > environment.now_ms:
+            environment.broker.held.append(lambda: self._schedule(fetch))
+            return
+        if environment.broker.fails_until_ms.get(tp, 0) > environment.now_ms:
+            self.assignments.fail(tp, "injected", environment.now_ms)
+            self._after_failure(tp)
+            return
+        if environment.broker.ends[tp] < fetch.position:
+            self._refused(fetch)
+            return
+        late_ms = environment.network_faults.refusal_ms()
+        if late_ms:  # it stops fetching, and reports the refusal later
+            environment.network_faults.in_flight.append(
+                lambda: environment.schedule(0, self._process, self._refused, fetch)
+            )
+            environment.schedule(late_ms, self._process, self._refused, fetch)
+            return
+        del self._fetches[tp]
+        self._ends[tp] = environment.broker.ends[tp]
+        offsets = environment.broker.fetch(tp, fetch.position, BATCH)
+        if offsets:
+            self._waiting[tp] = offsets
+        else:
+            self.assignments.drained(environment.now_ms)
+            self._fetch(tp)
+        self._came()
+
+    def _refused(self, fetch: Fetch) -> None:
+        """Reports a refused fetch even if the assignment has changed: librdkafka does not say which one a refusal
+        belongs to.
+        """
+        if fetch.refused or self._closed:
+            return  # it was reported when everything healed
+        fetch.refused = True
+        self.assignments.refuse(fetch.tp, fetch.position, "", self._environment.now_ms)
+        self._after_failure(fetch.tp)
+
+    def _after_failure(self, tp: TopicPartition) -> None:
+        self.carry_out()
+        due_ms = self.assignments.due_ms(tp)
+        if due_ms is not None:
+            delay_ms = max(1, due_ms - self._environment.now_ms)
+            self._environment.schedule(delay_ms, self._process, lambda _: self.carry_out())
+        self._came()

@@ -1,0 +1,281 @@
+"""The user of one simulated consumer: which calls he makes, how long his handlers take, and what they answer.
+
+He receives in one of three ways: iteration, `fetch`, or `consume` without a handler. Each message goes to a handler at
+once; so many run side by side as he has threads. In at-most-once mode the next call says that all before is done, so he
+waits for his handlers first. A handler that has lost its claim, because it hangs, is waited for no longer. Everything
+that a handler gets and how it ends goes into the journal, which the auditor reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.messages.dead_letters import Letter
+from marshal_py.client.messages.message import Message
+from marshal_py.client.receive.ending import Ending
+from marshal_py.client.receive.receiving import Receiving
+from marshal_py.client.values.requests import check_consume, check_fetch
+from marshal_py.errors import MarshalError
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_sim.cluster.environment import ClientEnvironment
+from marshal_sim.cluster.faults import spread
+from marshal_sim.cluster.front import Call, Front
+from marshal_sim.cluster.process import Process
+from marshal_sim.judge.evidence import DeadLetter, Delivery
+
+WAYS: Final = ("iterate", "fetch", "consume")
+BATCH_MAX: Final = 8  # messages per fetch, and pending ones per consume
+NAKS: Final = 0.25  # the share of answers that give a message back
+TERMS: Final = 0.05  # the share of answers that end one
+DELAY_INTERVALS: Final = 3  # the longest delay that a handler names: longer than a hand-over waits for its handlers
+
+
+class HandlerCall(NamedTuple):
+    """Describes one message that a handler works on. `message` is None if nobody counts on its answer any more."""
+
+    message: Message[Any, Any] | None
+    delivery: Delivery
+
+
+class User:
+    """Receives from one consumer, until that ends."""
+
+    environment: ClientEnvironment
+
+    def __init__(
+        self,
+        environment: ClientEnvironment,
+        process: Process,
+        driver: ConsumerDriver,
+        ending: Ending,
+        front: Front,
+        concurrency: int,
+    ) -> None:
+        """`concurrency`: handlers per partition."""
+        self.environment, self.process, self.front = environment, process, front
+        self._receiving = Receiving(driver.context, driver, ending)
+        self._ending = ending
+        rng = environment.rng
+        self.way: str = WAYS[int(rng.random() * len(WAYS))]
+        self._batch = 1 + int(rng.random() * BATCH_MAX)
+        self._some = rng.random() < 0.5  # a fetch returns with the first message
+        self._concurrency, self._answers = concurrency, environment.answers
+        self._member = driver.member
+        self._options = driver.member.options
+        self._at_most_once: bool = self._receiving.queue.at_most_once
+        self.running: dict[int, HandlerCall] = {}
+        self.letters: list[tuple[DeadLetter, Letter]] = []  # posted, and not known to be written
+        self._number = 0
+        self._messages: Iterator[Message[Any, Any]] | None = None  # of the present reservation
+        self._gate_ms = 0  # when the gate was last looked at
+        self._iteration: Call | None = None
+        self._began = self._in_call = self._held = self._going = self.over = False
+        self._finished_since: list[Delivery] = []  # in at-most-once mode, since he last asked for more
+        self._answering: HandlerCall | None = None  # whose handler answers just now
+
+    # --- receiving
+
+    def begin(self) -> None:
+        """Makes the first call."""
+        if not self._began:
+            self._began = True
+            self._receive()
+
+    def _receive(self) -> None:
+        """Begins the next call. In `iterate` and `consume` there is one, until it ends."""
+        ending, interval_s = self._ending, self._options.interval_ms / 1000
+        if ending.over or ending.draining or ending.must_stop():  # as `while not consumer.stopping` does
+            self._end(None)
+            return
+        self._ask_again()
+        receiving = self._receiving
+        if self.way == "fetch":
+            receiving.queue.begin()
+            request = check_fetch(self._batch, None, interval_s, 1 if self._some else None, None)
+            self.front.begin(receiving.fetch(request), self._fetched)
+            return
+        demand = receiving.demand()
+        if self.way == "consume":
+            asked = check_consume(self._batch, None, max(1.0, interval_s), None, None, None)
+            demand = receiving.consuming(asked)
+        self.front.begin(receiving.iterate(demand), self._iterated, self._reserved)
+
+    def _fetched(self, batch: Any, error: MarshalError | None) -> None:
+        self._in_call = False
+        if error is not None:
+            self._end(error)
+            return
+        for message in batch:  # all of them were delivered when the call returned
+            self._begin_handler(message, self.environment.now_ms)
+        self.go_on()
+
+    def _reserved(self, iteration: Call, reserved: Reserved) -> None:
+        self._iteration, self._in_call = iteration, False
+        self._messages = reserved.messages(self.process.boot_ns)
+        self.go_on()
+
+    def _iterated(self, _: Any, error: MarshalError | None) -> None:
+        """Notes that the iteration has ended, because the consumer stops, drains or has ended."""
+        self._end(error)
+        if error is None and self._ending.draining:
+            self.front.begin(self._ending.finish_drain(), lambda *_: None)
+
+    def _end(self, error: MarshalError | None) -> None:
+        """Ends the user's loop. He did nothing that a call could object to, so only the end of the consumer does."""
+        self.over, self._in_call = True, False
+        if error is not None and not self._ending.over:
+            raise error
+
+    def drain(self, wait_s: float) -> None:
+        """Drains the consumer, as `Consumer.drain` does: an iteration that runs delivers the rest first."""
+        self._receiving.queue.drain()
+        self._ending.drain(wait_s)
+        if self.way == "fetch" or self.over or not self._began:
+            self.front.begin(self._ending.finish_drain(), lambda *_: None)
+
+    # --- between calls
+
+    def go_on(self) -> None:
+        """Takes more messages if a handler is free, else waits for one."""
+        if self._going:
+            return  # the loop below, which is further up in the stack, continues
+        self._going = True
+        while self._began and not (self.over or self._in_call or self._held or self._busy()):
+            if self._messages is None:
+                self._ask()
+                continue
+            self._gate_ms = self.environment.now_ms
+            message = next(self._messages, None)
+            if message is None:
+                self._messages = None
+            else:
+                self._take(message)
+        self._going = False
+
+    def _busy(self) -> bool:
+        """Tells whether every handler has a message. One that has lost its claim is not waited for."""
+        if not self.running:
+            return False
+        claims = self._member.claims
+        here = [call for call in self.running.values() if call.delivery.epoch in claims]
+        return bool(here) if self._at_most_once else len(here) >= self._concurrency * max(1, len(self._member.claims))
+
+    def _ask(self) -> None:
+        if self.way == "fetch":
+            self._receive()
+            return
+        call = self._iteration
+        assert call is not None
+        self._ask_again()
+        self.front.go_on(call)
+
+    def _ask_again(self) -> None:
+        """Notes that the user is in a call: in at-most-once mode it tells the library what is finished."""
+        self._in_call = True
+        for delivery in self._finished_since:
+            delivery.ack_ms = self.environment.now_ms
+        self._finished_since.clear()
+
+    def _take(self, message: Message[Any, Any]) -> None:
+        """Begins the handler of a message. The process may be stopped before, since the gate was looked at."""
+        held_ms = self.environment.network_faults.gate_ms()
+        if held_ms:
+            self._held = True
+            self.process.held_steps.appendleft((self._take_late, (message, self._gate_ms)))
+            self.process.freeze(held_ms)
+        else:
+            self._begin_handler(message, self._gate_ms)
+
+    def _take_late(self, state: tuple[Message[Any, Any], int]) -> None:
+        self._held = False
+        self._begin_handler(*state)
+        self.go_on()
+        self.process.ran()
+
+    # --- handlers
+
+    def _begin_handler(self, message: Message[Any, Any], gate_ms: int) -> None:
+        """Notes a delivery, and begins its handler."""
+        environment, member = self.environment, self._member
+        delivery = Delivery(
+            member.name,
+            self.process.number,
+            member.newest_instance,
+            message.token.epoch,
+            message.topic,
+            message.partition,
+            message.offset,
+            self.process.world.next_offset,
+            gate_ms,
+            environment.now_ms,
+        )
+        environment.delivered(delivery)
+        self.run_handler(HandlerCall(message, delivery))
+
+    def run_handler(self, call: HandlerCall) -> None:
+        delivery = call.delivery
+        duration_ms = self.environment.handler_ms(TopicPartition(delivery.topic, delivery.partition))
+        self._number += 1
+        self.running[self._number] = call
+        self.environment.schedule(duration_ms, self.process, self._finished, self._number)
+
+    def _finished(self, number: int) -> None:
+        """Ends a handler, which answers."""
+        self.environment.events += 1
+        call = self.running.pop(number)
+        self._answer(call)
+        self.front.poke()
+        self.go_on()
+        self.process.ran()
+
+    def _answer(self, call: HandlerCall) -> None:
+        environment, delivery, message = self.environment, call.delivery, call.message
+        draw = environment.rng.random() if self._answers else 1.0
+        if self._at_most_once or environment.healed or draw >= NAKS + TERMS:
+            if not self._at_most_once:
+                delivery.finish(environment.now_ms)
+                if message is not None:
+                    message.ack()
+                return
+            delivery.end_ms = environment.now_ms
+            self._finished_since.append(delivery)
+            if message is not None and delivery.epoch not in [one.delivery.epoch for one in self.running.values()]:
+                message.ack()  # it says that no handler works on a message of the claim
+            return
+        delay_ms = spread(environment.rng, 1, DELAY_INTERVALS * self._options.interval_ms)
+        self._answering = call
+        if message is not None and draw < TERMS:
+            message.term("no order")
+        elif message is not None:
+            message.nak(delay_ms / 1000)
+        if self._answering is not None:  # no letter takes its place
+            delivery.give_back(environment.now_ms, delay_ms)
+        self._answering = None
+
+    # --- dead letters
+
+    def posted(self, letter: Letter) -> None:
+        """Notes a letter that is on its way, and whose handler has ended the message, if one has."""
+        call, self._answering = self._answering, None
+        key = (self._member.name, letter.claim.tp.topic, letter.claim.tp.partition)
+        note = DeadLetter(key, self.process.number, letter.claim.epoch, letter.offset)
+        note.delivery = None if call is None else call.delivery
+        self.environment.evidence.letters.append(note)
+        self.letters.append((note, letter))
+
+    def letter_written(self, place: TopicPartition, offset: int) -> None:
+        """Notes that the topic has the letter of a message."""
+        for note, letter in self.letters:
+            if (letter.claim.tp, note.offset) == (place, offset) and note.written_ms < 0:
+                note.written_ms = self.environment.now_ms
+                return
+
+    def look_at_letters(self) -> None:
+        """Notes which messages are finished because their letters are written."""
+        for note, letter in self.letters:
+            if note.delivery is not None and note.written_ms >= 0 and letter.run.is_finished(letter.at):
+                note.delivery.finish(self.environment.now_ms)
+        self.letters = [one for one in self.letters if one[0].written_ms < 0 or not one[1].run.is_finished(one[1].at)]
