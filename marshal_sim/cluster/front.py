@@ -15,6 +15,7 @@ from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.values.waits import Change, PollAhead, Wait
 from marshal_py.errors import MarshalError
+from marshal_sim.cluster.busy_loops import BusyLoop
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.source import SimulatedSource
 
@@ -80,7 +81,7 @@ class Front:
                 self._wait(call, wait)
                 return
             result = result or None if isinstance(wait, Change) else result
-        raise AssertionError("a call waits again and again, and no time passes")
+        raise BusyLoop(f"a call of consumer {self._process.number} waits again and again, and no time passes")
 
     def _at_once(self, wait: Wait) -> Any:
         """Returns the result of a wait that is over already; None if it is not."""

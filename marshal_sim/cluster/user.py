@@ -20,9 +20,10 @@ from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.requests import check_consume, check_fetch
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_sim.cluster.busy_loops import BusyLoop
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
-from marshal_sim.cluster.front import Call, Front
+from marshal_sim.cluster.front import WAITS_AT_ONCE_MAX, Call, Front
 from marshal_sim.cluster.process import Process
 from marshal_sim.judge.evidence import DeadLetter, Delivery
 
@@ -143,15 +144,20 @@ class User:
         if self._going:
             return  # the loop below, which is further up in the stack, continues
         self._going = True
+        empty = 0  # reservations without a message, since no time passes here
         while self._began and not (self.over or self._in_call or self._held or self._busy()):
             if self._messages is None:
                 self._ask()
+                empty += 1
+                if empty > WAITS_AT_ONCE_MAX:
+                    raise BusyLoop(f"an iteration of consumer {self.process.number} has messages and delivers none")
                 continue
             self._gate_ms = self.environment.now_ms
             message = next(self._messages, None)
             if message is None:
                 self._messages = None
             else:
+                empty = 0
                 self._take(message)
         self._going = False
 

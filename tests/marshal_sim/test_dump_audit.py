@@ -27,7 +27,7 @@ from marshal_sim.tools.dump_audit import Audit, audit
 from tests.support import dumps, logs
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
-SEED = 2
+SEED = 0
 BEATS = 40
 
 
