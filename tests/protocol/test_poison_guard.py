@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from marshal_py.client.ranges.ranges import Ranges
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.claims.poison_guard import DELIVERIES
+from marshal_py.protocol.wire.identity import NONE
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
@@ -129,6 +131,35 @@ def test_who_delivers_ranges_is_never_careful() -> None:
     client.member.poison_guard.end_all()
     cluster.run_until(lambda: len(client.member.claims) == 2)
     assert [client.may(client.claim(number)) for number in (0, 1)] == [True, True]
+
+
+@pytest.mark.parametrize("end", ["kill", "leave"])
+def test_whose_ranges_fail_counts_no_deliveries_of_a_message(end: str) -> None:
+    """D9, D11: as often as a table cannot be written, its first message counts as delivered once. What owners of single
+    messages have counted before stays.
+    """
+    cluster = VirtualCluster(partitions=1)
+    for lives, before in ((6, 1), (2, 3)):
+        for _ in range(lives):
+            client = born(cluster, 1, 1)
+            ranges = Ranges(client.member, bytes(16))
+            claim = client.claim(0)
+            ranges.open([claim], {claim.tp: 0})
+            assert ranges.take(ranges.range_of(claim.tp, 0, MESSAGES.stop), client.now) is not None
+            cluster.run(I)
+            assert cluster.partition(0).attempts == before
+            if end == "kill":
+                cluster.kill(client)
+            else:
+                client.member.leave(client.now, "the table cannot be written", 0)
+                cluster.run_until(lambda: cluster.partition(0).owner == NONE)
+        if before == 1:
+            for number in (2, 3):
+                single = born(cluster, number, 1)
+                assert handed(cluster, single, 0) == number
+                assert {tracker(single.claim(0)).delivery_count(offset) for offset in MESSAGES[1:]} == {2}
+                cluster.run(I)
+                cluster.kill(single)
 
 
 def test_a_slow_log_does_not_keep_a_careful_owner_from_delivering() -> None:

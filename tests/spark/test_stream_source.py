@@ -306,6 +306,29 @@ def test_at_least_once_without_a_checkpoint_the_log_has_the_positions(
     query.reader.stop()
 
 
+def test_a_sink_that_fails_makes_no_message_look_like_poison(make_topic: MakeTopic) -> None:
+    """Also not to a service of the same group, which would write it to its dead-letter topic."""
+    orders = make_topic(1)
+    orders.fill(5)
+    query = Query(orders)
+    for _ in range(4):
+        until(query.write_ahead, "a batch is planned") if len(query.offsets) == query.commits else None
+        query.read()
+        query.reader.stop()  # Spark's, because the sink has raised
+        query.start()
+    with (
+        orders.connect() as marshal,
+        orders.consumer(marshal, max_deliver=3, dead_letter_topic=make_topic(1).topic) as consumer,
+    ):
+        batch = consumer.fetch(5, expires_s=30)
+        assert batch[0].delivery_count == 2
+        batch.ack()
+        assert {"poison_message", "dead_letter"}.isdisjoint(event.kind for event in consumer._driver.events)
+    with orders.connect() as marshal:
+        kinds = {one.kind for one in marshal.group(orders.group).advisories()}
+    assert kinds & {"claimed", "poison_message", "dead_letter"} == {"claimed"}
+
+
 @pytest.mark.parametrize("at", ["before the tasks", "in the sink"])
 def test_at_most_once_a_crash_loses_at_most_its_batch(
     make_topic: MakeTopic, at: str, caplog: pytest.LogCaptureFixture

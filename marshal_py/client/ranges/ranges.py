@@ -124,6 +124,8 @@ class Ranges:
         for claim in claims:
             self.prefetching.discard(claim.tp)
             self.at_most_once = isinstance(claim.tracker, AtMostOnce)
+            if isinstance(claim.tracker, AtLeastOnce):
+                claim.tracker.in_ranges = True
             self.claims[claim.tp] = PlannedClaim(claim, positions[claim.tp])
             self._note_begun(claim)
 

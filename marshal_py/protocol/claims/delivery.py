@@ -41,6 +41,7 @@ class AtLeastOnce:
         "_reported",
         "_touched",
         "counts_exactly",
+        "in_ranges",
         "redeliveries",
         "runs",
     )
@@ -61,6 +62,7 @@ class AtLeastOnce:
         self._touched = False  # whether a handler has reported that it is at work
         self.runs: deque[OffsetRun] = deque()
         self.redeliveries: Redeliveries | None = None  # None until a handler gives a message back
+        self.in_ranges: bool = False  # its owner delivers ranges, which fail as a whole: no message is to blame (D11)
         self.counts_exactly: bool = False  # `attempts` counts no delivery that has not happened (poison_guard.py)
 
     # --- what earlier owners have done
@@ -277,13 +279,13 @@ class AtLeastOnce:
         """Returns the ranges above the position that earlier owners delivered, and how often each was delivered.
 
         `mine`: the offset after the last one that this claim has delivered. Below it the counts include this claim's
-        delivery.
+        delivery, unless it delivers ranges.
         """
         counted = []
         for start, to, times in self._delivered_before:
             start = max(start, position + 1)
             if start < min(to, mine):
-                counted.append(Range(start, min(to, mine), times + 1))
+                counted.append(Range(start, min(to, mine), times + (not self.in_ranges)))
             if max(start, mine) < to:
                 counted.append(Range(max(start, mine), to, times))
         return counted
@@ -314,14 +316,19 @@ class AtLeastOnce:
         """Returns how often the message at the position counts as delivered if this owner dies now (F4.5).
 
         That is once more than earlier owners delivered it and this one delivered it again, because nobody will know
-        whether this owner did. With `counts_exactly` it is `deliveries()`.
+        whether this owner did. With `counts_exactly` it is `deliveries()`. With `in_ranges` this owner adds nothing to
+        what earlier ones delivered.
         """
-        return self.deliveries() if self.counts_exactly else self.delivery_count(self._message())
+        if self.counts_exactly:
+            return self.deliveries()
+        number = self.delivery_count(self._message())
+        return max(1, number - 1) if self.in_ranges else number
 
     def deliveries(self) -> int:
         """Returns how often earlier owners and this one delivered the message at the position."""
         once = bool(self.runs) and self.runs[0].delivered > self.runs[0].low
-        return self.delivery_count(self._message()) - 1 + once
+        before = self.delivery_count(self._message()) - 1
+        return max(before, int(once)) if self.in_ranges else before + once
 
     def delivery_count(self, offset: int) -> int:
         """Returns the number of the delivery of the message at `offset` that is running now, or comes next (D11)."""
