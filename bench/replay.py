@@ -21,12 +21,12 @@ import pyarrow.parquet
 
 from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.fold import INCARNATION, history
+from marshal_py.log.replay import Beginning
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.protocol.wire.routing import HASH_NAME, route
 from marshal_py.spark import local_session, replay, replay_stream
 from marshal_py.spark.log import columns
-from marshal_py.spark.log.replay_starts import Beginning
 from marshal_py.spark.log.replay_streams import PROVIDER, ROCKSDB
 from marshal_py.spark.log.replays import folding
 

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.replay import spark_session
-from marshal_py.client.observer import Observer
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.spark.stream.messages import spark_schema
 from marshal_py.spark.stream.options import READ_TIMEOUT_S, kafka_options

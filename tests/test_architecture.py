@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A file may import from its own package and from those further left.
 # `testing` is the last one, so that nothing that runs in production can depend on it.
 PACKAGES = (
-    *("errors", "protocol", "history", "transport", "topics", "last_will", "client", "admin", "spark", "cli"),
+    *("errors", "protocol", "history", "transport", "log", "topics", "last_will", "client", "admin", "spark", "cli"),
     "testing",
 )
 
@@ -47,7 +47,7 @@ ROOMS = {
 RUNS_THE_PROOF = ("cli/simulate/", "cli/bench.py", "cli/verify.py", "spark/__init__.py")
 
 # The proof may import these packages.
-PROVEN = ("errors", "protocol", "history", "transport", "topics", "client", "admin", "spark")
+PROVEN = ("errors", "protocol", "history", "transport", "log", "topics", "client", "admin", "spark")
 
 # The public modules collect what users import, so they may import anything; nothing inside the package imports them.
 PUBLIC_MODULES = ("__init__", "aio", "embedded", "metrics", "sql")

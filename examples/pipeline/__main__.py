@@ -29,8 +29,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from examples.pipeline.orders import PARTITIONS, Order, is_very_late, make, parse
 from examples.pipeline.service import DEAD
-from marshal_py.client.observer import Observer
 from marshal_py.errors import CoordinationTopicMissing
+from marshal_py.log.observer import Observer
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import start_cluster
 

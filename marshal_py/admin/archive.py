@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from marshal_py.client.marshal import VERSION
-from marshal_py.client.observer import Observer
 from marshal_py.errors import LoadRefused
 from marshal_py.history.describe import as_dict
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import TopicPartition

@@ -29,9 +29,9 @@ from marshal_py.admin.views.group_info import GroupInfo, MemberInfo, PinInfo
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_smaller
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
-from marshal_py.client.observer import Observer
 from marshal_py.client.values.group_config import Wanted
 from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group as GroupState
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.wire.identity import NONE, TopicPartition

@@ -6,9 +6,9 @@ It finds groups by reading the log; what it changes is done by Group.
 from __future__ import annotations
 
 from marshal_py.admin.group import Group
-from marshal_py.client.observer import Observer
 from marshal_py.client.values.group_config import GroupConfig
 from marshal_py.errors import GroupExists, GroupMissing
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group as GroupState
 from marshal_py.protocol.wire.identity import check_id
 from marshal_py.transport.ports import Transport

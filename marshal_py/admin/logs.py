@@ -11,10 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from marshal_py.client.connection import foreign_topics, replay_start
 from marshal_py.errors import (
     ClusterUnreachable,
-    CoordinationTopicMissing,
     GroupOpaque,
     HistoryTruncated,
     InvalidOption,
@@ -22,6 +20,8 @@ from marshal_py.errors import (
     SnapshotNotConfirmed,
     UnsupportedPlatform,
 )
+from marshal_py.log import replay
+from marshal_py.log.reader import POLL_S, READ_TIMEOUT_S, LogReader
 from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS, Snapshotter
 from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
@@ -30,11 +30,9 @@ from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Genesis, Snapshot
 from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, Transport
+from marshal_py.transport.ports import Bounds, ClusterAdmin, LogRecord, Transport
 
-TIMEOUT_S: Final = 30.0
 CONFIRM_S: Final = 15.0  # a live consumer confirms within seconds; a silent one may be dead
-POLL_S: Final = 0.1  # a waiting tool looks for ctrl-C this often
 FLUSH_S: Final = 5.0
 INSTANCE_BYTES: Final = 16
 
@@ -73,52 +71,47 @@ class Begun(NamedTuple):
 
 
 class LogConnection:
-    """Connects to one log, and folds it to its end."""
+    """Has one log, folded to its end."""
 
-    log: CoordinationLog
     number: int
-    root: Genesis | None
 
-    def __init__(self, log: CoordinationLog, number: int, root: Genesis | None, timeout_s: float) -> None:
-        self.log, self.number, self.root, self._timeout_s = log, number, root, timeout_s
-        self.bounds: Bounds = log.bounds(number, timeout_s)
-        self.world: World = replay_start.open_world(log, number, root, self.bounds)
+    def __init__(self, reader: LogReader, number: int) -> None:
+        """Folds the log to its end. Raises HistoryTruncated, CoordinationError, ClusterUnreachable."""
+        self.number, self._reader = number, reader
+        self.bounds: Bounds = reader.bounds([number])[number]
+        self.world: World = replay.open_world(reader.log, number, reader.root_of(number), self.bounds)
         self.snapshotter: Snapshotter = Snapshotter(self.world, SNAPSHOT_EVERY_RECORDS, secrets.token_bytes)
         self.wanted: int = self.bounds.end - self.bounds.end % CHECKPOINT_OFFSETS  # newest checkpoint: `write` saves it
         self.pieces: list[Snapshot] | None = None
         if self.world.next_offset == self.wanted:
             self.pieces = self.snapshotter.write()
-        log.follow(number, self.world.next_offset)
-        self.fold_until(lambda: self.world.next_offset >= self.bounds.end, timeout_s)
+        for record in reader.records({number: self.bounds.end}, {number: self.world.next_offset}):
+            self._fold(record)
         incarnation = None if self.world.genesis is None else self.world.genesis.incarnation
-        self.snapshotter.store = replay_start.find(log, number, self.bounds, incarnation, 2)
+        self.snapshotter.store = replay.find(reader.log, number, self.bounds, incarnation, 2)
 
     def fold_until(self, condition: Callable[[], bool], wait_s: float) -> bool:
         """Reads and folds records until the condition holds. Returns False if it does not hold within `wait_s`."""
         deadline = time.monotonic() + wait_s
+        self._reader.follow(self.number, self.world.next_offset)
         while not condition():
-            for record in self.log.poll(POLL_S):
+            for record in self._reader.poll():
                 if record.log == self.number:
-                    self._fold(record.offset, record.value)
+                    self._fold(record)
             if time.monotonic() >= deadline:
                 return condition()
         return True
 
-    def _fold(self, offset: int, value: bytes | None) -> None:
-        verdict = rationalizer.apply(self.world, offset, value)
+    def _fold(self, record: LogRecord) -> None:
+        verdict = rationalizer.apply(self.world, record.offset, record.value)
         self.snapshotter.folded(verdict, 0)
         if self.world.next_offset == self.wanted:
             self.pieces = self.snapshotter.write()
 
-    def require_end(self) -> None:
-        if self.world.next_offset < self.bounds.end:
-            reason = self.log.waiting_for() or "no answer in time"
-            raise ClusterUnreachable("the cluster", f"the end of coordination partition {self.number}", reason)
-
     def send(self, records: Iterable[Snapshot | Genesis]) -> None:
         for record in records:
             incarnation = record.incarnation if isinstance(record, Genesis) else record.genesis.incarnation
-            self.log.append(self.number, b"", codec.encode(record, "", incarnation))
+            self._reader.log.append(self.number, b"", codec.encode(record, "", incarnation))
 
     def look(self) -> Kept:
         confirmed = self.snapshotter.store.confirmed(self.bounds.first)
@@ -168,14 +161,16 @@ class LogConnection:
         def read_back() -> bool:
             return any(key.at == piece.at and key.instance == piece.instance for key in self.snapshotter.store.whole)
 
-        if not self.fold_until(read_back, self._timeout_s):
+        log = self._reader.log
+        if not self.fold_until(read_back, self._reader.timeout_s):
             raise ClusterUnreachable(
                 "the cluster",
                 f"the snapshot in coordination partition {self.number}",
-                self.log.waiting_for() or "it was not read back",
+                log.waiting_for() or "it was not read back",
             )
-        base = replay_start.base_of(self.log, self.number, self.root, self.bounds, piece.at - CHECKPOINT_OFFSETS)
-        again = replay_start.refold(self.log, base, piece.at)
+        root = self._reader.root_of(self.number)
+        base = replay.base_of(log, self.number, root, self.bounds, piece.at - CHECKPOINT_OFFSETS)
+        again = replay.refold(log, base, piece.at)
         for key, stored in list(self.snapshotter.store.whole.items()):
             if key.instance == piece.instance and key.at == piece.at:
                 self.send(self.snapshotter.audited(stored, again))
@@ -185,21 +180,13 @@ class Logs:
     """Connects to all logs of a coordination topic. A context manager."""
 
     topic: str
-    timeout_s: float
 
-    def __init__(self, transport: Transport, topic: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, transport: Transport, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
         """Connects to the coordination topic. Raises CoordinationTopicMissing, ClusterUnreachable."""
-        self.topic, self.timeout_s = topic, timeout_s
-        self.admin: ClusterAdmin = transport.admin()
-        count = self.admin.partition_count(topic)
-        if count is None:
-            self.admin.close()
-            raise CoordinationTopicMissing(
-                topic, "an admin creates nothing", "start a consumer, which creates it, or name the right topic"
-            )
-        self.count = count
-        self._root: Genesis | None = None
-        self._log = transport.log(topic, f"logs-{transport.name}")
+        self.topic = topic
+        self._reader = LogReader(transport, topic, "logs", timeout_s, writes=True)
+        self.admin: ClusterAdmin = self._reader.admin
+        self._log = self._reader.log
 
     def __enter__(self) -> Logs:
         return self
@@ -208,19 +195,11 @@ class Logs:
         self.close()
 
     def close(self) -> None:
-        self._log.close(FLUSH_S)
-        self.admin.close()
+        self._reader.close(FLUSH_S)
 
     def root(self) -> Genesis | None:
         """Returns the root Genesis; None if nobody has begun log 0 yet. Raises HistoryTruncated, CoordinationError."""
-        if self._root is None:
-            bounds = self._log.bounds(0, self.timeout_s)
-            foreign_topics.check_long(self.admin, self._log, self.topic, bounds)
-            world = replay_start.open_world(self._log, 0, None, bounds)
-            self._root = world.genesis or replay_start.genesis_of(self._log, world, bounds.end)
-            if self._root is None:
-                foreign_topics.check(self.admin, self._log, self.topic)
-        return self._root
+        return self._reader.find_root()
 
     def numbers(self, wanted: int | None) -> list[int]:
         """Returns the numbers of the logs to work on: the wanted one or, if that is None, every log of the topic.
@@ -238,9 +217,11 @@ class Logs:
 
     def connect(self, number: int) -> LogConnection:
         """Returns the log with this number, folded to its end. Use one at a time, because all share a connection."""
-        connection = LogConnection(self._log, number, self.root() if number else None, self.timeout_s)
-        connection.require_end()
-        return connection
+        self.root()
+        return LogConnection(self._reader, number)
+
+    def _bounds(self, number: int) -> Bounds:
+        return self._reader.bounds([number])[number]
 
     # --- deletion
 
@@ -255,8 +236,8 @@ class Logs:
         tp = TopicPartition(self.topic, kept.log)
         since_ms = SystemClock().now().wall_ms - round(kept_s * 1000)
         before = min(kept.deletable, self.admin.offsets_at([tp], since_ms).get(tp, kept.deletable))
-        bounds = self._log.bounds(kept.log, self.timeout_s)
-        return replay_start.cut_of(self._log, kept.log, self.root() if kept.log else None, bounds, before)
+        bounds = self._bounds(kept.log)
+        return replay.cut_of(self._log, kept.log, self.root() if kept.log else None, bounds, before)
 
     def delete(self, number: int, before: int) -> None:
         """Deletes the records of a log below the offset `before`.
@@ -277,13 +258,13 @@ class Logs:
         """
         found: dict[int, Bounds] = {}
         root: Genesis | None = None
-        for number in range(self.count):
-            bounds = self._log.bounds(number, self.timeout_s)
+        for number in range(self._reader.count):
+            bounds = self._bounds(number)
             try:
                 if number == 0:
                     root = self.root()
                 elif bounds.first and (root is None or number < root.partitions):
-                    replay_start.open_world(self._log, number, root, bounds)
+                    replay.open_world(self._log, number, root, bounds)
             except HistoryTruncated:
                 found[number] = bounds
         return found
@@ -296,9 +277,9 @@ class Logs:
             return self.root()
         except HistoryTruncated:
             pass
-        for number in range(self.count):
-            bounds = self._log.bounds(number, self.timeout_s)
-            for records in self._log.read(number, bounds.first, bounds.end, replay_start.SILENCE_S):
+        for number in range(self._reader.count):
+            bounds = self._bounds(number)
+            for records in self._log.read(number, bounds.first, bounds.end, replay.SILENCE_S):
                 for record in records:
                     envelope = codec.open_envelope(record.value, -1)
                     if envelope is not None and isinstance(envelope[5], Genesis):
@@ -313,7 +294,7 @@ class Logs:
         created_ms = SystemClock().now().wall_ms
         return Genesis(
             created_ms.to_bytes(6, "big") + secrets.token_bytes(10),
-            self.count,
+            self._reader.count,
             HASH_NAME,
             rationalizer.PROTOCOL_VERSION,
         )
@@ -323,8 +304,8 @@ class Logs:
 
         Consumers that use this log stop with HistoryRestarted.
         """
-        bounds = self._log.bounds(number, self.timeout_s)
-        deadline = time.monotonic() + self.timeout_s
+        bounds = self._bounds(number)
+        deadline = time.monotonic() + self._reader.timeout_s
         # At a checkpoint that is not deleted: up to 15 copies of the Genesis, which every reader ignores (L5).
         while (at := bounds.end - bounds.end % CHECKPOINT_OFFSETS) < bounds.first:
             self._append(number, root)
@@ -332,7 +313,7 @@ class Logs:
         for record in snapshot.founding(root, number, secrets.token_bytes(INSTANCE_BYTES), at):
             self._append(number, record)
             bounds = self._wait_until_longer(number, bounds.end, deadline)
-        world: World = replay_start.open_world(self._log, number, None if number == 0 else root, bounds)
+        world: World = replay.open_world(self._log, number, None if number == 0 else root, bounds)
         assert world.began_at == at, "what was read back is what was written"
         return Begun(number, at, bounds.first)
 
@@ -341,13 +322,13 @@ class Logs:
         self._log.append(number, b"", codec.encode(record, "", genesis.incarnation))
 
     def _wait_until_longer(self, number: int, end: int, deadline: float) -> Bounds:
-        while (bounds := self._log.bounds(number, self.timeout_s)).end <= end:
+        while (bounds := self._bounds(number)).end <= end:
             if time.monotonic() >= deadline:
                 raise ClusterUnreachable(
                     "the cluster",
                     f"the record in coordination partition {number}",
                     self._log.waiting_for() or "it was not written in time",
                 )
-            self._log.poll(0.0)
+            self._reader.poll(0.0)
             time.sleep(POLL_S / 10)
         return bounds

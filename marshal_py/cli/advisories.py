@@ -11,8 +11,8 @@ import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, Since, command, require_group, say_where_it_begins, since_of
-from marshal_py.client.observer import Judged
 from marshal_py.history.advisories import to_text
+from marshal_py.log.observer import Judged
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.advisory import ALARMING, KINDS, Advisory
 

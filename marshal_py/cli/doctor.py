@@ -21,9 +21,9 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, command
-from marshal_py.client.connection import foreign_topics
-from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
+from marshal_py.log import foreign_topics
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import Facts
 from marshal_py.transport.connection_errors import UNKNOWN_PRINCIPAL, principal_of

@@ -16,12 +16,12 @@ from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
 from marshal_py.client.driver import divergence_report
-from marshal_py.client.observer import Observer
 from marshal_py.client.values.start_positions import EARLIEST, OFFSET, TIME
 from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import states
 from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import parking
 from marshal_py.protocol.wire.identity import NONE, TopicPartition

@@ -18,9 +18,9 @@ from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import NOBODY, CommonOptions, command
 from marshal_py.client.marshal import connect
-from marshal_py.client.observer import Observer
 from marshal_py.client.values.group_config import LIMITS, NAMES, check_settings
 from marshal_py.errors import AccessDenied, CoordinationTopicMissing, GroupMissing
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import TopicPartition
 

@@ -23,8 +23,8 @@ from marshal_py.cli.options import (
     say_where_it_begins,
     since_of,
 )
-from marshal_py.client.observer import Judged, Observer
 from marshal_py.history.describe import as_dict, describe
+from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import World
 
 TAIL_EXAMPLE: Final = output.example("marshal log tail billing -n 20")

@@ -21,9 +21,9 @@ from marshal_py.admin.group import Group
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.observer import Observer
 from marshal_py.client.values.options import COORDINATION_TOPIC, check_topics
 from marshal_py.errors import first_of
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.topics.request import epoch_ms
 from marshal_py.transport.dump import memory_transport

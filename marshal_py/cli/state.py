@@ -12,7 +12,7 @@ from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
-from marshal_py.client.observer import Observer
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
 
 EXAMPLE: Final = output.example("marshal state billing --json")

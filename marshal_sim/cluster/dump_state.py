@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from marshal_py.client.connection import replay_start
 from marshal_py.errors import CoordinationError, DumpUnusable
+from marshal_py.log import replay
 from marshal_py.protocol.fold.world import Group, Partition, World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE
@@ -103,8 +103,8 @@ def _root(log: CoordinationLog, file: str, header: Header) -> Genesis:
     if not any(span.first < span.end for span in header.logs):
         raise DumpUnusable(file, "it holds no record")
     bounds = log.bounds(0, READ_S)
-    world = replay_start.open_world(log, 0, None, bounds)
-    root = world.genesis or replay_start.genesis_of(log, world, bounds.end)
+    world = replay.open_world(log, 0, None, bounds)
+    root = world.genesis or replay.genesis_of(log, world, bounds.end)
     if root is None:
         raise DumpUnusable(file, "log 0 has no Genesis: no consumer has ever run there")
     return root
@@ -112,7 +112,7 @@ def _root(log: CoordinationLog, file: str, header: Header) -> Genesis:
 
 def _initial_log(log: CoordinationLog, number: int, root: Genesis | None) -> tuple[InitialLog, World]:
     bounds = log.bounds(number, READ_S)
-    world = replay_start.open_world(log, number, root, bounds)
+    world = replay.open_world(log, number, root, bounds)
     first = world.next_offset
     values = tuple(
         record.value
@@ -120,7 +120,7 @@ def _initial_log(log: CoordinationLog, number: int, root: Genesis | None) -> tup
         for record in records
         if record.offset < bounds.end
     )
-    return InitialLog(number, first, values), replay_start.refold(log, world, bounds.end)
+    return InitialLog(number, first, values), replay.refold(log, world, bounds.end)
 
 
 def _groups(file: str, worlds: list[World], wanted: str) -> list[Group]:

@@ -1,4 +1,4 @@
-"""The simulated coordination log as client/connection/replay_start.py reads it: its records, its bounds, where a reader
+"""The simulated coordination log as log/replay.py reads it: its records, its bounds, where a reader
 starts.
 
 It needs only the broker, folds nothing itself and writes nothing.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from marshal_py.client.connection import replay_start
+from marshal_py.log import replay
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.transport.ports import Bounds, CoordinationLog, LogRecord
@@ -28,7 +28,7 @@ class _LogReader:
 
 
 def log_reader(broker: Broker) -> CoordinationLog:
-    return cast(CoordinationLog, _LogReader(broker))  # replay_start.py only reads
+    return cast(CoordinationLog, _LogReader(broker))  # log/replay.py only reads
 
 
 def bounds_of(broker: Broker, number: int) -> Bounds:
@@ -41,4 +41,4 @@ def starting_world(broker: Broker, number: int, root: Genesis | None, at: int) -
 
     Raises CoordinationError.
     """
-    return replay_start.base_of(log_reader(broker), number, root, bounds_of(broker, number), at)
+    return replay.base_of(log_reader(broker), number, root, bounds_of(broker, number), at)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Final
 
-from marshal_py.client.connection import replay_start
 from marshal_py.errors import CoordinationError, HistoryTruncated, SnapshotRefused
+from marshal_py.log import replay
 from marshal_py.protocol.duties.orphans import Presence
 from marshal_py.protocol.duties.snapshotter import Snapshotter
 from marshal_py.protocol.fold import snapshot
@@ -39,7 +39,7 @@ def fold_again(process: Process, at: int, group: str = "") -> World | None:
     broker = process.environment.broker
     try:
         began = starting_world(broker, process.log, process.world.root, at - CHECKPOINT_OFFSETS)
-        return replay_start.refold(log_reader(broker), began, at, group)
+        return replay.refold(log_reader(broker), began, at, group)
     except HistoryTruncated:
         return None
     except CoordinationError as error:
@@ -111,7 +111,7 @@ class SnapshotMaintenance:
         if process.world is not began or began.genesis is None or number >= len(broker.logs):
             return
         limits = bounds_of(broker, number)
-        store = replay_start.find(log_reader(broker), number, limits, began.genesis.incarnation, 2)
+        store = replay.find(log_reader(broker), number, limits, began.genesis.incarnation, 2)
         kept = store.confirmed(limits.first)
         older = next((stored for stored in kept if stored.at < at), None)
         here = next((stored for stored in kept if stored.at == at), None)
@@ -119,7 +119,7 @@ class SnapshotMaintenance:
         if world is None or older is None or here is None:
             return
         try:
-            again = replay_start.refold(log_reader(broker), world, at)
+            again = replay.refold(log_reader(broker), world, at)
         except HistoryTruncated:
             return
         except CoordinationError as error:

@@ -238,7 +238,7 @@ def test_a_forced_deletion_ends_consumers_at_work(servers: dict[str, Any], shell
 def test_a_group_or_a_topic_that_is_not_there(servers: dict[str, Any]) -> None:
     with pytest.raises(GroupMissing, match="has never been used"):
         front(servers, "nobody").info()
-    with pytest.raises(CoordinationTopicMissing, match="an admin creates nothing"):
+    with pytest.raises(CoordinationTopicMissing, match="reading it creates nothing"):
         Group(KafkaTransport(servers, DEADLINE_S), "g", "elsewhere").pause()
     with pytest.raises(GroupMissing, match="no consumer has run with topic 'bare'"):
         Group(KafkaTransport(servers, DEADLINE_S), "g", "bare").pause()

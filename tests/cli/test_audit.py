@@ -24,8 +24,8 @@ from marshal_py.admin.group import Group
 from marshal_py.admin.plans.author import Author
 from marshal_py.cli.app import app
 from marshal_py.client.marshal import VERSION, Marshal, connect
-from marshal_py.client.observer import Judged, Observer
 from marshal_py.errors import AdminBusy
+from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.records import (
     ClaimingPartition,

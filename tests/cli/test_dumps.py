@@ -12,8 +12,8 @@ import pytest
 
 from marshal_py.client.driver import divergence_report
 from marshal_py.client.marshal import connect
-from marshal_py.client.observer import Observer
 from marshal_py.errors import Diverged
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire import codec

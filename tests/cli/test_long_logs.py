@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.client import observer as observing
-from marshal_py.client.connection import replay_start
+from marshal_py.log import observer as observing
+from marshal_py.log import replay
 from marshal_py.protocol.wire.records import Evict
 from tests.cli.shell import Shell
-from tests.client.test_looking_back import Life, observer
+from tests.log.test_looking_back import Life, observer
 from tests.support.dumps import BEGIN_MS
 from tests.support.long_log import GROUP, STEP_MS
 
@@ -21,8 +21,8 @@ SHELL = Shell("127.0.0.1:1")  # a dump needs no broker
 
 @pytest.fixture(autouse=True)
 def _no_log_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 0)
-    monkeypatch.setattr(replay_start, "WINDOW_RECORDS", 32)
+    monkeypatch.setattr(replay, "COLD_FOLD_RECORDS", 0)
+    monkeypatch.setattr(replay, "WINDOW_RECORDS", 32)
 
 
 def time_of(offset: int) -> str:

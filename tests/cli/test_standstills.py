@@ -15,10 +15,10 @@ import pytest
 
 from marshal_py import GroupConfig
 from marshal_py.cli import doctor, groups, options
-from marshal_py.client import observer as observing
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.observer import Observer
 from marshal_py.errors import GroupOpaque
+from marshal_py.log import observer as observing
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.member.waiting import CAUSES
 from marshal_py.protocol.wire.routing import route
 from marshal_py.testing import MemoryCluster

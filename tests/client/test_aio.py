@@ -20,8 +20,8 @@ from marshal_py.client import async_consumer
 from marshal_py.client.aio.event_loop import READS_AT_ONCE_MAX, Threads
 from marshal_py.client.aio.receiver import Receiver, Request
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.observer import Observer
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
+from marshal_py.log.observer import Observer
 from marshal_py.testing import MemoryCluster
 from marshal_py.topics.request import GetRequest
 from marshal_py.transport.ports import Chunk

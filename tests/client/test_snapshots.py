@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from marshal_py.client.connection import replay_start
 from marshal_py.client.driver import divergence_report, log_maintenance, loop
 from marshal_py.client.values import retention
 from marshal_py.errors import (
@@ -24,6 +23,7 @@ from marshal_py.errors import (
     TopicRecreated,
 )
 from marshal_py.history import states
+from marshal_py.log import replay
 from marshal_py.protocol.duties import snapshotter
 from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.verdict import Verdict
@@ -129,14 +129,14 @@ def test_a_long_log_begins_at_its_snapshot(
     memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N9: also where nothing was deleted; and if there is no sound one, at offset 0."""
-    monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 0)
+    monkeypatch.setattr(replay, "COLD_FOLD_RECORDS", 0)
     topic = lived(memory, number)
     root = root_of(memory)
     write_snapshot(memory, number, confirm=False)
     with memory.connect() as marshal, joined(marshal, IN[number], [topic]):
         assert marshal._loop.worlds[number].began_at == 0
     at = write_snapshot(memory, number)
-    pad(memory, number, 3 * replay_start.WINDOW_RECORDS)
+    pad(memory, number, 3 * replay.WINDOW_RECORDS)
     unsound = Snapshot(root, WRITER, at + 16, 0, 1, 1, 1, b"nothing")
     for record in (unsound, snapshot.witness(root, WITNESS, at + 16, 1, 1)):
         memory.put(LOG, number, codec.encode(record, "", root.incarnation))
@@ -155,7 +155,7 @@ def test_truncated_while_it_is_looked_at(memory: MemoryTestCluster, number: int)
     """N9: records are deleted between the look at the log's bounds and the reading: the reader looks again."""
     lived(memory, number)
     write_snapshot(memory, number)
-    pad(memory, number, 2 * replay_start.WINDOW_RECORDS)
+    pad(memory, number, 2 * replay.WINDOW_RECORDS)
     at = write_snapshot(memory, number)
     tp = TopicPartition(LOG, number)
     memory.truncate(LOG, number, 3)
@@ -163,15 +163,15 @@ def test_truncated_while_it_is_looked_at(memory: MemoryTestCluster, number: int)
     stale = memory.broker.bounds(tp)
     memory.truncate(LOG, number, at)
     root = None if number == 0 else root_of(memory)
-    assert replay_start.open_world(log, number, root, stale).began_at == at
+    assert replay.open_world(log, number, root, stale).began_at == at
     memory.truncate(LOG, number, stale.end)
     with pytest.raises(HistoryTruncated):
-        replay_start.open_world(log, number, root, stale)
+        replay.open_world(log, number, root, stale)
 
 
 def test_a_snapshot_of_another_incarnation(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N4: in a whole log the Genesis says what the log is; an old client's snapshot is garbage."""
-    monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 0)
+    monkeypatch.setattr(replay, "COLD_FOLD_RECORDS", 0)
     topic = lived(memory, 0)
     root = root_of(memory)
     at = pad(memory, 0)

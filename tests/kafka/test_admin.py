@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from marshal_py.client.observer import Judged, Observer
+from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.wire.records import ReleaseGroup, SetPosition
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.commands import DEADLINE_S, Commands, ConsumeProcesses

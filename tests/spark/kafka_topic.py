@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import TopicPartition as KafkaPartition
 
 import marshal_py
 from marshal_py import Consumer, Marshal
-from marshal_py.client.observer import Observer
+from marshal_py.log.observer import Observer
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import Cluster, TopicFactory
 

@@ -12,34 +12,26 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from marshal_py.admin.plans.author import RUN_BYTES, Author
 from marshal_py.admin.plans.operation import GroupContext, Operation, Progress
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.client.connection import foreign_topics, replay_start
 from marshal_py.client.marshal import VERSION
-from marshal_py.errors import (
-    AdminGaveUp,
-    ClusterUnreachable,
-    CoordinationTopicMissing,
-    GroupMissing,
-    MarshalError,
-    TopicRecreated,
-)
+from marshal_py.errors import AdminGaveUp, GroupMissing, MarshalError
+from marshal_py.log import replay
+from marshal_py.log.reader import POLL_S, LogReader
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, check_id
-from marshal_py.protocol.wire.records import ClaimingPartition, Genesis, Record
+from marshal_py.protocol.wire.records import ClaimingPartition, Record
 from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
 
-POLL_S_MAX: Final = 0.1  # a waiting runner checks for ctrl-C this often
 BEGIN_S: Final = 2.0  # before a Genesis that was not read is written again
-ABANDON_S: Final = 1.0  # how long a second ctrl-C waits for the runner's thread, which checks every POLL_S_MAX
+ABANDON_S: Final = 1.0  # how long a second ctrl-C waits for the runner's thread, which checks every POLL_S
 SAME_S: Final = 1.0  # a ctrl-C so soon after the first is the same one: `timeout -s INT` sends two, people press twice
 FLUSH_S: Final = 5.0  # what a runner that closes may wait for its last records
 
@@ -73,31 +65,21 @@ class OperationRunner:
         """
         check_id("group", group)
         self.topic, self.timeout_s = topic, timeout_s
-        self.admin: ClusterAdmin = transport.admin()
         self._clock = SystemClock()
-        self._number = 0
-        self._world = World()
         self._pause_history = PauseHistory(group)
         self.pinned_ms: int | None = None  # when the pin was claimed (ms since 1970); None: not in the records read
         self._name = group
         self._interrupted_s: float | None = None  # when the first ctrl-C came
         self._abandoned = False
+        self._reader = LogReader(transport, topic, "admin", timeout_s)
+        self.admin: ClusterAdmin = self._reader.admin
         try:
-            count = self.admin.partition_count(topic)
-            if count is None:
-                raise CoordinationTopicMissing(
-                    topic, "an admin creates nothing", "start a consumer, which creates it, or name the right topic"
-                )
-            self._log = transport.log(topic, f"admin-{transport.name}", writes=False)
-        except BaseException:
-            self.admin.close()
-            raise
-        try:
-            root = self._find_root(count)
+            root = self._reader.find_root()
+            if root is None:
+                raise GroupMissing(group, f"has never been used: no consumer has run with topic {topic!r}")
             self._number = route(group, root.partitions)
-            if self._number:  # from here on the records of log 0 are skipped
-                self._begin(root)
-            self._fold_to_end()
+            self._world = self._reader.open_world(self._number)
+            self.refresh()
             self._recall()
         except BaseException:
             self.close()
@@ -113,8 +95,7 @@ class OperationRunner:
         self.close()
 
     def close(self) -> None:
-        self._log.close(FLUSH_S)
-        self.admin.close()
+        self._reader.close(FLUSH_S)
 
     @property
     def incarnation(self) -> bytes:
@@ -124,43 +105,11 @@ class OperationRunner:
 
     # --- reading
 
-    def _find_root(self, count: int) -> Genesis:
-        """Folds log 0 up to the root and returns the root (L3).
-
-        The records after the root are folded later, and only if log 0 is the group's log.
-        """
-        end = self._begin(None)
-        deadline = time.monotonic() + self.timeout_s
-        while self._world.genesis is None and self._world.next_offset < end:
-            self._fold(self._poll(POLL_S_MAX, deadline, 0))
-        root = self._world.genesis
-        if root is None:
-            foreign_topics.check(self.admin, self._log, self.topic)
-            raise GroupMissing(self._name, f"has never been used: no consumer has run with topic {self.topic!r}")
-        if root.partitions > count:
-            raise TopicRecreated(0, f"{root.partitions} partitions", str(count))
-        return root
-
-    def _begin(self, root: Genesis | None) -> int:
-        """Begins to read a log at the offset where its fold has to begin (N9). Returns the log's end offset.
-
-        `root`: None while the root is still searched in log 0.
-        """
-        bounds = self._log.bounds(self._number, self.timeout_s)
-        if root is None:
-            foreign_topics.check_long(self.admin, self._log, self.topic, bounds)
-        self._world = replay_start.open_world(self._log, self._number, root, bounds)
-        self._log.follow(self._number, self._world.next_offset)
-        return bounds.end
-
-    def _fold_to_end(self) -> None:
-        end = self._log.bounds(self._number, self.timeout_s).end
-        deadline = time.monotonic() + self.timeout_s
-        while self._world.next_offset < end:
-            records = self._poll(POLL_S_MAX, deadline, self._number)
-            if records:
-                deadline = time.monotonic() + self.timeout_s
-            self._fold(records)
+    def refresh(self) -> None:
+        """Folds the records that were written since the log was last read."""
+        (bounds,) = self._reader.bounds([self._number]).values()
+        self._fold(self._reader.records({self._number: bounds.end}, {self._number: self._world.next_offset}))
+        self._reader.follow(self._number, self._world.next_offset)  # where later polls go on, even of an empty log
 
     def _recall(self) -> None:
         """Looks up what the group's pause and its pin say, if the snapshot at which the fold began is newer."""
@@ -170,27 +119,15 @@ class OperationRunner:
         self._pause_history.recall(group, self._look_up)
         pin = group.partitions.get(PIN)
         if pin is not None and pin.owner != NONE and self.pinned_ms is None:
-            claim = replay_start.record_at(self._log, self._number, pin.epoch)
+            claim = replay.record_at(self._reader.log, self._number, pin.epoch)
             self.pinned_ms = None if claim is None else claim.timestamp_ms
 
     def _look_up(self, offset: int) -> Record | None:
-        found = replay_start.record_at(self._log, self._number, offset)
+        found = replay.record_at(self._reader.log, self._number, offset)
         return None if found is None else codec.open_record(found.value, self._world.crc_seed)
 
-    def _poll(self, wait_s: float, deadline: float, log: int) -> list[LogRecord]:
-        records = self._log.poll(wait_s)
-        if (refused := self._log.refused()) is not None:
-            raise refused
-        if not records and time.monotonic() >= deadline:
-            reason = self._log.waiting_for() or "no answer in time"
-            raise ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
-        return records
-
-    def _fold(self, records: list[LogRecord], operation: Operation | None = None) -> None:
-        """Folds records of the log that is being read: the group's log, or log 0 while the root is searched.
-
-        `operation` receives each verdict.
-        """
+    def _fold(self, records: Iterable[LogRecord], operation: Operation | None = None) -> None:
+        """Folds records of the group's log, and skips others. `operation` receives each verdict."""
         now = self._clock.now()
         for record in records:
             if record.log != self._number:
@@ -204,16 +141,15 @@ class OperationRunner:
 
     def begin(self) -> None:
         """Begins the group's log if nobody has: writes a copy of the root, and waits until such a copy is read (L4)."""
-        root = self._world.genesis or self._world.root
+        root = self._reader.root
         assert root is not None  # it was found when the runner was opened
         deadline = time.monotonic() + self.timeout_s
         while self._world.genesis is None:
-            self._log.append(self._number, b"", codec.encode(root, "", root.incarnation))
-            self._fold(self._poll(BEGIN_S, deadline, self._number))
-
-    def refresh(self) -> None:
-        """Folds the records that were written since the log was last read."""
-        self._fold_to_end()
+            self._reader.log.append(self._number, b"", codec.encode(root, "", root.incarnation))
+            records = self._reader.poll(BEGIN_S)
+            if not records and time.monotonic() >= deadline:
+                raise self._reader.unreachable(self._number)
+            self._fold(records)
 
     # --- driving
 
@@ -281,8 +217,7 @@ class OperationRunner:
             done.set()
 
     def _turn(self, operation: Operation, watcher: Watcher | None, resolve: Resolve | None) -> None:
-        refused = self._log.refused()
-        if refused is not None:
+        if (refused := self._reader.log.refused()) is not None:
             raise refused
         step = operation.tick(self._clock.now())
         for record in step.send:
@@ -296,7 +231,7 @@ class OperationRunner:
             self._resolve(operation, resolve)
             return
         left_s = (operation.deadline_ms - self._clock.now().mono_ms) / 1000
-        self._fold(self._log.poll(min(max(left_s, 0.0), POLL_S_MAX)), operation)
+        self._fold(self._reader.poll(min(max(left_s, 0.0), POLL_S)), operation)
 
     def _resolve(self, operation: Operation, resolve: Resolve) -> None:
         try:
@@ -309,7 +244,7 @@ class OperationRunner:
         if genesis is None:  # the group's log has not begun, so no group is in it
             raise GroupMissing(self._name, "has never been used")
         value = codec.encode(record, self._name, genesis.incarnation, self._world.writes_version(self._name))
-        self._log.append(self._number, self._name.encode(), value)
+        self._reader.log.append(self._number, self._name.encode(), value)
 
 
 def _claims_pin(record: Record | None) -> bool:

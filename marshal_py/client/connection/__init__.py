@@ -2,13 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = (
-    "background_worker",
-    "callbacks",
-    "context",
-    "end_budget",
-    "foreign_topics",
-    "forks",
-    "repeats",
-    "replay_start",
-)
+DOORS: Final = ("background_worker", "callbacks", "context", "end_budget", "forks", "repeats")

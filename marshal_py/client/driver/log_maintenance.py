@@ -12,10 +12,10 @@ import logging
 from functools import partial
 from typing import Final, Protocol
 
-from marshal_py.client.connection import replay_start
 from marshal_py.client.connection.context import Context
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.errors import ClusterError, CoordinationError, HistoryTruncated, MarshalError, SnapshotRefused
+from marshal_py.log import replay
 from marshal_py.protocol.duties.orphans import Presence
 from marshal_py.protocol.duties.snapshotter import Snapshotter
 from marshal_py.protocol.fold import snapshot
@@ -172,8 +172,8 @@ class LogMaintenance:
         context = self._context
         try:
             bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
-            base = replay_start.base_of(context.coordination, world.log, world.root, bounds, at - CHECKPOINT_OFFSETS)
-            return replay_start.refold(context.coordination, base, at, group)
+            base = replay.base_of(context.coordination, world.log, world.root, bounds, at - CHECKPOINT_OFFSETS)
+            return replay.refold(context.coordination, base, at, group)
         except (ClusterError, HistoryTruncated) as error:
             logger.warning(
                 "coordination partition %d could not be folded again: %s",
@@ -206,14 +206,14 @@ class LogMaintenance:
         context, at = self._context, world.began_at
         bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
         assert world.genesis is not None  # a snapshot names it
-        store = replay_start.find(context.coordination, world.log, bounds, world.genesis.incarnation, 2)
+        store = replay.find(context.coordination, world.log, bounds, world.genesis.incarnation, 2)
         older = [stored for stored in store.confirmed(bounds.first) if stored.at < at]
         began = [stored for stored in store.confirmed(bounds.first) if stored.at == at]
         base = snapshot.load(older[0], world.log, world.root) if older else None
         if base is None or not began:
             return
         try:
-            again = replay_start.refold(context.coordination, base, at)
+            again = replay.refold(context.coordination, base, at)
         except HistoryTruncated:
             return  # the older one has just been deleted
         except CoordinationError as error:
@@ -241,7 +241,7 @@ class LogMaintenance:
         before = min(before, context.admin.offsets_at([tp], kept_from_ms).get(tp, before))
         if before - bounds.first < context.retention.snapshot_every_records:
             return  # the next snapshot that could be cut at is not so old yet
-        before = replay_start.cut_of(context.coordination, number, snapshotter.world.root, bounds, before)
+        before = replay.cut_of(context.coordination, number, snapshotter.world.root, bounds, before)
         if before - bounds.first < TRUNCATE_RECORDS_MIN or not self._logs.check_topic():
             return  # not worth a request; or the topic was recreated and has other records at these offsets
         refused = context.admin.delete_records(tp, before)

@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from typing import Final
 
-from marshal_py.client.connection import foreign_topics, replay_start
 from marshal_py.client.connection.background_worker import Tasks
 from marshal_py.client.connection.context import POLL_S_MAX, Context
 from marshal_py.client.connection.repeats import Repeats
@@ -31,6 +30,7 @@ from marshal_py.errors import (
     TopicRecreated,
     WrongTopicSetting,
 )
+from marshal_py.log import foreign_topics, replay
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
@@ -240,7 +240,7 @@ class Loop:
     def _begin(self, number: int, root: Genesis | None, deadline: float) -> World:
         """Begins to follow a log, at its first record or at a confirmed snapshot (N9). Returns its world so far."""
         bounds = self._context.coordination.bounds(number, max(1.0, deadline - time.monotonic()))
-        world = replay_start.open_world(self._context.coordination, number, root, bounds)
+        world = replay.open_world(self._context.coordination, number, root, bounds)
         with self._context.outbox, self._context.lock:
             self.worlds[number] = world
             self.maintenance.begin(world)

@@ -2,7 +2,7 @@
 
 A client that came to the same digests vouches for a snapshot: it writes a witness, a Snapshot record without data. The
 snapshot is confirmed then. snapshotter.py decides who writes a snapshot and who vouches for it;
-client/connection/replay_start.py finds one to start from.
+log/replay.py finds one to start from.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import heapq
 import re
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -22,20 +21,12 @@ import pyarrow.fs  # not pyarrow.dataset: it imports pandas, 0.3 s in each of Sp
 import pyarrow.parquet
 
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.observer import POLL_S, READ_TIMEOUT_S
 from marshal_py.client.values.options import COORDINATION_TOPIC
-from marshal_py.errors import (
-    ClusterUnreachable,
-    CoordinationTopicMissing,
-    HistoryTruncated,
-    InvalidOption,
-    LogGap,
-    TopicRecreated,
-)
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.errors import HistoryTruncated, InvalidOption, LogGap, TopicRecreated
+from marshal_py.log.reader import LogReader
+from marshal_py.log.replay import root_among
 from marshal_py.protocol.wire.records import OFFSET_MAX, Genesis
 from marshal_py.spark.log.columns import RAW, times_ms
-from marshal_py.spark.log.replay_starts import root_among
 from marshal_py.spark.stream.aliases import named_as_written
 from marshal_py.spark.stream.options import kafka_options
 from marshal_py.transport.dump import Reader
@@ -88,54 +79,30 @@ class TopicSource:
     def _named(self) -> AbstractContextManager[None]:
         return named_as_written(self.settings) if self.options else nullcontext()
 
-    def _transport(self) -> KafkaTransport:
+    def _reader(self) -> LogReader:
         quiet = {"log_level": 0}  # errors say what librdkafka would print
-        return KafkaTransport({**quiet, **self.settings}, CONNECT_TIMEOUT_S)
+        with self._named():
+            return LogReader(KafkaTransport({**quiet, **self.settings}, CONNECT_TIMEOUT_S), self.topic, "spark")
 
     def spans(self) -> dict[int, Bounds]:
         """Returns the spans. Raises TopicRecreated if the topic is not the one of the first call."""
-        with self._named():
-            admin = self._transport().admin()
-        try:
-            info = admin.describe_topic(self.topic)
-            if info is None:
-                raise CoordinationTopicMissing(
-                    self.topic, "looking creates nothing", "start a consumer, which creates it, or name the right topic"
-                )
-            if self.topic_id not in ("", info.topic_id):
-                raise TopicRecreated(0, f"topic id {self.topic_id}", info.topic_id)
-            self.topic_id = info.topic_id
-            found = admin.bounds([TopicPartition(self.topic, log) for log in range(info.partitions)])
-        finally:
-            admin.close()
-        return {tp.partition: bounds for tp, bounds in found.items() if bounds.first < bounds.end}
+        with closing(self._reader()) as reader:
+            info = reader.admin.describe_topic(self.topic)
+            topic_id = "" if info is None else info.topic_id
+            if self.topic_id not in ("", topic_id):
+                raise TopicRecreated(0, f"topic id {self.topic_id}", topic_id)
+            self.topic_id = topic_id
+            found = reader.bounds(range(reader.count))
+        return {log: bounds for log, bounds in found.items() if bounds.first < bounds.end}
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
         """Yields the records [first, end) of one log. Raises ClusterUnreachable after READ_TIMEOUT_S without a
         record.
         """
-        transport = self._transport()
-        with self._named():
-            reader = transport.log(self.topic, f"{transport.client_id}-spark", writes=False)
-        try:
-            reader.follow(log, first)
-            deadline = time.monotonic() + READ_TIMEOUT_S
-            while first < end:
-                for record in reader.poll(POLL_S):
-                    if record.offset >= end:
-                        return
-                    first = record.offset + 1
-                    deadline = time.monotonic() + READ_TIMEOUT_S
+        with closing(self._reader()) as reader:
+            for record in reader.records({log: end}, {log: first}):
+                if record.offset < end:
                     yield record.log, record.offset, record.timestamp_ms, record.key, record.value
-                if (refused := reader.refused()) is not None:
-                    raise refused
-                if time.monotonic() >= deadline:
-                    what = f"offset {first} of {self.topic}:{log}"
-                    raise ClusterUnreachable(
-                        str(self.settings.get("bootstrap.servers")), what, reader.waiting_for() or "no answer in time"
-                    )
-        finally:
-            reader.close(0.0)
 
 
 @dataclass

@@ -22,12 +22,12 @@ from marshal_py.client.values.start_positions import OFFSET, TIME
 from marshal_py.errors import InvalidOption
 from marshal_py.history.tables import TABLES, Row
 from marshal_py.history.timeline import Timeline
+from marshal_py.log.replay import beginning
 from marshal_py.protocol.wire.identity import check_id
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.protocol.wire.routing import route
 from marshal_py.spark.log import columns
 from marshal_py.spark.log.log_sources import root_of, source_of
-from marshal_py.spark.log.replay_starts import beginning
 from marshal_py.spark.stream.checkpoints import check_maker, other_log
 from marshal_py.transport.ports import Bounds
 

@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, functions
 from marshal_py.errors import InvalidOption, LogGap
 from marshal_py.history.tables import TABLES
 from marshal_py.history.timeline import Timeline
+from marshal_py.log.replay import Beginning, Placed, beginning, root_among
 from marshal_py.protocol.wire.codec import GENESIS, SNAPSHOT
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.spark.log import columns
 from marshal_py.spark.log.log_tables import CHECK_EVERY, ROWS_HELD_MAX
-from marshal_py.spark.log.replay_starts import Beginning, Placed, beginning, root_among
 
 NEEDED: Final = ("log", "offset", "time", "value")
 TASKS_MAX: Final = 256  # a task costs Spark 50 ms before it does anything

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from marshal_py.client.marshal import connect
-from marshal_py.client.observer import Judged, Observer
 from marshal_py.errors import CoordinationTopicMissing
+from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Genesis, Heartbeat, Join, Leave
 from marshal_py.protocol.wire.routing import route
@@ -37,7 +37,7 @@ def worked(transport: MemoryTransport) -> MemoryTransport:
 
 def test_a_missing_topic_is_named_and_not_created(transport: MemoryTransport) -> None:
     for _ in range(2):
-        with pytest.raises(CoordinationTopicMissing, match="looking creates nothing"):
+        with pytest.raises(CoordinationTopicMissing, match="reading it creates nothing"):
             Observer(transport, TOPIC)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from marshal_py.client.connection import replay_start
 from marshal_py.errors import ClusterUnreachable, ForeignTopic
+from marshal_py.log import replay
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog
@@ -35,7 +35,7 @@ def check_long(admin: ClusterAdmin, log: CoordinationLog, topic: str, bounds: Bo
 
     `bounds`: of log 0.
     """
-    if not replay_start.is_short(bounds):
+    if not replay.is_short(bounds):
         check(admin, log, topic)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from marshal_py.admin.logs import Logs
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.client.connection import replay_start
-from marshal_py.client.observer import Judged, Observer
+from marshal_py.log import replay
+from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
@@ -33,8 +33,8 @@ BEATS = 100  # heartbeats before each snapshot
 
 @pytest.fixture(autouse=True)
 def _no_log_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 0)
-    monkeypatch.setattr(replay_start, "WINDOW_RECORDS", 32)
+    monkeypatch.setattr(replay, "COLD_FOLD_RECORDS", 0)
+    monkeypatch.setattr(replay, "WINDOW_RECORDS", 32)
 
 
 class Life(LongLog):
@@ -170,10 +170,10 @@ def test_a_cut_is_made_at_a_snapshot(number: int) -> None:
         log, root = logs._log, logs.root() if number else None
         bounds = log.bounds(number, 5.0)
         for before, expected in ((cuts[1] + 20, cuts[1]), (cuts[2], cuts[2]), (cuts[0] - 1, 0)):
-            assert replay_start.cut_of(log, number, root, bounds, before) == expected
+            assert replay.cut_of(log, number, root, bounds, before) == expected
         memory.truncate(LOG, number, cuts[1])
         bounds = log.bounds(number, 5.0)
-        assert replay_start.cut_of(log, number, root, bounds, cuts[2] - 1) == cuts[1]
-        assert replay_start.oldest_world(log, number, root, bounds).began_at == cuts[1]
+        assert replay.cut_of(log, number, root, bounds, cuts[2] - 1) == cuts[1]
+        assert replay.oldest_world(log, number, root, bounds).began_at == cuts[1]
     with Observer(memory.target, LOG) as looking:
         assert offsets(looking.read(IN[number], back=True))[0] == cuts[1]

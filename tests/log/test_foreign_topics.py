@@ -7,9 +7,9 @@ import pytest
 import marshal_py
 from marshal_py.admin.logs import Logs
 from marshal_py.admin.plans.runner import OperationRunner
-from marshal_py.client.connection import foreign_topics, replay_start
-from marshal_py.client.observer import Observer
 from marshal_py.errors import ForeignTopic, WrongTopicSetting
+from marshal_py.log import foreign_topics, replay
+from marshal_py.log.observer import Observer
 from tests.support import wire
 from tests.support.client_fixtures import LOG, MemoryTestCluster, TestCluster, joined
 
@@ -48,7 +48,7 @@ def test_a_long_topic_is_not_read_to_its_end(
     memory: MemoryTestCluster, deleted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L1: the first records decide, also if Kafka has deleted some."""
-    monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 3)
+    monkeypatch.setattr(replay, "COLD_FOLD_RECORDS", 3)
     monkeypatch.setattr(foreign_topics, "SAMPLE_RECORDS", 2)
     topic = memory.topic()
     memory.fill(topic, 0, 8)
@@ -73,7 +73,7 @@ def test_garbage_in_front_of_a_log_is_no_reason(
     memory: MemoryTestCluster, cold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L1, E1: somebody wrote to the topic by mistake, before or after its first record."""
-    monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", cold)
+    monkeypatch.setattr(replay, "COLD_FOLD_RECORDS", cold)
     for value in (GARBAGE, b"", None, wire.genesis(partitions=len(memory.broker.topics[LOG])), GARBAGE):
         memory.put(LOG, 0, value)
     topic = memory.topic()

@@ -8,14 +8,14 @@ Genesis, no group.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
-from marshal_py.client.connection import foreign_topics, replay_start
-from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, HistoryTruncated, TopicRecreated
+from marshal_py.errors import HistoryTruncated
 from marshal_py.history.advisories import Advisories
+from marshal_py.log import replay
+from marshal_py.log.reader import READ_TIMEOUT_S, LogReader
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.verdict import Verdict
 from marshal_py.protocol.fold.world import Group, World
@@ -27,9 +27,7 @@ from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo, Transport
 
-POLL_S: Final = 0.1  # seconds that a reader waits at a time, so that ctrl-C can end it
 LOOK_BACK_RECORDS: Final = 200_000  # of a log, for a question that may have no answer; they fold in 1 to 2 s
-READ_TIMEOUT_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
 
 T = TypeVar("T")
 
@@ -60,7 +58,6 @@ class Observer:
         `root` is None if the topic has no Genesis yet, because no consumer has ever run; `root_value` has the root's
         bytes.
         """
-        self.root_value: bytes | None = None
         self.topic = topic
         self.worlds: dict[int, World] = {}
         self.extended_ms: dict[tuple[int, int], int] = {}
@@ -69,24 +66,14 @@ class Observer:
         self.stopped: dict[int, int] = {}
         self.topics: dict[str, TopicInfo] = {}
         self._advisories: dict[int, Advisories] = {}  # by log
-        self._timeout_s = timeout_s
-        self._admin = transport.admin()
-        count = self._admin.partition_count(topic)
-        if count is None:
-            self._admin.close()
-            raise CoordinationTopicMissing(
-                topic, "looking creates nothing", "start a consumer, which creates it, or name the right topic"
-            )
-        self._log = transport.log(topic, f"observer-{transport.name}", writes=False)
-        self._next: dict[int, int] = {}  # where the next read of a log continues
-        self._passed: dict[int, int] = {}  # up to where the connection has read a log that it follows
+        self._next: dict[int, int] = {}  # by log: the offset at which reading continues
+        self._reader = LogReader(transport, topic, "observer", timeout_s)
         try:
-            self.root: Genesis | None = self._find_root()
-            if self.root is not None and self.root.partitions > count:
-                raise TopicRecreated(0, f"{self.root.partitions} partitions", str(count))
+            self.root: Genesis | None = self._reader.find_root()
         except BaseException:
             self.close()
             raise
+        self.root_value: bytes | None = self._reader.root_value
 
     def __enter__(self) -> Observer:
         return self
@@ -95,52 +82,11 @@ class Observer:
         self.close()
 
     def close(self) -> None:
-        self._log.close(0.0)
-        self._admin.close()
-
-    def _find_root(self) -> Genesis | None:
-        bounds = self.bounds([0])[0]
-        foreign_topics.check_long(self._admin, self._log, self.topic, bounds)
-        if bounds.first:
-            genesis = replay_start.open_world(
-                self._log, 0, None, bounds
-            ).genesis  # for the root alone: nothing is read yet
-            assert genesis is not None  # a snapshot names it
-            self.root_value = codec.encode(genesis, "", genesis.incarnation)
-            return genesis
-        world, end = World(0), bounds.end
-        if end:
-            self._follow(0)
-        deadline = time.monotonic() + self._timeout_s
-        while world.genesis is None and world.next_offset < end:
-            records = self._log.poll(POLL_S)
-            for record in records:
-                self._passed[0] = record.offset + 1
-                if world.genesis is None:
-                    rationalizer.apply(world, record.offset, record.value)
-                    self.root_value = record.value
-            if not records:
-                self._check(deadline, 0)
-        if world.genesis is None:
-            foreign_topics.check(self._admin, self._log, self.topic)
-        return world.genesis
-
-    def _check(self, deadline: float, log: int) -> None:
-        """Raises ClusterUnreachable after the deadline, and AccessDenied at once, since waiting would not fix it.
-
-        `deadline`: of the monotonic clock, in seconds. `log`: the log that is being read, for the error.
-        """
-        if (refused := self._log.refused()) is not None:
-            raise refused
-        if time.monotonic() >= deadline:
-            reason = self._log.waiting_for() or "no answer in time"
-            raise ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
+        self._reader.close()
 
     def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
         """Returns the first and the end offset of each of these logs. Raises ClusterUnreachable."""
-        tps = [TopicPartition(self.topic, log) for log in logs]
-        found = self._admin.bounds(tps) if tps else {}
-        return {tp.partition: bounds for tp, bounds in found.items()}
+        return self._reader.bounds(logs)
 
     # --- reading
 
@@ -172,7 +118,7 @@ class Observer:
             if at is not None and records_max is not None:
                 at = max(at, found[log].end - records_max)
             self._begin(log, found[log], back, at)
-        for record in self._records(self._left(found)):
+        for record in self._records(found):
             yield self._judge(record)
 
     def _ends_of(self, group: str | None) -> dict[int, Bounds]:
@@ -184,11 +130,11 @@ class Observer:
 
         A broker that cannot look up offsets by time, as the embedded one, gives 0.
         """
-        if "time_lookup" not in self._admin.capabilities:
+        if "time_lookup" not in self._reader.admin.capabilities:
             return dict.fromkeys(logs, 0)
         bounds = self.bounds(logs)
         tps = [TopicPartition(self.topic, log) for log in bounds]
-        found = self._admin.offsets_at(tps, time_ms) if tps else {}
+        found = self._reader.admin.offsets_at(tps, time_ms) if tps else {}
         return {tp.partition: found.get(tp, bounds[tp.partition].end) for tp in tps}
 
     def stretches(self, log: int) -> Iterator[tuple[World, Iterator[Judged]]]:
@@ -245,15 +191,15 @@ class Observer:
         return found
 
     def _bases(self, log: int, bounds: Bounds) -> Iterator[World]:
-        root = None if log == 0 else self.root
-        if not bounds.first and bounds.end <= replay_start.COLD_FOLD_RECORDS:
+        root = self._reader.root_of(log)
+        if not bounds.first and bounds.end <= replay.COLD_FOLD_RECORDS:
             return iter([World(log, root)])
-        return replay_start.bases(self._log, log, root, bounds, bounds.end)
+        return replay.bases(self._reader.log, log, root, bounds, bounds.end)
 
     def _stretch(self, world: World, end: int) -> Iterator[Judged]:
         if world.next_offset >= end:
             return
-        for records in self._log.read(world.log, world.next_offset, end, self._timeout_s):
+        for records in self._reader.log.read(world.log, world.next_offset, end, self._reader.timeout_s):
             for record in records:
                 if record.offset < end:
                     yield Judged(record, rationalizer.apply(world, record.offset, record.value))
@@ -263,7 +209,7 @@ class Observer:
         found = self.bounds(logs)
         for log, bounds in found.items():
             self._next[log] = max(self._next.get(log, 0), bounds.first)
-        yield from self._records(self._left(found))
+        yield from self._records(found)
 
     def oldest(self, log: int) -> World:
         """Returns the world with which a fold of the log can begin earliest: empty, or that of the oldest snapshot.
@@ -271,7 +217,7 @@ class Observer:
         Raises HistoryTruncated if the log's beginning was deleted and no snapshot replaces it.
         """
         (bounds,) = self.bounds([log]).values()
-        return replay_start.oldest_world(self._log, log, None if log == 0 else self.root, bounds)
+        return replay.oldest_world(self._reader.log, log, self._reader.root_of(log), bounds)
 
     def history(self, log: int, at: int | None = None) -> tuple[World, Iterator[LogRecord]]:
         """Returns the world of the newest snapshot at or below offset `at`, and the records after it.
@@ -282,36 +228,33 @@ class Observer:
         world = None
         if at is not None:
             with suppress(HistoryTruncated):
-                world = replay_start.open_world(self._log, log, None if log == 0 else self.root, bounds, at)
+                world = replay.open_world(self._reader.log, log, self._reader.root_of(log), bounds, at)
         world = world or self.oldest(log)
         self._next[log] = world.next_offset
         return world, self.records([log])
 
     def look_up(self, log: int, offset: int) -> Record | None:
         """Reads one record of a log that was read; None if it was deleted."""
-        found = replay_start.record_at(self._log, log, offset)
+        found = replay.record_at(self._reader.log, log, offset)
         return None if found is None else codec.open_record(found.value, self.worlds[log].crc_seed)
 
     def records_of(self, world: World, offsets: Iterable[int]) -> Iterator[tuple[LogRecord, Record]]:
         """Yields single records of the log of `world`, in order. Leaves out what was deleted or cannot be read."""
-        for _, record in sorted(replay_start.records_at(self._log, world.log, offsets).items()):
+        for _, record in sorted(replay.records_at(self._reader.log, world.log, offsets).items()):
             found = codec.open_record(record.value, world.crc_seed)
             if found is not None:
                 yield record, found
 
     def times_of(self, log: int, offsets: Iterable[int]) -> dict[int, int]:
         """Returns the timestamps of single records, in ms since 1970, by offset. Deleted ones are left out."""
-        return {at: record.timestamp_ms for at, record in replay_start.records_at(self._log, log, offsets).items()}
-
-    def _left(self, found: dict[int, Bounds]) -> dict[int, int]:
-        return {log: bounds.end for log, bounds in found.items() if bounds.end > self._next.get(log, 0)}
+        return {at: record.timestamp_ms for at, record in replay.records_at(self._reader.log, log, offsets).items()}
 
     def _begin(self, log: int, bounds: Bounds, back: bool, at: int | None = None) -> None:
-        root = None if log == 0 else self.root
+        root = self._reader.root_of(log)
         if back:
-            world = replay_start.oldest_world(self._log, log, root, bounds)
+            world = replay.oldest_world(self._reader.log, log, root, bounds)
         else:
-            world = replay_start.open_world(self._log, log, root, bounds, at)
+            world = replay.open_world(self._reader.log, log, root, bounds, at)
         self.worlds[log], self._next[log] = world, world.next_offset
         if bounds.first and back:
             self.began[log] = world.next_offset
@@ -329,52 +272,24 @@ class Observer:
         yield from self.read(group)
         logs = self.logs_of(group)
         for log in logs:
-            self._follow(log)  # those that were empty
+            self._reader.follow(log, self._next.get(log, 0))  # those that were empty
         while True:
-            for record in self._log.poll(POLL_S):
-                self._passed[record.log] = record.offset + 1
+            for record in self._reader.poll():
                 if record.log in logs:
                     self._next[record.log] = record.offset + 1
                     yield self._judge(record)
             yield None
 
-    def _follow(self, log: int) -> None:
-        """Has this log polled from the offset at which its last read ended.
-
-        Records that were polled since, but skipped because another log was read, come again.
-        """
-        at = self._next.get(log, 0)
-        if self._passed.get(log) != at:
-            self._passed[log] = at
-            self._log.follow(log, at)
-
-    def _records(self, left: dict[int, int]) -> Iterator[LogRecord]:
-        """Yields the records of the logs in `left`, which maps each log to the end offset to stop at.
-
-        Records of other logs, which a poll may also return, are skipped.
-        """
-        for log in left:
-            self._follow(log)
-        wanted = dict(left)
-        deadline = time.monotonic() + self._timeout_s
-        while left:
-            for record in self._log.poll(POLL_S):
-                deadline = time.monotonic() + self._timeout_s
-                self._passed[record.log] = record.offset + 1
-                end = wanted.get(record.log)
-                if end is None:
-                    continue
-                if record.offset + 1 >= end:
-                    left.pop(record.log, None)
-                self._next[record.log] = record.offset + 1
-                yield record  # also after the end: it came with the rest and would be lost otherwise
-            if left:
-                self._check(deadline, min(left))
+    def _records(self, ends: dict[int, Bounds]) -> Iterator[LogRecord]:
+        """Yields the records of these logs from where the last reading of each has ended."""
+        for record in self._reader.records({log: bounds.end for log, bounds in ends.items()}, self._next):
+            self._next[record.log] = record.offset + 1
+            yield record
 
     def _world(self, log: int) -> World:
         world = self.worlds.get(log)
         if world is None:
-            world = self.worlds[log] = World(log, None if log == 0 else self.root)
+            world = self.worlds[log] = World(log, self._reader.root_of(log))
         return world
 
     def advisories(self, group: str | None = None, follow: bool = False) -> Iterator[Advisory | None]:
@@ -449,11 +364,11 @@ class Observer:
             by_topic.setdefault(tp.topic, []).append(tp)
         there: list[TopicPartition] = []
         for topic, wanted in by_topic.items():
-            info = self._admin.describe_topic(topic)
+            info = self._reader.admin.describe_topic(topic)
             if info is not None:
                 self.topics[topic] = info
                 there += [tp for tp in wanted if 0 <= tp.partition < info.partitions]
-        return {tp: bounds.end for tp, bounds in self._admin.bounds(there).items()} if there else {}
+        return {tp: bounds.end for tp, bounds in self._reader.admin.bounds(there).items()} if there else {}
 
     def ends_before(
         self, tps: Iterable[TopicPartition], time_ms: int, ends: Mapping[TopicPartition, int]
@@ -463,7 +378,8 @@ class Observer:
         `ends`: their ends now, which a broker gives too that cannot look up offsets by time.
         """
         wanted = list(tps)
-        found = self._admin.offsets_at(wanted, time_ms) if "time_lookup" in self._admin.capabilities else {}
+        admin = self._reader.admin
+        found = admin.offsets_at(wanted, time_ms) if "time_lookup" in admin.capabilities else {}
         return {tp: found.get(tp, ends[tp]) for tp in wanted}
 
 

@@ -1,0 +1,167 @@
+"""Connects to one coordination topic, finds its root, and reads its logs to their ends and beyond. Creates nothing.
+
+Observers, admin operations and tools for whole logs each have such a connection of their own. A Marshal's background
+thread reads the same way (replay.py says where a log begins), but its users wait in other threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicRecreated
+from marshal_py.log import foreign_topics, replay
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import Genesis
+from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, LogRecord, Transport
+
+POLL_S: Final = 0.1  # seconds that a reader waits at a time, so that ctrl-C can end it
+READ_TIMEOUT_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
+
+
+class LogReader:
+    """Reads the logs of one coordination topic. One thread at a time.
+
+    - `root`: the Genesis that counts for all logs, once `find_root` has found it.
+    - `root_value`: the bytes of its record, or of a copy if that is deleted.
+    - `count`: how many partitions the topic has.
+    """
+
+    admin: ClusterAdmin
+    log: CoordinationLog
+
+    def __init__(
+        self, transport: Transport, topic: str, who: str, timeout_s: float = READ_TIMEOUT_S, *, writes: bool = False
+    ) -> None:
+        """Connects. Raises CoordinationTopicMissing, ClusterUnreachable.
+
+        `who`: what reads, for the client id. `timeout_s`: for how long a read waits for the next record. `writes`: it
+        will write for certain, so the producer connects at once.
+        """
+        self.topic, self.timeout_s = topic, timeout_s
+        self.root: Genesis | None = None
+        self.root_value: bytes | None = None
+        self._passed: dict[int, int] = {}  # by log: the offset from which polls continue
+        self.admin = transport.admin()
+        try:
+            count = self.admin.partition_count(topic)
+            if count is None:
+                raise CoordinationTopicMissing(
+                    topic, "reading it creates nothing", "start a consumer, which creates it, or name the right topic"
+                )
+            self.count: int = count
+            self.log = transport.log(topic, f"{who}-{transport.name}", writes=writes)
+        except BaseException:
+            self.admin.close()
+            raise
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """Disconnects. `flush_s`: how long it may take to send what was appended, in seconds."""
+        self.log.close(flush_s)
+        self.admin.close()
+
+    def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
+        """Returns the first and the end offset of each of these logs. Raises ClusterUnreachable."""
+        tps = [TopicPartition(self.topic, log) for log in logs]
+        found = self.admin.bounds(tps) if tps else {}
+        return {tp.partition: bounds for tp, bounds in found.items()}
+
+    def find_root(self) -> Genesis | None:
+        """Returns the root, which log 0 holds (L3); None if nobody has begun log 0 yet.
+
+        Raises ForeignTopic if the topic holds somebody else's messages, TopicRecreated if it has fewer partitions than
+        the root says, HistoryTruncated, CoordinationError, ClusterUnreachable.
+        """
+        if self.root is None:
+            bounds = self.bounds([0])[0]
+            foreign_topics.check_long(self.admin, self.log, self.topic, bounds)
+            if bounds.first:
+                self.root = replay.open_world(self.log, 0, None, bounds).genesis
+                assert self.root is not None  # a snapshot names it
+                self.root_value = codec.encode(self.root, "", self.root.incarnation)
+            else:
+                self.root = self._first_genesis(bounds.end)
+            if self.root is None:
+                foreign_topics.check(self.admin, self.log, self.topic)
+            elif self.root.partitions > self.count:
+                raise TopicRecreated(0, f"{self.root.partitions} partitions", str(self.count))
+        return self.root
+
+    def _first_genesis(self, end: int) -> Genesis | None:
+        world = World(0)
+        for record in self.records({0: end}, {}):
+            rationalizer.apply(world, record.offset, record.value)
+            if world.genesis is not None:
+                self.root_value = record.value
+                break
+        return world.genesis
+
+    def open_world(self, log: int, at: int | None = None) -> World:
+        """Returns the world from which this log is to be read on, from `world.next_offset` (N9). See replay.open_world.
+
+        Call `find_root` before.
+        """
+        (bounds,) = self.bounds([log]).values()
+        return replay.open_world(self.log, log, self.root_of(log), bounds, at)
+
+    def root_of(self, log: int) -> Genesis | None:
+        """Returns the root as a world of this log knows it from the beginning: None for log 0, which holds it."""
+        return self.root if log else None
+
+    # --- reading
+
+    def follow(self, log: int, at: int) -> None:
+        """Has `poll` return this log's records from offset `at` on.
+
+        Records that a poll has returned already come again if `at` is before them.
+        """
+        if self._passed.get(log) != at:
+            self._passed[log] = at
+            self.log.follow(log, at)
+
+    def poll(self, wait_s: float = POLL_S) -> list[LogRecord]:
+        """Returns new records of the logs that are followed; [] after `wait_s` seconds.
+
+        Raises AccessDenied as soon as the cluster refuses, since waiting would not help.
+        """
+        records = self.log.poll(wait_s)
+        for record in records:
+            self._passed[record.log] = record.offset + 1
+        if not records and (refused := self.log.refused()) is not None:
+            raise refused
+        return records
+
+    def records(self, ends: Mapping[int, int], at: Mapping[int, int]) -> Iterator[LogRecord]:
+        """Yields the records of the logs in `ends` from the offsets `at` on, until each log has come to its end.
+
+        `ends`: by log, the offset to stop at; a few records beyond may come, because a poll has returned them. Records
+        of other logs that are followed are skipped: they come again once their logs are read. The caller may stop
+        between any two records, and continue at the next offset. Raises ClusterUnreachable if nothing comes for
+        `timeout_s`.
+        """
+        left = {log for log, end in ends.items() if at.get(log, 0) < end}
+        for log in left:
+            self.follow(log, at.get(log, 0))
+        deadline = time.monotonic() + self.timeout_s
+        while left:
+            records = self.poll()
+            if records:
+                deadline = time.monotonic() + self.timeout_s
+            elif time.monotonic() >= deadline:
+                raise self.unreachable(min(left))
+            for record in records:
+                end = ends.get(record.log)
+                if end is None:
+                    continue
+                if record.offset + 1 >= end:
+                    left.discard(record.log)
+                yield record  # also after the end: it came with the rest and would be lost otherwise
+
+    def unreachable(self, log: int) -> ClusterUnreachable:
+        """Returns the error for a log whose next record does not come."""
+        reason = self.log.waiting_for() or "no answer in time"
+        return ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
