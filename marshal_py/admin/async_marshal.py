@@ -29,6 +29,7 @@ from marshal_py.topics.keys import Key
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredBatch, StoredMessage
 from marshal_py.topics.topic import FOLLOW_PAGE, FOLLOW_S
+from marshal_py.transport import option_names
 from marshal_py.transport.serialization import Deserializer
 
 K = TypeVar("K")
@@ -339,6 +340,7 @@ def _opening(plainly: Callable[P, Marshal]) -> Callable[P, Opening[AsyncMarshal]
 
         The Marshal belongs to the event loop that runs then.
         """
+        option_names.check("connect", named, parameters.parameters)
         parameters.bind(*arguments, **named)  # raises TypeError here, and not only where the result is awaited
         return Opening(lambda: _connect(lambda: plainly(*arguments, **named)))
 

@@ -44,6 +44,7 @@ from marshal_py.protocol.wire.records import PARTITION_MAX, Genesis
 from marshal_py.topics import changes
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport, named_transport
+from marshal_py.transport.option_names import checks_names
 from marshal_py.transport.serialization import Deserializer
 from marshal_py.transport.settings import default_client_id
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
@@ -136,6 +137,7 @@ class Marshal:
         self.close()
 
     @classmethod
+    @checks_names
     def connect(
         cls,
         servers_or_config: str | Mapping[str, Any] | MemoryTransport,

@@ -14,6 +14,7 @@ no database module.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -21,6 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from marshal_py.client.values.finished import Finished, Kept, Ranges, Source, Span, holds, spans_of_messages, union
 from marshal_py.errors import InvalidOption, WriteFenced
 from marshal_py.protocol.wire.identity import Token
+from marshal_py.transport.option_names import constructor_checks_names
 
 DEFAULT_TABLE: Final = "applied"
 PARAMETER: Final = re.compile(r":([a-z_]+)")  # in the text of a Statement
@@ -90,6 +92,7 @@ T = TypeVar("T")
 Steps = Generator[Statement, Any, T]
 
 
+@constructor_checks_names()
 class Rules:
     """Builds the statements of one guard table, and decides from their results what is new. Pure."""
 
@@ -190,11 +193,11 @@ class Guard(Rules):
     """
 
     def _run(self, connection: Any, steps: Steps[T]) -> T:
-        return run(_Connection(connection).run, steps)
+        return run(_Connection(connection, awaited=False).run, steps)
 
     def create(self, connection: Any) -> None:
         """Creates the guard table unless it exists. The caller commits."""
-        _Connection(connection).run(self.creating())
+        _Connection(connection, awaited=False).run(self.creating())
 
     def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
         """Returns those of `messages` that this consumer must apply, in their order: they have no effect in the
@@ -243,7 +246,7 @@ class AsyncGuard(Rules):
     """Does what `Guard` does, over connections of aiosqlite, psycopg (AsyncConnection) or SQLAlchemy (asyncio)."""
 
     async def _run(self, connection: Any, steps: Steps[T]) -> T:
-        run_async = _Connection(connection).run_async
+        run_async = _Connection(connection, awaited=True).run_async
         try:
             statement = next(steps)
             while True:
@@ -254,7 +257,7 @@ class AsyncGuard(Rules):
 
     async def create(self, connection: Any) -> None:
         """Does what `Guard.create` does."""
-        await _Connection(connection).run_async(self.creating())
+        await _Connection(connection, awaited=True).run_async(self.creating())
 
     async def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
         """Does what `Guard.new` does."""
@@ -293,11 +296,16 @@ def run(execute: Callable[[Statement], Any], steps: Steps[T]) -> T:
 class _Connection:
     """Wraps a user's connection, and passes parameters in the form that its database module takes."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, *, awaited: bool) -> None:
+        """`awaited`: whether the caller awaits what the connection returns, as AsyncGuard does and Guard does not."""
         modules = [kind.__module__.partition(".")[0] for kind in type(connection).__mro__]
         self.module = next((name for name in modules if name in _FORMS), "")
         if not self.module:
             rule = f"a connection of {', '.join(sorted(_FORMS))}; for others use the SQL of docs/transactions.md"
+            raise InvalidOption("connection", type(connection), rule)
+        if _is_awaited(connection, self.module) is not awaited:
+            used, other = ("AsyncGuard", "Guard") if awaited else ("Guard", "AsyncGuard")
+            rule = f"a connection that is {'' if awaited else 'not '}awaited, for {used}; for this one use {other}"
             raise InvalidOption("connection", type(connection), rule)
         if _commits_itself(connection, self.module):
             rule = "a connection in a transaction: the effect and the guard's rows must be committed together"
@@ -331,6 +339,11 @@ _FORMS: Final[Mapping[str, Any]] = {
     "psycopg": lambda sql: PARAMETER.sub(r"%(\1)s", sql),
     "sqlalchemy": _sqlalchemy_text,
 }
+
+
+def _is_awaited(connection: Any, module: str) -> bool:
+    """Tells whether `execute` of the connection is awaited. That of aiosqlite returns an object of its own."""
+    return module == "aiosqlite" or inspect.iscoroutinefunction(getattr(connection, "execute", None))
 
 
 def _commits_itself(connection: Any, module: str) -> bool:

@@ -13,12 +13,14 @@ from typing import Final, Self
 from marshal_py.errors import BadRequest, TooManyKeys
 from marshal_py.protocol.wire.records import OFFSET_MAX
 from marshal_py.topics.keys import Key, exact, matcher
+from marshal_py.transport.option_names import constructor_checks_names
 
 MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024  # as in ADR-31: what a server sends at most without max_bytes
 KEYS_MAX: Final = 1024  # keys that one multi_last may name or find
 Time = str | datetime
 
 
+@constructor_checks_names()
 @dataclass(frozen=True, kw_only=True)
 class GetRequest:
     """Says what `Topic.get` was asked. Its construction raises BadRequest (408) or TooManyKeys (413).

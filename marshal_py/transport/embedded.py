@@ -43,6 +43,7 @@ from marshal_py.errors import (
     UsedAfterFork,
 )
 from marshal_py.protocol.wire.identity import check_topic
+from marshal_py.transport.option_names import constructor_checks_names
 
 # Of the capabilities that a transport may lack (transport/ports.py), a client of this broker has none.
 CAPABILITIES: frozenset[str] = frozenset()
@@ -188,6 +189,7 @@ def record_bytes_max(key: bytes | None, value: bytes | None, headers: Iterable[t
     return size_bytes
 
 
+@constructor_checks_names()
 class LogGuard:
     """Counts the bytes written to each partition and refuses a record that would exceed the limit, before it is sent.
 
@@ -255,6 +257,7 @@ def _bind(library: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
     return functions
 
 
+@constructor_checks_names()
 class Broker:
     """Runs the embedded broker: `with Broker() as broker:`, or `start()` and `close()`.
 

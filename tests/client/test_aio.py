@@ -103,7 +103,7 @@ def test_both_fronts_take_the_same_parameters(plain: type, awaited: type) -> Non
 
 
 def test_a_parameter_that_does_not_exist_is_refused_where_it_is_given() -> None:
-    with pytest.raises(TypeError, match="cliend_id"):
+    with pytest.raises(InvalidOption, match=r"cliend_id.*did you mean client_id"):
         aio.connect("localhost:9092", cliend_id="a")  # type: ignore[call-arg]
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
+from collections.abc import Callable
 
 import pytest
 
-from marshal_py import ConsumerOptions, InvalidOption, Marshal
+from marshal_py import ConsumerOptions, GetRequest, GroupConfig, InvalidOption, Marshal, aio, connect
 from marshal_py.client.values.keywords import ConsumerKeywords, chosen
+from marshal_py.embedded import Broker, LogGuard
+from marshal_py.sql import AsyncGuard, Guard
 from tests.support.client_fixtures import MemoryTestCluster, joined
 
 DESERIALIZERS = {"key_deserializer", "value_deserializer"}  # not among ConsumerKeywords: overloads name them
@@ -48,6 +51,29 @@ def test_an_unknown_name_gets_the_nearest_option(wrong: str, advice: str) -> Non
         chosen("consumer", None, {wrong: 1})
     assert advice in str(caught.value)
     assert "consumer()" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "near"),
+    [
+        (Guard, "tabel", "table"),
+        (AsyncGuard, "tabel", "table"),
+        (GroupConfig, "polcy", "policy"),
+        (ConsumerOptions, "delivry", "delivery"),
+        (GetRequest, "ofset", "offset"),
+        (Broker, "topic", "topics"),
+        (LogGuard, "limit", "limit_bytes"),
+        (lambda **named: connect("nowhere:1", **named), "coordination_topc", "coordination_topic"),
+        (lambda **named: aio.connect("nowhere:1", **named), "client", "client_id"),
+    ],
+)
+def test_so_does_whatever_is_made(call: Callable[..., object], name: str, near: str) -> None:
+    """What users construct takes names that are easily mistyped, and Python 3.11 names no nearest one."""
+    with pytest.raises(InvalidOption, match=rf"^\w+\(\)=\['{name}'\].*; did you mean {near}\?") as caught:
+        call(**{name: 1})
+    if isinstance(call, type):
+        assert caught.value.option == f"{call.__name__}()"
+        assert near in inspect.signature(call).parameters
 
 
 def test_options_are_given_as_a_value_and_single_ones_replace_its_fields(memory: MemoryTestCluster) -> None:

@@ -376,6 +376,29 @@ def test_a_connection_that_commits_by_itself_is_refused(
     connection.close()
 
 
+def test_the_other_guard_is_named_for_the_other_kind_of_connection(tmp_path: Path, postgres: str) -> None:
+    """Each database module and SQLAlchemy has connections whose calls are awaited, and others."""
+    file = tmp_path / "a.db"
+
+    async def scenario() -> None:
+        for kind, url in (("aiosqlite", str(file)), ("psycopg", postgres), ("", f"sqlite+aiosqlite:///{file}")):
+            async with opened(kind, url) as awaited:
+                with pytest.raises(InvalidOption, match=r"not awaited, for Guard; for this one use AsyncGuard$"):
+                    Guard().create(awaited)
+                with pytest.raises(InvalidOption, match="use AsyncGuard"):
+                    Guard().new(awaited, payment(0))
+        engine = sqlalchemy.create_engine(f"sqlite:///{file}")
+        with sqlite3.connect(file) as one, psycopg.connect(postgres) as two, engine.connect() as three:
+            for plain in (one, two, three):
+                with pytest.raises(InvalidOption, match=r"that is awaited, for AsyncGuard; for this one use Guard$"):
+                    await AsyncGuard().create(plain)
+                with pytest.raises(InvalidOption, match="use Guard"):
+                    await AsyncGuard().new(plain, payment(0))
+        one.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_autocommitting_engine_is_refused(tmp_path: Path) -> None:
     engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'a.db'}")
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -21,6 +20,7 @@ from marshal_py.protocol.policy.pinned import TIMEOUT_MS
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import MODE_NAMES, MODES, ON_TOPIC_RECREATED
 from marshal_py.protocol.wire.records import GroupConfig as ConfigRecord
+from marshal_py.transport.option_names import constructor_checks_names, nearest
 
 Wanted = Mapping[str, Any]  # setting -> its new value; check_settings says which there are
 
@@ -48,8 +48,7 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
     """
     for name, value in wanted.items():
         if name not in NAMES:
-            near = get_close_matches(name, NAMES, 1)
-            advice = f"did you mean {near[0]}? " if near else ""
+            advice = f"{nearest(name, NAMES)} ".lstrip()
             raise InvalidOption(name, value, f"{advice}settings of a group are {', '.join(NAMES)}")
         if name in WORDS and value not in WORDS[name]:
             raise InvalidOption(name, value, "one of " + ", ".join(WORDS[name]))
@@ -214,6 +213,7 @@ def partitioned_of(config: ConfigRecord) -> dict[str, Any]:
     }
 
 
+@constructor_checks_names()
 @dataclass(frozen=True, kw_only=True)
 class GroupConfig:
     """Says how the consumers of a group share partitions. None leaves a setting as it is.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from marshal_py.client.values import start_positions
 from marshal_py.client.values.group_config import GroupConfig
@@ -27,6 +25,8 @@ from marshal_py.protocol.wire.records import (
     PRIORITY_MAX,
 )
 from marshal_py.protocol.wire.subscription import compile_pattern, is_pattern
+from marshal_py.transport import option_names
+from marshal_py.transport.option_names import constructor_checks_names
 from marshal_py.transport.serialization import Deserializer, check_plain
 
 Delivery = Literal["at_least_once", "at_most_once"]
@@ -72,23 +72,16 @@ CALLABLES: Final = (
 )
 FLAGS: Final = ("fast_reclaim", "deliver_late", "join_live_kafka_group", "mirror_offsets")
 
-T = TypeVar("T")
+
+def _advice(name: str, known: Iterable[str]) -> str:
+    if name == "client_id":
+        return "client_id is an argument of connect()"
+    if "." in name:
+        return f"{name} is a setting of librdkafka: settings={{{name!r}: ...}}"
+    return option_names.advice(name, known)
 
 
-def _checks_names(options: type[T]) -> type[T]:
-    """Decorates a dataclass: an argument that none of its fields is called raises InvalidOption, with the nearest."""
-    init: Any = options.__init__
-
-    @functools.wraps(init)
-    def checked(self: T, *args: Any, **keywords: Any) -> None:
-        check_names(options.__name__, keywords)
-        init(self, *args, **keywords)
-
-    options.__init__ = checked  # type: ignore[assignment]  # with its signature, by functools.wraps
-    return options
-
-
-@_checks_names
+@constructor_checks_names(_advice)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
     """Holds the options of `Marshal.consumer`, and checks them when it is made. Raises InvalidOption, InvalidName.
@@ -319,18 +312,7 @@ class ConsumerOptions:
 
 def check_names(caller: str, names: Iterable[str]) -> None:
     """Raises InvalidOption if one of the names is no option of a consumer. `caller`: what was called, for the error."""
-    unknown = sorted(set(names) - ConsumerOptions.__dataclass_fields__.keys())
-    if unknown:
-        raise InvalidOption(f"{caller}()", unknown, "; ".join(map(_advice, unknown)))
-
-
-def _advice(name: str) -> str:
-    if name == "client_id":
-        return "client_id is an argument of connect()"
-    if "." in name:
-        return f"{name} is a setting of librdkafka: settings={{{name!r}: ...}}"
-    near = difflib.get_close_matches(name, ConsumerOptions.__dataclass_fields__, 1)
-    return f"no option is called {name}" + (f"; did you mean {near[0]}?" if near else "")
+    option_names.check(caller, names, ConsumerOptions.__dataclass_fields__, _advice)
 
 
 _PATTERN_RULE: Final = "; a pattern begins with ^"
