@@ -12,22 +12,17 @@ import signal
 import sys
 from typing import Final
 
+from marshal_command import end_by_signals
 from marshal_py.last_will import starting
 
-INTERRUPTING: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-_DEFAULTS: Final = (signal.SIG_DFL, signal.default_int_handler)
 _EXTRA: Final = frozenset({"typer", "rich"})  # what the extra `cli` brings
 
 
 def main() -> None:
-    """Entry point of the `marshal` script."""
+    """Runs the command line. Of the script `marshal`, marshal_command is the entry point."""
     if sys.argv[1:2] == ["run"]:
         starting.hold()
-    # `timeout`, systemd and Kubernetes end a program by SIGTERM, a terminal that closes by SIGHUP: a tool then gives up
-    # in order, as by ctrl-C (M9). While it is being imported there is nothing to give up.
-    interrupted = [number for number in INTERRUPTING if signal.getsignal(number) in _DEFAULTS]
-    for number in interrupted:
-        signal.signal(number, signal.SIG_DFL)
+    interrupted = end_by_signals()  # while it is being imported there is nothing to give up
     try:
         from marshal_py.cli.app import app
     except ModuleNotFoundError as error:
@@ -36,6 +31,6 @@ def main() -> None:
             raise
         print(f"marshal: {missing} is not installed here: pip install 'marshal_py[cli]'", file=sys.stderr)
         sys.exit(2)
-    for number in interrupted:
+    for number in interrupted:  # a tool gives up in order, as by ctrl-C (M9)
         signal.signal(number, signal.default_int_handler)
     app()
