@@ -127,6 +127,7 @@ class Joining:
         if letters is not None and has_patterns(topics):
             topics = (*topics, EXCEPT + letters)
         found = self._check(group, topics, options)
+        start_positions.check_partitions(options.start, {topic: info.partitions for topic, info in found.items()})
         number = route(group, self._root.partitions)
         world = loop.open_world(number, None if number == 0 else self._root, deadline)
         witness = self._wills.witness if self._wills is not None else ""
@@ -137,6 +138,7 @@ class Joining:
         source.learn_leaders(tuple(found))
         with context.lock:
             known, later = world.groups.get(group), frozenset[str]()
+            options.check_policy(group, None if known is None else known.config)
             if options.new_topics == "earliest":
                 later = later_topics.new_topics(known, names_of(topics))
             later |= later_topics.found_later(known, topics, tuple(found))

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 import marshal_py
-from marshal_py import Marshal, TopicPartition, aio
+from marshal_py import GroupConfig, Marshal, TopicPartition, aio
 from marshal_py.errors import (
     AuthenticationFailed,
     CallerError,
@@ -29,6 +29,7 @@ from marshal_py.transport import settings
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 from tests.support.client_fixtures import (
+    DEADLINE_S,
     EmbeddedTestCluster,
     MemoryTestCluster,
     TestCluster,
@@ -152,7 +153,6 @@ def test_options_have_bounds(marshal: Marshal, option: str, wrong: Any) -> None:
     ("option", "value"),
     [
         ("heartbeat_interval_s", 600),
-        ("release_behind_s", 5),
         ("handler_timeout_s", 1),
         ("handler_timeout_s", 86_400),
         ("max_claims", 1),
@@ -169,6 +169,45 @@ def test_options_have_bounds(marshal: Marshal, option: str, wrong: Any) -> None:
 )
 def test_the_bounds_themselves_are_allowed(marshal: Marshal, option: str, value: Any) -> None:
     marshal.consumer("g", ["t"], **{option: value}).stop()
+
+
+def test_a_consumer_that_would_never_release_what_it_falls_behind_on(marshal: Marshal) -> None:
+    """`release_behind_s` has a meaning while the policy is greedy: its own, or the group's."""
+    greedy, pinned = GroupConfig(policy="greedy"), GroupConfig(policy="pinned", priority_groups=["a"])
+    for wrong in ({}, {"policy": "balanced"}, {"group_config": GroupConfig(policy="balanced")}):
+        with pytest.raises(
+            InvalidOption, match=r"^release_behind_s=5.*only the policy greedy.*has the policy balanced"
+        ):
+            marshal.consumer("behind", ["t"], release_behind_s=5, **wrong)
+    with pytest.raises(InvalidOption, match=r"has the policy pinned: leave it out$"):
+        marshal.consumer("pinned", ["t"], release_behind_s=5, policy="greedy", group_config=pinned, priority_group="a")
+    marshal.consumer("own", ["t"], release_behind_s=5, policy="greedy").stop()
+    marshal.consumer("group", ["t"], release_behind_s=5, group_config=greedy).stop()
+    marshal.consumer("group", ["t"], release_behind_s=5).stop()
+    marshal.consumer("later", ["t"], group_config=GroupConfig(policy="balanced")).stop()
+    marshal.consumer("later", ["t"], release_behind_s=5, policy="greedy").stop()
+
+
+@pytest.mark.parametrize("topics", [["t"], ["^t$"]])
+def test_a_start_of_a_partition_that_does_not_exist(marshal: Marshal, topics: list[str]) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        marshal.consumer("start", topics, start='{"t": {"0": 0, "7": 5}}')
+    assert "t:7 does not exist: topic 't' has the partitions 0 to 0; leave it out" in str(raised.value)
+    with (
+        marshal.planner("plan", ["t"], start="earliest") as planner,
+        pytest.raises(InvalidOption, match="t:7 does not"),
+    ):
+        planner.ends_at('{"t": {"0": 0, "7": 5}}')
+
+
+def test_a_start_of_a_partition_that_a_later_topic_does_not_have(memory: MemoryTestCluster) -> None:
+    """A topic that a pattern matches later: the consumer ends, because its start cannot be."""
+    memory.create("later-0", 1)
+    start = '{"later-0": {"0": 0}, "later-1": {"0": 0, "7": 5}}'
+    with memory.connect() as marshal, marshal.consumer("g", ["^later-.$"], start=start) as consumer:
+        memory.create("later-1", 1)
+        with pytest.raises(InvalidOption, match="later-1:7 does not exist"):
+            consumer.next(expires_s=DEADLINE_S)
 
 
 def test_an_option_that_does_not_exist(marshal: Marshal) -> None:

@@ -153,8 +153,9 @@ def test_a_start_that_cannot_be_ends_the_consumer_and_frees_its_partitions(
             assert len(collect(other, 4 * partitions)) == 4 * partitions
 
 
-def test_named_offsets_count_for_partitions_that_are_added(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
+def test_named_offsets_and_a_partition_that_is_added(memory: MemoryTestCluster) -> None:
+    """D5: it begins at its beginning; it cannot be named before, because a wrong number would never be noticed."""
+    topic = memory.topic(2)
     start = json.dumps({topic: {"0": 0, "1": 2}})
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
         until(owns(consumer, 0), "the first partition is ours")

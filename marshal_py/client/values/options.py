@@ -24,6 +24,7 @@ from marshal_py.protocol.wire.records import (
     PARTITION_MAX,
     PRIORITY_MAX,
 )
+from marshal_py.protocol.wire.records import GroupConfig as ConfigRecord
 from marshal_py.protocol.wire.subscription import compile_pattern, is_pattern
 from marshal_py.transport import option_names
 from marshal_py.transport.option_names import constructor_checks_names
@@ -37,6 +38,7 @@ HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handle
 HAND_OVER_TIMEOUT_S: Final = 30.0  # how long a new member may wait for a busy handler, so that a deployment goes on
 ACKS_PENDING_MAX: Final = 1_000_000  # as many as any partition buffers; more bounds nothing
 RELEASE_BEHIND_S_MIN: Final = 5.0  # a garbage collection or a slow fetch must not count as a speed
+RELEASING: Final = "greedy"  # the policy under which a consumer may release what it falls behind on (D16)
 UNACKED_MAX: Final = 100_000  # offsets tracked per partition; while there are so many, it is not fetched (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
 # Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much (prefetch.py).
@@ -123,7 +125,7 @@ class ConsumerOptions:
     `release_behind_s`: over windows of so many seconds the consumer compares how many messages a partition of its gets
     with how many it handles. If it handles fewer, and more are left than it handles in a window, it releases the
     partition to a consumer with less than half of its lag: one partition per window, never its last one. Counts only
-    while the group's policy is greedy. None: it keeps them.
+    while the group's policy is greedy, and is refused where it cannot be. None: it keeps them.
     """
 
     delivery: Delivery = "at_least_once"
@@ -272,6 +274,22 @@ class ConsumerOptions:
                 )
         if self.dead_letter_topic is not None:
             check_topics([self.dead_letter_topic])
+
+    def check_policy(self, group: str, config: ConfigRecord | None) -> None:
+        """Raises InvalidOption for `release_behind_s` under another policy than greedy, where it would do nothing.
+
+        `config`: the settings that the group has, None if it has none. A consumer whose own policy is greedy may wait
+        for a group that changes to it and back.
+        """
+        if self.release_behind_s is None:
+            return
+        if config is None and self.group_config is not None:
+            config = self.group_config.record()
+        policy = (config.policy if config is not None else "") or self.policy or DEFAULT_POLICY
+        if policy != RELEASING and (policy not in OWN_POLICIES or self.policy != RELEASING):
+            way_out = "leave it out" if policy not in OWN_POLICIES else f"name policy={RELEASING!r}, or leave it out"
+            rule = f"only the policy {RELEASING} obeys it, and group {group!r} has the policy {policy}: {way_out}"
+            raise InvalidOption("release_behind_s", self.release_behind_s, rule)
 
     def check_planning(self) -> None:
         """Raises InvalidOption for an option that says how messages are delivered: ranges are read by others."""

@@ -102,6 +102,18 @@ def check_topics(start: str, topics: Sequence[str]) -> None:
         raise InvalidOption("start", start, f"{others[0]} is none of the consumer's topics ({', '.join(topics)})")
 
 
+def check_partitions(start: str, counts: Mapping[str, int], option: str = "start") -> None:
+    """Raises InvalidOption if `start` names a partition that its topic does not have.
+
+    `counts`: how many partitions each topic has. A topic that is left out is not known yet, and not checked.
+    """
+    for tp in sorted(parse(start, option).named):
+        count = counts.get(tp.topic)
+        if count is not None and tp.partition >= count:
+            rule = f"{tp} does not exist: topic {tp.topic!r} has the partitions 0 to {count - 1}; leave it out"
+            raise InvalidOption(option, start, rule)
+
+
 def resolve(
     start: str, fallback: str, wanted: Sequence[Wanted], group: str, admin: ClusterAdmin
 ) -> dict[TopicPartition, Bounds]:
@@ -116,6 +128,10 @@ def resolve(
     UnsupportedPlatform for a time where the cluster cannot look it up; ClusterUnreachable, AccessDenied.
     """
     chosen = parse(start)
+    later = {tp.topic for tp in chosen.named} & {
+        want.tp.topic for want in wanted
+    }  # of a pattern: not known at the Join
+    check_partitions(start, {topic: count for topic in sorted(later) if (count := admin.partition_count(topic))})
     points = {want.tp: _of(want, chosen, start) for want in wanted if not want.end_only}
     bounds = admin.bounds(list(dict.fromkeys(want.tp for want in wanted)))
     asked = [tp for tp, point in points.items() if point.kind == COMMITTED]
@@ -144,6 +160,8 @@ def offsets(
     ClusterUnreachable, AccessDenied.
     """
     chosen = parse_fixed(text, option)
+    counts = {topic: admin.partition_count(topic) or 0 for topic in sorted({tp.topic for tp in chosen.named})}
+    check_partitions(text, {topic: count for topic, count in counts.items() if count}, option)
     points: dict[TopicPartition, Point] = {}
     for tp in tps:
         point = chosen.named.get(tp, chosen.rest)
