@@ -21,6 +21,7 @@ from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.receive.membership import Membership
 from marshal_py.client.values.options import COORDINATION_TOPIC
 from marshal_py.errors import ConsumerClosed, InvalidOption, UnsupportedPlatform
+from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import Evict
@@ -168,7 +169,7 @@ class LocalCluster(ABC):
                 version = member.writes_version
             if state is not None and state.extended not in sent:  # at first, and when a heartbeat came before it
                 sent.add(state.extended)
-                record = Evict(session, state.extended, 2 * state.join.interval_ms, BY)
+                record = Evict(session, state.extended, EVICT_INTERVALS * state.join.interval_ms, BY)
                 log.append(driver.log, driver.group_key, codec.encode(record, member.name, driver.incarnation, version))
             return member.session != session
 

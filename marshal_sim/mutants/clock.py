@@ -12,10 +12,10 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.protocol.fold import rationalizer, transitions
+from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.transitions import reshape
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.time.failure_detector import FailureDetector
-from marshal_py.protocol.time.lease import EVICT_INTERVALS
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import ClaimingPartition, ReleaseGroup
 from marshal_sim.cluster.process import Process

@@ -20,7 +20,7 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.candidacy import Candidacy
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.time import failure_detector, lease, liveness
+from marshal_py.protocol.time import failure_detector, liveness
 from marshal_py.protocol.time.lease import Lease, WaitClock
 from marshal_py.protocol.time.liveness import HEARTBEATS_PER_INTERVAL, Due, Liveness
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
@@ -132,7 +132,6 @@ def _x24() -> list[Patch]:
         (Lease, "left_ms", left_ms),
         (rebalance, "EVICT_INTERVALS", 1),
         (failure_detector, "EVICT_INTERVALS", 1),
-        (lease, "EVICT_INTERVALS", 1),
     ]
 
 

@@ -156,11 +156,11 @@ def test_a_start_that_cannot_be_ends_the_consumer_and_frees_its_partitions(
 def test_named_offsets_and_a_partition_that_is_added(memory: MemoryTestCluster) -> None:
     """D5: it begins at its beginning; it cannot be named before, because a wrong number would never be noticed."""
     topic = memory.topic(2)
+    memory.fill(topic, 1, 3)
     start = json.dumps({topic: {"0": 0, "1": 2}})
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
-        until(owns(consumer, 0), "the first partition is ours")
+        until(owns(consumer, 0, 1), "both partitions are ours")
         memory.broker.grow(topic, 3)
-        memory.fill(topic, 1, 3)
         memory.fill(topic, 2, 1)
         _look_again(marshal)
         assert sorted(places(collect(consumer, 2))) == [(1, 2), (2, 0)]

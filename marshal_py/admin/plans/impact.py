@@ -29,8 +29,8 @@ from marshal_py.client.values.group_config import (
     settle,
 )
 from marshal_py.errors import GroupMissing, SettingsChanged
+from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.time.lease import EVICT_INTERVALS
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Topology
 

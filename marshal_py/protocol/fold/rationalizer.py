@@ -65,6 +65,7 @@ from marshal_py.protocol.wire.records import (
 from marshal_py.protocol.wire.routing import HASH_NAME, route
 
 PROTOCOL_VERSION: Final = 2
+EVICT_INTERVALS: Final = 2  # after so many of its intervals without a sign of life a session may be evicted (F3.2)
 
 _ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
 _REJECTED: Final = Outcome.REJECTED
@@ -252,7 +253,7 @@ def _evict(group: Group, offset: int, record: Evict, body: bytes) -> str:
         return "session"
     if record.observed != session.extended:
         return "observed"
-    if record.waited_ms < 2 * session.join.interval_ms:
+    if record.waited_ms < EVICT_INTERVALS * session.join.interval_ms:
         return "waited"
     transitions.end_session(group, session)
     return ""

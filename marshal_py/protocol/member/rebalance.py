@@ -10,6 +10,7 @@ is valid and the group is not paused.
 from __future__ import annotations
 
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.candidacy import Candidacy
 from marshal_py.protocol.member.divergence import DivergenceCheck
@@ -20,7 +21,6 @@ from marshal_py.protocol.member.member_state import MemberState
 from marshal_py.protocol.member.overflow import Overflow
 from marshal_py.protocol.member.ready import SENT_AT_ONCE, Ready, Wanted
 from marshal_py.protocol.member.topics import Topics
-from marshal_py.protocol.time.lease import EVICT_INTERVALS
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_MOST_ONCE, BY_CHARS_MAX, HEARTBEAT_ENTRIES_MAX, ClaimingPartition, Evict
 

@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 
 from marshal_py.errors import first_of
 from marshal_py.protocol.fold.group_rules import PARTITIONED
+from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.overflow import POLICY
 from marshal_py.protocol.policy import candidate_order, covering, overflow, pinned
 from marshal_py.protocol.policy.partitioned import listed, names
-from marshal_py.protocol.time.lease import EVICT_INTERVALS
 from marshal_py.protocol.wire import parking
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.wire.records import Join

@@ -7,8 +7,9 @@ nothing: rebalance.py and member.py act when a wait is long enough.
 
 from __future__ import annotations
 
+from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.world import Group, Partition, Topic
-from marshal_py.protocol.time.lease import EVICT_INTERVALS, WaitClock
+from marshal_py.protocol.time.lease import WaitClock
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 
 

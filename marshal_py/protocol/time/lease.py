@@ -9,7 +9,6 @@ from __future__ import annotations
 from marshal_py.protocol.wire.identity import Instant
 
 STEPS_PER_INTERVAL = 10  # a step counts as at most a tenth of the interval, however long the process slept (T2)
-EVICT_INTERVALS = 2  # after so many of its intervals without a sign of life a session may be evicted (F3.2)
 
 
 class Lease:
