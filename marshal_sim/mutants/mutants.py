@@ -128,11 +128,7 @@ def _x24() -> list[Patch]:
     def left_ms(self: Lease, now: Instant) -> int:
         return -1 if self.started is None else 2 * self.interval_ms - now.since_ms(self.started)
 
-    return [
-        (Lease, "left_ms", left_ms),
-        (rebalance, "EVICT_INTERVALS", 1),
-        (failure_detector, "EVICT_INTERVALS", 1),
-    ]
+    return [(Lease, "left_ms", left_ms), (rebalance, "EVICT_INTERVALS", 1), (failure_detector, "EVICT_INTERVALS", 1)]
 
 
 def _x25() -> list[Patch]:
