@@ -688,16 +688,23 @@ class AdminBusy(PeerError):
 
 
 class PauseOver(PeerError):
-    """The group is not in the pause in which the operation was to run (PROTOCOL.md M2).
+    """The group is not, or no longer, in the pause in which the operation was to run (PROTOCOL.md M2).
 
-    `ended_by`: the run that ended the newest pause; "" if there was none.
+    `ended_by`: the run that ended the newest pause; "" if there was none. `own`: whether the operation had made it.
     """
 
     group: str
     ended_by: str
+    own: bool
 
-    def __init__(self, group: str, ended_by: str) -> None:
-        self.group, self.ended_by = group, ended_by
+    def __init__(self, group: str, ended_by: str, *, own: bool = False) -> None:
+        self.group, self.ended_by, self.own = group, ended_by, own
+        if own:
+            super().__init__(
+                f"group {group!r} continues, because {ended_by or 'somebody'} ended the pause that this operation had "
+                f"made; the operation has given up: agree with them before you pause the group again"
+            )
+            return
         how = f"the last pause was ended by {ended_by}" if ended_by else "nobody has paused it"
         super().__init__(
             f"group {group!r} is not in the pause that --adopt or --token names: {how}; without these options "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Annotated, Final
 
 import typer
 
 from marshal_py.cli import lines, output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.errors import InvalidName, InvalidOption
+from marshal_py.errors import InvalidName, InvalidOption, TopicMissing
 from marshal_py.topics.subject_keys import SubjectKey, subject_key
 from marshal_py.transport.producer import KafkaProducer
 
@@ -66,7 +67,8 @@ def produce(
     if topic == options.coordination_topic:
         raise output.CommandFailed(f"{topic} is the coordination topic: only the library writes to it")
     headers = [_header(text) for text in header or []]
-    producer = KafkaProducer(options.transport())
+    transport = options.transport()
+    producer = KafkaProducer(transport)
     try:
         try:
             for key, value, own in _messages(key_separator, from_json, key_of):
@@ -75,6 +77,10 @@ def produce(
             producer.flush()
             raise
         producer.flush()
+        if not producer.written:  # else the cluster has said so
+            with closing(transport.admin()) as admin:
+                if admin.partition_count(topic) is None:
+                    raise TopicMissing(topic)
     finally:
         producer.close()
     options.print_result({"topic": topic, "written": producer.written}, f"{producer.written} written")

@@ -58,7 +58,7 @@ class PurgeTarget(NamedTuple):
         given = [name for name, value in zip(self._fields[:3], self[:3], strict=True) if value is not None]
         if len(given) != 1:
             named = ", ".join(given) or "none of them"
-            raise BadRequest(f"{named}: name one of before_offset, before_time and keep")
+            raise BadRequest(f"{named}: name one of before_offset=..., before_time=... and keep=...")
         for name in ("partition", "keep"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0)

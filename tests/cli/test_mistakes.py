@@ -232,3 +232,26 @@ def _until_stale(shell: Shell) -> dict[str, int]:
 def test_a_coordination_topic_that_kafka_would_not_take_is_refused(shell: Shell) -> None:
     found = shell.run("state", "billing", "--coordination-topic", "my marshal")
     assert (found.exit_code, "my marshal" in found.stderr) == (1, True)
+
+
+def test_nothing_is_written_to_a_topic_that_does_not_exist(shell: Shell) -> None:
+    """Also if there is nothing to write: the name is wrong all the same."""
+    found = shell.run("produce", "nowhere")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert "topic 'nowhere' does not exist" in found.stderr
+    assert shell.json("produce", "orders") == {"topic": "orders", "written": 0}
+
+
+def test_a_purge_names_its_options(shell: Shell) -> None:
+    line = refused(shell, "topics", "purge", "orders", "--yes")
+    assert all(option in line for option in ("--before-offset", "--before-time", "--keep")), line
+
+
+@pytest.mark.parametrize("policy", ["pinned", "overflow", "prioritized", "members"])
+def test_a_policy_that_a_group_cannot_get_any_more_is_refused_for_that_reason(
+    shell: Shell, billing: str, policy: str
+) -> None:
+    """And not for the lack of an option that `groups update` does not have."""
+    line = refused(shell, "groups", "update", billing, "--policy", policy, "--yes")
+    assert "so it can have balanced or greedy alone" in line
+    assert "priority_groups" not in line

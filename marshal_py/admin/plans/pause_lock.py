@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from marshal_py.admin.plans.operation import GroupContext, Operation
-from marshal_py.errors import AdminBusy, InvalidOption, MarshalError, PauseOver, PositionNotMoved
+from marshal_py.errors import AdminBusy, InvalidOption, MarshalError, PauseOver
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, Instant
 from marshal_py.protocol.wire.records import PAUSE_MS_MAX, ReleaseGroup
@@ -111,7 +111,7 @@ class PauseLock:
             return PauseOver(group.name, pause_history.ended_by)
         if held_before and not group.paused and not pause_history.waited_out:
             # M2: somebody wants the group to run, so it is not paused again.
-            return PositionNotMoved(group.name, f"the pause was ended by {pause_history.ended_by or 'somebody'}")
+            return self.operation.pause_ended(pause_history.ended_by)
         if not group.paused or (not held_before and self._may_take(group)):
             return None
         return busy(self.operation.context, group, now)

@@ -180,6 +180,9 @@ class PositionPlan(Operation):
 
     # --- giving up
 
+    def pause_ended(self, by: str) -> MarshalError:
+        return PositionNotMoved(self.context.name, f"the pause was ended by {by or 'somebody'}")
+
     def timeout_error(self) -> MarshalError:
         names, waited_s = self.drain.names(self.context.group), self.patience_ms / 1000
         return PositionNotMoved(self.context.name, str(PauseNotDrained(self.context.name, names, waited_s)))

@@ -103,6 +103,12 @@ def settle(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: st
 
     Raises InvalidOption if the settings do not belong together.
     """
+    changed = _changed(base, wanted, observed, token, by)
+    group_settings.check(changed, wanted)
+    return changed
+
+
+def _changed(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: str) -> ConfigRecord:
     policy = wanted.get("policy", base.policy)
     mode = MODES[wanted["delivery"]] if "delivery" in wanted else base.mode
     members, mappings = base.members, base.mappings
@@ -110,7 +116,7 @@ def settle(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: st
         members = tuple(sorted(set(wanted["members"])))
     if "mappings" in wanted:
         mappings = group_settings.mappings_of(wanted["mappings"])
-    settled = replace(
+    return replace(
         base,
         observed=observed,
         token=token,
@@ -130,15 +136,14 @@ def settle(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: st
         max_expires_ms=round(1000 * wanted.get("max_request_expires_s", base.max_expires_ms / 1000)),
         max_bytes=wanted.get("max_request_max_bytes", base.max_bytes),
     )
-    group_settings.check(settled, wanted)
-    return settled
 
 
 def check_wanted(group: Group | None, wanted: Wanted) -> None:
     """Raises InvalidOption if the group cannot have these settings, or cannot have them any more."""
-    settled = settle(base_of(group), wanted, NONE, NONE, "")
-    if group is not None:
-        group_settings.check_change(group.name, group.config, group.mode, settled)
+    changed = _changed(base_of(group), wanted, NONE, NONE, "")
+    if group is not None:  # first: what a policy needs is no way out where the group cannot have it
+        group_settings.check_change(group.name, group.config, group.mode, changed)
+    group_settings.check(changed, wanted)
 
 
 def changes_mode(group: Group | None, wanted: Wanted) -> bool:
