@@ -127,9 +127,18 @@ class Group:
             return pins.info(_state(runner), runner.incarnation, runner.pinned_ms)
 
     def members(self) -> tuple[MemberInfo, ...]:
-        """Returns a description of each live session, in the order in which they are candidates for partitions."""
-        with self.runner() as runner:
-            return overview.members(_state(runner))
+        """Returns a description of each live session, in the order in which they are candidates for partitions.
+
+        One that has been silent for two of its intervals is still there until another consumer evicts it. Raises
+        GroupMissing, CoordinationError, ClusterUnreachable.
+        """
+        with Observer(self._transport, self._topic, self._timeout_s) as observer:
+            observer.fold(self.name)
+            found = {group.name: (log, group) for log, group in observer.groups()}
+            if self.name not in found:
+                raise self._missing()
+            log, group = found[self.name]
+            return overview.members(group, observer.signs_of(log), observer.as_of_ms)
 
     def advisories(self, follow: bool = False) -> Iterator[Advisory]:
         """Yields what happened to the group since its log begins; with `follow` it then waits for what happens next.

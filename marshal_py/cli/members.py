@@ -11,6 +11,7 @@ from rich.table import Table
 from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.views import overview
+from marshal_py.admin.views.group_info import MemberInfo
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import CommonOptions, command
 
@@ -35,18 +36,35 @@ def ls(
     options: CommonOptions,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="One group; all if left out.")] = None,
 ) -> None:
-    """List live sessions, per group in the order in which they are candidates for partitions."""
+    """List live sessions, per group in the order in which they are candidates for partitions.
+
+    A consumer without a heartbeat for two of its intervals, by this machine's clock, is silent: dead, or cut off.
+    """
     if group is not None:
         found = options.group(group).members()
     else:
         with options.observer() as observer:
             observer.fold()
-            found = tuple(member for _, one in observer.groups() for member in overview.members(one))
+            found = tuple(
+                member
+                for log, one in observer.groups()
+                for member in overview.members(one, observer.signs_of(log), observer.as_of_ms)
+            )
     if options.as_json:
         output.print_json(found)
         return
     table = Table(box=None)
-    for column in ("group", "session", "client id", "member", "claims", "interval", "library", "stepped down"):
+    for column in (
+        "group",
+        "session",
+        "client id",
+        "member",
+        "claims",
+        "interval",
+        "last heartbeat",
+        "library",
+        "stepped down",
+    ):
         table.add_column(column)
     for one in found:
         table.add_row(
@@ -56,10 +74,17 @@ def ls(
             one.member or "-",
             ", ".join(one.claims) or "-",
             f"{one.interval_s:g} s",
+            _last_heartbeat(one),
             one.library,
             "yes" if one.stepped_down else "-",
         )
     output.print_table(table)
+
+
+def _last_heartbeat(member: MemberInfo) -> str:
+    if member.last_sign_s is None:
+        return "unknown"
+    return output.ago(member.last_sign_s) + (", silent" if member.state == "stale" else "")
 
 
 @app.command("step-down", epilog=STEP_DOWN_EXAMPLE)

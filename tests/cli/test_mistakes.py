@@ -211,6 +211,10 @@ def test_a_group_whose_consumers_are_dead_does_not_run(shell: Shell, monkeypatch
     child.send_signal(signal.SIGSTOP)  # if it were killed, its witness would end its session
     row = _until_stale(shell)
     assert row["sessions"] == row["stale"] == 1
+    for command in (["members", "ls"], ["members", "ls", "dead"]):
+        (member,) = [one for one in shell.json(*command) if one["group"] == "dead"]
+        assert (member["state"], member["last_sign_s"] > 2 * member["interval_s"]) == ("stale", True)
+        assert " ago, silent" in shell.run(*command).stdout
     assert re.search(
         r"dead .* no live consumer: last heartbeat \d+ s ago *$", shell.run("groups", "ls").stdout, re.MULTILINE
     )

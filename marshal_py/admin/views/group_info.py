@@ -35,6 +35,9 @@ class MemberInfo(Struct, frozen=True):
     for the priority, if it did not give them. `library`: the name and version of its library. `interval_s`: its
     heartbeat interval in seconds. `claims`: the partitions that it owns. `stepped_down`: whether it is the last
     candidate for every partition because somebody called `Group.step_down`, or `Group.unpin`.
+    `last_sign_s`: how many seconds ago its last sign of life was, by this machine's clock; None if that is not known,
+    as in GroupInfo. `state`: "fresh" until an interval after it, "unknown" until two, or if it is not known, then
+    "stale": the consumer is silent, so dead, stopped or cut off, and the others evict it.
     """
 
     group: str
@@ -49,6 +52,8 @@ class MemberInfo(Struct, frozen=True):
     interval_s: float
     claims: tuple[str, ...]
     stepped_down: bool
+    state: str = "unknown"
+    last_sign_s: float | None = None
 
 
 class MemberState(Struct, frozen=True):

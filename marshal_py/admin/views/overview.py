@@ -237,16 +237,23 @@ def _member_state(group: Group, name: str, order: list[int], owners: Mapping[Top
     )
 
 
-def members(group: Group) -> tuple[MemberInfo, ...]:
-    """Returns the live sessions, in the order in which they are candidates for partitions (F9.9)."""
-    return tuple(_member(group, session) for session in sorted(group.sessions.values(), key=_rank))
+def members(group: Group, extended_ms: Mapping[int, int] | None = None, now_ms: float = 0) -> tuple[MemberInfo, ...]:
+    """Returns the live sessions, in the order in which they are candidates for partitions (F9.9).
+
+    `extended_ms`: the time of each session's last sign of life, as far as it is known.
+    """
+    known = extended_ms or {}
+    return tuple(
+        _member(group, session, known.get(session.id), now_ms) for session in sorted(group.sessions.values(), key=_rank)
+    )
 
 
 def _rank(session: Session) -> tuple[bool, int, int, int, int]:
     return (session.mark != NONE, session.mark, session.join.priority, session.join.rank, session.id)
 
 
-def _member(group: Group, session: Session) -> MemberInfo:
+def _member(group: Group, session: Session, extended_ms: int | None, now_ms: float) -> MemberInfo:
+    age_s = _age_s(extended_ms, now_ms)
     return MemberInfo(
         group=group.name,
         session=session.id,
@@ -260,7 +267,13 @@ def _member(group: Group, session: Session) -> MemberInfo:
         interval_s=session.join.interval_ms / 1000,
         claims=tuple(sorted(str(group.claims[epoch].tp) for epoch in session.epochs)),
         stepped_down=session.mark != NONE,
+        state=liveness(age_s, session.join.interval_ms / 1000),
+        last_sign_s=age_s,
     )
+
+
+def _age_s(extended_ms: int | None, now_ms: float) -> float | None:
+    return None if extended_ms is None else round(max(0.0, now_ms - extended_ms) / 1000, 1)
 
 
 def positions(group: Group) -> dict[TopicPartition, int]:
@@ -346,7 +359,7 @@ def state(
 
 def _session(session: Session, extended_ms: int | None, now_ms: float) -> dict[str, Any]:
     interval_s = session.join.interval_ms / 1000
-    age_s = None if extended_ms is None else round(max(0.0, now_ms - extended_ms) / 1000, 1)
+    age_s = _age_s(extended_ms, now_ms)
     return {
         "session": session.id,
         "client_id": session.join.client_id,
