@@ -170,7 +170,7 @@ def recovered(run: ProcessScenario, style: str) -> None:
     run.wait(run.all_done, "everything is handled")
 
 
-@pytest.mark.parametrize("style", ["single", "batch"])
+@pytest.mark.parametrize("style", ["single", pytest.param("batch", marks=pytest.mark.proof)])
 def test_five_crashes_on_the_message_at_the_position_are_counted_one_by_one(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
@@ -197,7 +197,7 @@ def test_what_no_owner_has_delivered_counts_twice_at_most(
         assert all(delivery <= n <= delivery + DELIVERIES for delivery, n in enumerate(counted, 1)), first
 
 
-@pytest.mark.parametrize("style", ["single", "batch"])
+@pytest.mark.parametrize("style", [pytest.param("single", marks=pytest.mark.proof), "batch"])
 def test_five_crashes_on_a_message_in_the_middle_are_counted_one_by_one(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
@@ -227,7 +227,7 @@ def test_crashes_before_any_heartbeat_never_lower_a_count(
     assert all(number <= delivery for delivery, number in enumerate(counted, 1))
 
 
-@pytest.mark.parametrize("style", ["single", "batch"])
+@pytest.mark.parametrize("style", ["single", pytest.param("batch", marks=pytest.mark.proof)])
 def test_a_message_that_kills_every_owner_at_once_is_counted_in_the_end(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
