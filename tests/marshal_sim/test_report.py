@@ -8,7 +8,9 @@ from marshal_sim.judge.auditor import judge
 from marshal_sim.tools import sweep
 from marshal_sim.tools.report import page, takeover_times
 
-SEED = next(seed for seed in range(100) if sweep.run_one(seed).takeovers > 1 and sweep.run_one(seed).faults)
+
+def seed_with_takeovers_and_faults() -> int:
+    return next(seed for seed in range(100) if (ran := sweep.run_one(seed)).takeovers > 1 and ran.faults)
 
 
 class Reader(HTMLParser):
@@ -32,7 +34,7 @@ class Reader(HTMLParser):
 
 
 def test_the_page_shows_every_session_claim_and_fault() -> None:
-    result, moments, logs = sweep.trace_seed(SEED)
+    result, moments, logs = sweep.trace_seed(seed_with_takeovers_and_faults())
     times = takeover_times(logs, result.scenario.interval_ms)
     assert len(times) == result.takeovers
     assert all(time > 0 for time in times)

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, Schema
-from pyiceberg.catalog.sql import SqlCatalog
 
 from marshal_py.client.values.finished import Source, Span
 from marshal_py.errors import InvalidOption
@@ -19,6 +18,7 @@ from marshal_py.spark import DeltaOutput, IcebergOutput
 from marshal_py.spark.stream.tasks import source_text
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog.sql import SqlCatalog
     from pyspark.sql import DataFrame, SparkSession
 
 AT = datetime(2026, 3, 1, 12, 30, 1, 5000, tzinfo=UTC)
@@ -26,6 +26,12 @@ COLUMNS = (
     "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, topic STRING, partition INT, "
     "offset BIGINT, timestamp TIMESTAMP, token STRING, source STRING"
 )
+
+
+def catalog_in(folder: Path) -> SqlCatalog:
+    from pyiceberg.catalog.sql import SqlCatalog  # takes a second, and every process of a run imports this file
+
+    return SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/lake")
 
 
 def batch(spark: SparkSession, offsets: range) -> DataFrame:
@@ -74,7 +80,7 @@ def test_a_partitioned_delta_table(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_iceberg_has_the_columns_of_the_source(spark: SparkSession, tmp_path: Path) -> None:
-    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake")
+    catalog = catalog_in(tmp_path)
     catalog.create_namespace("shop")
     catalog.create_table("shop.orders", batch(spark, range(1)).withColumnRenamed("source", "topic_id").toArrow().schema)
     output = IcebergOutput(catalog, "shop.orders")
@@ -149,7 +155,7 @@ def test_delta_files_have_statistics(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_rows_that_do_not_fit_an_iceberg_table_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake")
+    catalog = catalog_in(tmp_path)
     catalog.create_namespace("shop")
     catalog.create_table("shop.orders", pa.schema([("offset", pa.int64()), ("cents", pa.int64())]))
 
@@ -172,7 +178,7 @@ def test_rows_that_do_not_fit_an_iceberg_table_are_refused(spark: SparkSession, 
 
 def test_iceberg_looks_for_nulls_in_the_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Not at what Spark says of a column: nearly all that is decoded may be NULL in its schema, and is not."""
-    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake")
+    catalog = catalog_in(tmp_path)
     catalog.create_namespace("shop")
     fields = [pa.field("offset", pa.int64(), nullable=False), pa.field("who", pa.string(), nullable=False)]
     catalog.create_table("shop.orders", pa.schema([*fields, pa.field("list", pa.list_(pa.int32()))]))
