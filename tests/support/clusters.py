@@ -1,8 +1,9 @@
 """Fixtures for tests that need a real Kafka, and the line at the end of a run that says which Kafka it was.
 
-This is a pytest plugin, loaded by tests/conftest.py, so that tests/kafka and tests/spark share one broker. A cluster
-lives as long as the session. With pytest-xdist each worker has its own, and the last line names all of them. Tests fail
-if no Kafka can be started: no test in these folders may be skipped, and the last line counts those that were.
+This is a pytest plugin, loaded by tests/conftest.py, so that tests/kafka and tests/spark share one broker. It lives as
+long as the session; three nodes live as long as their file, because they take an eighth of a core even at rest. With
+pytest-xdist each worker has its own, and the last line names all of them. Tests fail if no Kafka can be started: no
+test in these folders may be skipped, and the last line counts those that were.
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ def _needs_kafka(path: Path) -> bool:
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """One node, warmed up, shared by all tests. Use fresh topics and groups."""
-    yield from _session_cluster(pytestconfig, nodes=1)
+    yield from _warm_cluster(pytestconfig, nodes=1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka3(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """Three nodes, warmed up, replication 3 and min.insync.replicas 2. All three run at the start of each test."""
-    yield from _session_cluster(pytestconfig, nodes=3)
+    yield from _warm_cluster(pytestconfig, nodes=3)
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def topic(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
         _admin(where).delete_topics([name])
 
 
-def _session_cluster(config: pytest.Config, nodes: int) -> Iterator[Cluster]:
+def _warm_cluster(config: pytest.Config, nodes: int) -> Iterator[Cluster]:
     with start_cluster(nodes) as cluster:
         config.stash[DESCRIPTIONS].append(cluster.description)
         _warm_up(cluster)
