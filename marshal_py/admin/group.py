@@ -9,7 +9,7 @@ Each call opens a connection of its own and reads the group's log to its end; no
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.plans.author import Author
@@ -89,18 +89,45 @@ class Group:
     ) -> None:
         self.name = name
         self._transport, self._topic, self._timeout_s, self._author = transport, coordination_topic, timeout_s, author
+        self._connections: ExitStack | None = None  # in `connected`
+        self._kept: OperationRunner | None = None  # the connection of that context, once there is one
+
+    @contextmanager
+    def connected(self) -> Iterator[Group]:
+        """Keeps the connection of the first call in this context for the next ones: each of them folds only what has
+        come since.
+
+        In the context one thread at a time may call.
+        """
+        try:
+            with ExitStack() as self._connections:
+                yield self
+        finally:
+            self._connections, self._kept = None, None
 
     @contextmanager
     def runner(self, founding: bool = False) -> Iterator[OperationRunner]:
-        """Opens a connection to the group's log, and closes it when the caller leaves the context.
+        """Opens a connection to the group's log, and closes it when the caller leaves the context (or `connected`).
 
         Raises GroupMissing if nobody ever used the group. With `founding` it does not, because the caller may create
         the group.
         """
-        with OperationRunner(self._transport, self._topic, self.name, self._timeout_s, self._author) as runner:
-            if runner.context.group is None and not founding:
-                raise self._missing()
-            yield runner
+        if self._kept is not None:
+            self._kept.refresh()
+            yield self._checked(self._kept, founding)
+            return
+        opened = OperationRunner(self._transport, self._topic, self.name, self._timeout_s, self._author)
+        if self._connections is not None:
+            self._kept = self._connections.enter_context(opened)
+            yield self._checked(opened, founding)
+            return
+        with opened as runner:
+            yield self._checked(runner, founding)
+
+    def _checked(self, runner: OperationRunner, founding: bool) -> OperationRunner:
+        if runner.context.group is None and not founding:
+            raise self._missing()
+        return runner
 
     def _missing(self) -> GroupMissing:
         """Returns the error for a group that nobody ever used. Reads all logs to suggest the nearest name."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,8 +107,17 @@ class CommonOptions:
         return Observer(self.transport(), self.coordination_topic)
 
     def group(self, name: str) -> Group:
-        """Returns the operations on a group."""
-        return Group(self.transport(), name, self.coordination_topic)
+        """Returns the operations on a group. The command keeps one connection for all of them."""
+        group = Group(self.transport(), name, self.coordination_topic)
+        return self._open.enter_context(group.connected())
+
+    @functools.cached_property
+    def _open(self) -> ExitStack:
+        return ExitStack()
+
+    def close(self) -> None:
+        """Closes the connections of the command."""
+        self._open.close()
 
     def print_result(self, result: Any, text: str) -> None:
         """Prints `result` as JSON if --json was given, else `text`."""
@@ -158,9 +168,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(**given: Any) -> None:
         with output.error_reporting(flags):
-            if shared is not None:
-                given[_PARAMETER] = shared(**{name: given.pop(name) for name in names})
-            function(**given)
+            if shared is None:
+                function(**given)
+                return
+            with closing(shared(**{name: given.pop(name) for name in names})) as options:
+                function(**given, **{_PARAMETER: options})
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads the options from it
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

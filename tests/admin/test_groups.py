@@ -199,3 +199,28 @@ def test_info_of_the_embedded_broker() -> None:
         assert [one.address for one in found.brokers] == broker.bootstrap_servers.split(",")
         assert found.topics >= 1
         assert {"confluent-kafka", "librdkafka"} <= found.versions.keys()
+
+
+def test_calls_in_connected_fold_the_log_once(marshal: marshal_py.Marshal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preview and the operation after it, as the commands do. The operation sees what has happened in between."""
+    marshal.create_group("billing", GREEDY)
+    opened: list[str] = []
+    open_log = MemoryTransport.log
+
+    def counted(self: MemoryTransport, topic: str, name: str, writes: bool = True) -> Any:
+        opened.append(name)
+        return open_log(self, topic, name, writes)
+
+    monkeypatch.setattr(MemoryTransport, "log", counted)
+    group = marshal.group("billing")
+    with group.connected():
+        assert group.info().policy == "greedy"
+        marshal.update_group("billing", GroupConfig(policy="balanced"))
+        assert group.info().policy == "balanced"
+        group.delete()
+        with pytest.raises(GroupDeleted):
+            group.set_config(policy="own")
+    assert len(opened) == 2, "one for these calls, one for the update"
+    with pytest.raises(GroupDeleted):
+        group.set_config(policy="own")
+    assert len(opened) == 3
