@@ -48,7 +48,7 @@ def die_at_record(number: int, written: bool) -> None:
         count += not isinstance(record, Note)
         if count == number:
             if written:
-                runner._log._producer.flush(FLUSH_TIMEOUT_S)  # type: ignore[attr-defined]
+                runner._reader.log._producer.flush(FLUSH_TIMEOUT_S)  # type: ignore[attr-defined]
             die()
 
     OperationRunner._append = deadly  # type: ignore[method-assign]
