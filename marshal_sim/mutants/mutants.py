@@ -29,6 +29,7 @@ from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.mutants import answers as mutants_answers
 from marshal_sim.mutants import claims as mutants_claims
+from marshal_sim.mutants import client as mutants_client
 from marshal_sim.mutants import clock as mutants_clock
 from marshal_sim.mutants import data as mutants_data
 from marshal_sim.mutants import fold as mutants_fold
@@ -373,7 +374,11 @@ _MEMBER: Final = (
     ),
     *(
         Mutant(name, says, patches, _bias(*kinds, **more))
-        for name, says, patches, kinds, more in (*mutants_claims.PLANTED, *mutants_witness.PLANTED)
+        for name, says, patches, kinds, more in (
+            *mutants_claims.PLANTED,
+            *mutants_witness.PLANTED,
+            *mutants_client.PLANTED,
+        )
     ),
     *(
         Mutant(name, says, patches, _bias("answers", *kinds, mode=AT_LEAST_ONCE))
