@@ -15,9 +15,12 @@ import pytest
 
 from marshal_py import AckNotConfirmed, ClaimLost, ClusterError, Consumer, GroupDeleted, MarshalError, Message
 from marshal_py.client.planner import Planner
+from marshal_py.client.messages.lost_acks import LostAcks
 from marshal_py.client.receive.confirmations import HISTORY_LOST
-from marshal_py.protocol.claims.acked_spans import finished_spans, spans_of
+from marshal_py.protocol.claims.acked_spans import finished_spans, log_has, spans_of
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, joined, until
 
@@ -318,10 +321,26 @@ def test_the_spans_of_a_claim_name_what_it_has_finished() -> None:
     run.deliver(6, 0)
     for index in (0, 2, 3, 5):
         run.finish(index)
-    assert finished_spans(tracker) == [(10, 11), (12, 13), (14, 15), (19, 20)]
+    assert finished_spans(tracker) == [(-1, 11), (12, 13), (14, 15), (19, 20)]
     assert spans_of(range(3, 7)) == [(3, 7)]
     assert spans_of([3, 4, 6]) == [(3, 5), (6, 7)]
     assert spans_of([]) == []
+
+
+def test_an_ack_below_a_finished_message_that_the_log_has_may_be_lost() -> None:
+    """The log has 2 as finished above the position 0. Then 0 and 1 are acked, and the claim ends before it knows."""
+    tracker = AtLeastOnce(0)
+    run = tracker.add(range(3))
+    run.deliver(3, 0)
+    run.finish(2)
+    claim, lost = Claim(TopicPartition("orders", 0), 7, 0, tracker), LostAcks()
+    claim.final = tracker.position(), tracker.progress()
+    assert log_has(finished_spans(tracker), claim, None)
+    run.finish(0)
+    run.finish(1)
+    claim.seal(ClaimPhase.GONE)
+    lost.ended([claim], None)
+    assert lost.after(0) == {claim.tp: True}
 
 
 def _planning(cluster: MemoryCluster) -> tuple[Consumer, Planner]:

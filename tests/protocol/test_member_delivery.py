@@ -439,6 +439,22 @@ def test_past_the_fence_the_rest_is_dropped(late: bool) -> None:
     assert drops == ([] if late else [(2, 10)])
 
 
+def test_the_report_of_what_is_dropped_names_all_of_several_grants_that_lie_apart() -> None:
+    """D3: offsets 3 to 7 hold no message, so that no grant covers them."""
+    cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
+    (a,) = cluster.team("a")
+    claim = a.claim(0)
+    granted(cluster, a, claim, (0, 3))
+    granted(cluster, a, claim, (8, 10))
+    assert a.take(claim) == 0
+    a.hold_writes()
+    cluster.run(I + STEP)
+    a.release_writes()
+    cluster.run(I)
+    assert a.member.grants_dropped == 4
+    assert [(advisory.offset, advisory.to) for _, advisory in a.advised("amo_dropped")] == [(1, 10)]
+
+
 def test_a_grant_that_comes_past_the_fence_is_dropped() -> None:
     """D3: it was asked for in time and read too late."""
     cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)

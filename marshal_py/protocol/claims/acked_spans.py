@@ -26,7 +26,8 @@ def spans_of(offsets: Sequence[int]) -> Spans:
 def finished_spans(tracker: AtLeastOnce) -> Spans:
     """Returns all that the claim has finished, as far as its acks were noted (`Claim.settle`)."""
     position = tracker.position()
-    spans = [(position - 1, position)]  # the log has all below the position if it has the last offset of it
+    # All below the position: the log may have the last of it as finished above a lower position.
+    spans = [(-1, position)]
     for run in tracker.runs:
         spans += [(start, to) for start, to in spans_of(run.offsets[: run.low]) if to > position]
         spans += [(run.offsets[index], run.offsets[index] + 1) for index in run.finished]

@@ -72,6 +72,10 @@ class AtMostOnce:
         """Returns the offset at which the newest grant ends, and the next grant must begin."""
         return self.grants[-1].to if self.grants else self.delivered_to
 
+    def next_granted(self) -> int:
+        """Returns the lowest offset that is granted and was not handed over; where delivery continues if none is."""
+        return max(self.grants[0].start, self.delivered_to) if self.grants else self.delivered_to
+
     def deliver(self, offset: int, mono_ms: int, count: int = 1) -> None:
         """Records that `count` messages are handed over, the last of them at `offset`.
 

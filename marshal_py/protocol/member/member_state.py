@@ -218,11 +218,12 @@ class MemberState:
     def drop_grants(self, claim: Claim) -> None:
         """Drops the granted messages of a claim that were not handed over, and reports how many (D3)."""
         if isinstance(claim.tracker, AtMostOnce):
+            first = claim.tracker.next_granted()
             lost = claim.tracker.drop()
             if lost:
                 self.grants_dropped += lost
-                to = claim.tracker.delivered_to
-                self.note("amo_dropped", claim.tp, to - lost, to, epoch=claim.epoch)
+                # From the first on, because two grants may lie apart: between them are offsets without a message.
+                self.note("amo_dropped", claim.tp, first, claim.tracker.delivered_to, epoch=claim.epoch)
 
     def advise(
         self,
