@@ -342,7 +342,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
         requests.check_timeout(timeout_s)
         with self._seeking:
             deadline = self._context.monotonic() + timeout_s
-            seeking.seek(self._driver, self._ending, requests.check_partition(partition), offset, deadline)
+            tp = requests.check_partition(partition)
+            self._context.complete(seeking.seek(self._driver, self._ending, tp, offset, deadline))
 
     # --- planning
 

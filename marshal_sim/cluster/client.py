@@ -35,6 +35,7 @@ from marshal_py.protocol.wire.records import AT_LEAST_ONCE
 from marshal_py.transport.ports import LogRecord
 from marshal_sim.cluster.broker import MISSING
 from marshal_sim.cluster.busy_loops import WakeCounter
+from marshal_sim.cluster.calls import HandlerCall
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.front import Front
@@ -50,12 +51,13 @@ from marshal_sim.cluster.ports import (
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.snapshots import SnapshotMaintenance, fold_again
 from marshal_sim.cluster.source import SimulatedSource, message_at
-from marshal_sim.cluster.user import HandlerCall, User
+from marshal_sim.cluster.user import User
 from marshal_sim.judge.evidence import Delivery
 
 DELIVERIES_MAX: Final = 3  # of one message: low, so that a run sees dead letters
 LETTERS_FAIL: Final = 0.2  # the share of attempts to write letters that fail
 DEAD_LETTERS: Final = "dead"
+ACKS_PENDING_MAX: Final = 3  # of every second consumer: fewer than a handler would take
 HAND_OVER_S: Final = 1.0  # how long the client lets a stop wait for hand-overs (A6)
 
 
@@ -154,6 +156,8 @@ class Client(Process):
     def _consumer_options(self) -> ConsumerOptions:
         options, latest = self.options, self.environment.start_latest
         letters = self.environment.answers and options.mode == AT_LEAST_ONCE and not self.plans
+        if self.environment.calls and options.mode == AT_LEAST_ONCE and not self.plans and self.number % 2:
+            self.environment.evidence.acks_pending_max[self.number] = 1 + self.number % ACKS_PENDING_MAX
         return ConsumerOptions(
             delivery="at_least_once" if options.mode == AT_LEAST_ONCE else "at_most_once",
             handler_timeout_s=options.handler_timeout_ms / 1000,
@@ -162,6 +166,7 @@ class Client(Process):
             max_deliver=DELIVERIES_MAX if letters else None,
             dead_letter_topic=DEAD_LETTERS if letters else None,
             mirror_offsets=False,
+            max_acks_pending=self.environment.evidence.acks_pending_max.get(self.number),
         )
 
     def _writer(self) -> SimulatedWriter:
@@ -454,6 +459,8 @@ class Client(Process):
             born = call.delivery.inherited_by(clone.number)
             self.environment.delivered(born)
             clone.user.run_handler(HandlerCall(_copied(call.delivery, member, queue), born))
+        if user.held is not None and user.held[1].epoch in member.claims:
+            clone.user.begin_held(_copied(user.held[1], member, queue), user.held[1])
         for _, letter in user.letters:
             if letter.needed and queue.answers.letters is not None:
                 claim, run = deepcopy(letter.claim, memo), deepcopy(letter.run, memo)

@@ -70,6 +70,7 @@ class Cluster:
         self.producing = True
         self.healed = False  # every fault is over
         self.answers: bool = "answers" in scenario.kinds
+        self.calls: bool = "calls" in scenario.kinds
         self.start_latest: bool = scenario.start_latest
         self.checkpoints: dict[str, Checkpoint] = {}  # of the clients that are streaming queries, by client id
         self.keeps_snapshots: bool = "snapshots" in scenario.kinds
@@ -494,4 +495,11 @@ class Cluster:
             kept=journal.kept,
             letters=[letter for letter in journal.letters if letter.client in here and not branched],
             deliveries_max=DELIVERIES_MAX if self.answers else None,
+            confirmations=[one for one in journal.confirmations if one.client in here and not branched],
+            seeks=[one for one in journal.seeks if one.client in here and not branched],
+            user_pauses=[one for one in journal.user_pauses if one.client in here and not branched],
+            drains=[one for one in journal.drains if one.client in here and not branched],
+            acks_pending_max=journal.acks_pending_max,
+            touches=journal.touches,
+            handler_intervals=HANDLER_TIMEOUT_INTERVALS,
         )

@@ -18,6 +18,7 @@ class ClientEnvironment(Environment, Protocol):
     keeps_snapshots: bool
     start_latest: bool
     answers: bool
+    calls: bool
 
     def handler_ms(self, place: TopicPartition) -> int: ...
     def delivered(self, delivery: Delivery) -> None: ...

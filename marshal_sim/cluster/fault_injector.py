@@ -238,7 +238,8 @@ class FaultInjector:
                 self._left(client)
 
     def _left(self, client: Client) -> None:
-        client.leave(int(self.rng.random() * self.interval_ms))
+        at_once = self.cluster.calls and self.rng.random() < 0.5
+        client.leave(0 if at_once else int(self.rng.random() * self.interval_ms))
 
     # --- machines, network, broker
 

@@ -70,10 +70,11 @@ LIFE_RUN_KINDS: Final = ("create_race",)
 # Kinds that happen only where they are asked for, because old seeds must stay what they are. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
 # witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
-# them, and there is a dead-letter topic (D14, D15). `behind`, one too: consumers release partitions on which they fall
-# behind (D16).
+# them, and there is a dead-letter topic (D14, D15). `calls`, one too: users also flush, seek, pause partitions and
+# stop, from other threads, and a thread may be stopped while the rest of its process goes on. `behind`, one too:
+# consumers release partitions on which they fall behind (D16).
 ASKED_KINDS: Final = ("witness",)
-ASKED_RUN_KINDS: Final = ("answers", "behind")
+ASKED_RUN_KINDS: Final = ("answers", "behind", "calls")
 # Kinds that end shortly before the healing, or take long: none begins late in a run.
 LONG_KINDS: Final = frozenset(
     {
@@ -155,6 +156,8 @@ class NetworkFaults:
         self.stop_step: float = self._chance(rng, kinds, "step_stop", 0.02)
         self.stop_gate: float = self._chance(rng, kinds, "gate_stop", 0.05)
         self.late_refusal: float = self._chance(rng, kinds, "late_refusal", 0.2)
+        self.stop_thread: float = self._chance(rng, kinds, "calls", 0.1)
+        self.thread_ms_max: int = interval_ms
         self.refusal_ms_max: int = 4 * interval_ms
         self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
         self.stormy: bool = bool(self.delay or self.reorder or self.duplicate or self.drop or self.retry)
@@ -168,7 +171,7 @@ class NetworkFaults:
 
     def heal(self) -> None:
         self.delay = self.reorder = self.duplicate = self.drop = self.retry = self.partial = 0.0
-        self.stop_step = self.stop_gate = self.late_refusal = 0.0
+        self.stop_step = self.stop_gate = self.late_refusal = self.stop_thread = 0.0
         self.stormy = False
         for land in self.in_flight:  # what the network still holds arrives now: late records are faults too
             land()
@@ -230,6 +233,13 @@ class NetworkFaults:
             return 0
         self.faults += 1
         return spread(self._rng, 1, self.stop_ms_max)
+
+    def thread_ms(self) -> int:
+        """Draws how many ms a thread of the user stops between two of its steps. It is mostly 0."""
+        if not self.stop_thread or self._rng.random() >= self.stop_thread:
+            return 0
+        self.faults += 1
+        return spread(self._rng, 1, self.thread_ms_max)
 
     def gate_ms(self) -> int:
         """Draws how many ms a process stops between `Member.may_deliver` and the call of the handler. It is mostly 0

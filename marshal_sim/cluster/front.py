@@ -112,10 +112,17 @@ class Front:
         assert wait is not None
         self._waiting.remove(call)
         assert not isinstance(wait, PollAhead)
-        if isinstance(wait, Change):
-            self.go_on(call)
+        result = None if isinstance(wait, Change) else self._source.poll(0.0, wait.max_messages)
+        environment = self._process.environment
+        if held_ms := environment.network_faults.thread_ms():
+            environment.schedule(held_ms, self._process, self._go_on_late, (call, result))
         else:
-            self.go_on(call, self._source.poll(0.0, wait.max_messages))
+            self.go_on(call, result)
+
+    def _go_on_late(self, state: tuple[Call, Any]) -> None:
+        """Continues a call whose thread was stopped after its wait."""
+        self.go_on(*state)
+        self._process.ran()
 
     # --- what happens meanwhile
 

@@ -45,6 +45,7 @@ class Options(NamedTuple):
     audit: bool = True
     witnesses: int = 0  # 1: clients have witnesses that publish their last wills (T19)
     answers: int = 0  # 1: handlers give messages back and end them, and there is a dead-letter topic (D14, D15)
+    calls: int = 0  # 1: users make all other calls, too, from other threads, which may be stopped alone
     behind: int = 0  # 1: groups are greedy, and consumers release partitions on which they fall behind (D16)
     queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
     policy: str = ""  # of every group
@@ -102,6 +103,7 @@ def draw(rng: Random, options: Options) -> Scenario:
     kinds = options.kinds if options.kinds is not None else frozenset() if options.calm else draw_kinds(rng)
     kinds = kinds | {"witness"} if options.witnesses else kinds
     kinds = kinds | {"answers"} if options.answers else kinds
+    kinds = kinds | {"calls"} if options.calls else kinds
     kinds = kinds | {"behind"} if options.behind else kinds
     interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
     # Bugs need few actors, and small runs are fast; of the rest each order of magnitude is as likely as the others.

@@ -9,7 +9,7 @@ that a handler gets and how it ends goes into the journal, which the auditor rea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
@@ -21,24 +21,18 @@ from marshal_py.client.values.requests import check_consume, check_fetch
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_sim.cluster.busy_loops import BusyLoop
+from marshal_sim.cluster.calls import HandlerCall, OtherCalls
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import WAITS_AT_ONCE_MAX, Call, Front
 from marshal_sim.cluster.process import Process
-from marshal_sim.judge.evidence import DeadLetter, Delivery
+from marshal_sim.judge.evidence import DeadLetter, Delivery, Drain
 
 WAYS: Final = ("iterate", "fetch", "consume")
 BATCH_MAX: Final = 8  # messages per fetch, and pending ones per consume
 NAKS: Final = 0.25  # the share of answers that give a message back
 TERMS: Final = 0.05  # the share of answers that end one
 DELAY_INTERVALS: Final = 3  # the longest delay that a handler names: longer than a hand-over waits for its handlers
-
-
-class HandlerCall(NamedTuple):
-    """Describes one message that a handler works on. `message` is None if nobody counts on its answer any more."""
-
-    message: Message[Any, Any] | None
-    delivery: Delivery
 
 
 class User:
@@ -71,11 +65,15 @@ class User:
         self.letters: list[tuple[DeadLetter, Letter]] = []  # posted, and not known to be written
         self._number = 0
         self._messages: Iterator[Message[Any, Any]] | None = None  # of the present reservation
-        self._gate_ms = 0  # when the gate was last looked at
+        self.held: tuple[Message[Any, Any], Delivery] | None = None  # taken, and its handler has not begun
         self._iteration: Call | None = None
-        self._began = self._in_call = self._held = self._going = self.over = False
+        self._began = self._in_call = self._going = self.over = False
         self._finished_since: list[Delivery] = []  # in at-most-once mode, since he last asked for more
         self._answering: HandlerCall | None = None  # whose handler answers just now
+        self._others: OtherCalls | None = None
+        if environment.calls:
+            self._others = OtherCalls(environment, process, driver, ending, front)
+        self._acks_each: bool = environment.calls and rng.random() < 0.5  # in at-most-once mode, too
 
     # --- receiving
 
@@ -84,6 +82,8 @@ class User:
         if not self._began:
             self._began = True
             self._receive()
+            if self._others is not None:
+                self._others.begin(self.running)
 
     def _receive(self) -> None:
         """Begins the next call. In `iterate` and `consume` there is one, until it ends."""
@@ -110,7 +110,7 @@ class User:
             self._end(error)
             return
         for message in batch:  # all of them were delivered when the call returned
-            self._begin_handler(message, self.environment.now_ms)
+            self._begin_handler(message, self._delivery_of(message))
         self.go_on()
 
     def _reserved(self, iteration: Call, reserved: Reserved) -> None:
@@ -132,6 +132,8 @@ class User:
 
     def drain(self, wait_s: float) -> None:
         """Drains the consumer, as `Consumer.drain` does: an iteration that runs delivers the rest first."""
+        now_ms, group = self.environment.now_ms, self._member.name
+        self.environment.evidence.drains.append(Drain(group, self.process.number, now_ms, now_ms + 1_000 * wait_s))
         self._receiving.queue.drain()
         self._ending.drain(wait_s)
         if self.way == "fetch" or self.over or not self._began:
@@ -145,14 +147,13 @@ class User:
             return  # the loop below, which is further up in the stack, continues
         self._going = True
         empty = 0  # reservations without a message, since no time passes here
-        while self._began and not (self.over or self._in_call or self._held or self._busy()):
+        while self._began and not (self.over or self._in_call or self.held or self._busy()):
             if self._messages is None:
                 self._ask()
                 empty += 1
                 if empty > WAITS_AT_ONCE_MAX:
                     raise BusyLoop(f"an iteration of consumer {self.process.number} has messages and delivers none")
                 continue
-            self._gate_ms = self.environment.now_ms
             message = next(self._messages, None)
             if message is None:
                 self._messages = None
@@ -187,26 +188,30 @@ class User:
 
     def _take(self, message: Message[Any, Any]) -> None:
         """Begins the handler of a message. The process may be stopped before, since the gate was looked at."""
-        held_ms = self.environment.network_faults.gate_ms()
-        if held_ms:
-            self._held = True
-            self.process.held_steps.appendleft((self._take_late, (message, self._gate_ms)))
+        faults, delivery = self.environment.network_faults, self._delivery_of(message)
+        if thread_ms := faults.thread_ms():
+            self.held = message, delivery
+            self.environment.schedule(thread_ms, self.process, self._take_late)
+        elif held_ms := faults.gate_ms():
+            self.held = message, delivery
+            self.process.held_steps.appendleft((self._take_late, None))
             self.process.freeze(held_ms)
         else:
-            self._begin_handler(message, self._gate_ms)
+            self._begin_handler(message, delivery)
 
-    def _take_late(self, state: tuple[Message[Any, Any], int]) -> None:
-        self._held = False
-        self._begin_handler(*state)
+    def _take_late(self, _: None) -> None:
+        assert self.held is not None
+        (message, delivery), self.held = self.held, None
+        self._begin_handler(message, delivery)
         self.go_on()
         self.process.ran()
 
     # --- handlers
 
-    def _begin_handler(self, message: Message[Any, Any], gate_ms: int) -> None:
-        """Notes a delivery, and begins its handler."""
-        environment, member = self.environment, self._member
-        delivery = Delivery(
+    def _delivery_of(self, message: Message[Any, Any]) -> Delivery:
+        """Returns the delivery of a message for which the gate is open now."""
+        member, now_ms = self._member, self.environment.now_ms
+        return Delivery(
             member.name,
             self.process.number,
             member.newest_instance,
@@ -215,10 +220,21 @@ class User:
             message.partition,
             message.offset,
             self.process.world.next_offset,
-            gate_ms,
-            environment.now_ms,
+            now_ms,
+            now_ms,
         )
-        environment.delivered(delivery)
+
+    def _begin_handler(self, message: Message[Any, Any], delivery: Delivery) -> None:
+        """Notes a delivery, and begins its handler."""
+        delivery.begin_ms = self.environment.now_ms
+        self.environment.delivered(delivery)
+        self.run_handler(HandlerCall(message, delivery))
+
+    def begin_held(self, message: Message[Any, Any] | None, held: Delivery) -> None:
+        """Begins the handler of a message that this machine's original has taken and not begun (T18)."""
+        delivery = held.inherited_by(self.process.number)
+        delivery.inherited = False
+        self.environment.delivered(delivery)
         self.run_handler(HandlerCall(message, delivery))
 
     def run_handler(self, call: HandlerCall) -> None:
@@ -243,12 +259,15 @@ class User:
         if self._at_most_once or environment.healed or draw >= NAKS + TERMS:
             if not self._at_most_once:
                 delivery.finish(environment.now_ms)
-                if message is not None:
+                if message is not None and self._others is not None:
+                    self._others.ack(message, delivery)
+                elif message is not None:
                     message.ack()
                 return
             delivery.end_ms = environment.now_ms
             self._finished_since.append(delivery)
-            if message is not None and delivery.epoch not in [one.delivery.epoch for one in self.running.values()]:
+            others = [one.delivery.epoch for one in self.running.values()]
+            if message is not None and (self._acks_each or delivery.epoch not in others):
                 message.ack()  # it says that no handler works on a message of the claim
             return
         delay_ms = spread(environment.rng, 1, DELAY_INTERVALS * self._options.interval_ms)
@@ -274,8 +293,9 @@ class User:
 
     def letter_written(self, place: TopicPartition, offset: int) -> None:
         """Notes that the topic has the letter of a message."""
-        for note, letter in self.letters:
-            if (letter.claim.tp, note.offset) == (place, offset) and note.written_ms < 0:
+        same = [one for one in self.letters if (one[1].claim.tp, one[0].offset) == (place, offset)]
+        for note, _ in sorted(same, key=lambda one: not one[1].needed):  # one of an earlier claim may be left
+            if note.written_ms < 0:
                 note.written_ms = self.environment.now_ms
                 return
 

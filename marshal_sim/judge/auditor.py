@@ -1,4 +1,4 @@
-"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S18.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S24.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (auditor_history.py); then each invariant is one function over
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from marshal_sim.judge.answers import s16_answers
+from marshal_sim.judge.calls import s19_confirmed, s20_sought, s21_paused, s22_window, s23_drained, s24_heard
 from marshal_sim.judge.claims import s2_one_owner, s3_lease, s4_fencing, s11_pause
 from marshal_sim.judge.closed import s13_poison_proof, s14_fail_closed
 from marshal_sim.judge.evidence import SIMULATED, Evidence, Slack, Violation
@@ -36,7 +37,7 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Returns every violation of S1 to S18 that the evidence of one log shows.
+    """Returns every violation of S1 to S24 that the evidence of one log shows.
 
     If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
@@ -118,5 +119,11 @@ OF_DELIVERIES: Final[tuple[Check, ...]] = (
     s12_reports,
     s16_answers,
     s18_unsettled,
+    s19_confirmed,
+    s20_sought,
+    s21_paused,
+    s22_window,
+    s23_drained,
+    s24_heard,
 )
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

@@ -176,6 +176,58 @@ class DeadLetter:
         self.written_ms: float = -1
 
 
+class Confirmation(NamedTuple):
+    """Says what a `flush` or a `double_ack` told its user (S19).
+
+    It concerns the acks of its client before `since_ms`, or that of one delivery alone. `lost`: the partitions that an
+    error named; None if the call has learned nothing. Of the others the log has the acks.
+    """
+
+    group: str
+    client: Client
+    since_ms: float
+    until_ms: float
+    lost: frozenset[tuple[str, int]] | None
+    of: Delivery | None = None
+
+
+class Seek(NamedTuple):
+    """Says that a `seek` of the user has returned, and how much of the log its client had read by then (S20)."""
+
+    key: Key
+    client: Client
+    position: int
+    ms: float
+    read_to: int
+
+
+class UserPause(NamedTuple):
+    """Says that a user had paused a partition of his consumer, from one moment to another (S21)."""
+
+    key: Key
+    client: Client
+    since_ms: float
+    until_ms: float
+
+
+class Drain(NamedTuple):
+    """Says that a user has drained his consumer, and how long its handlers were given (S23)."""
+
+    group: str
+    client: Client
+    since_ms: float
+    until_ms: float
+
+
+class Touch(NamedTuple):
+    """Says that a handler has reported that it is at work on a message (`in_progress`, S24)."""
+
+    key: Key
+    epoch: int
+    offset: int
+    ms: float
+
+
 class ToolReport(NamedTuple):
     """Says what an admin's tool reported about a SetPosition that it sent (S12)."""
 
@@ -269,6 +321,13 @@ class Evidence:
     letters: list[DeadLetter] = field(default_factory=list)
     deliveries_max: int | None = None  # with a dead-letter topic: no message gets a delivery of a higher number
     queries: set[Client] = field(default_factory=set)  # streaming queries: they may ack what an earlier claim did
+    confirmations: list[Confirmation] = field(default_factory=list)
+    seeks: list[Seek] = field(default_factory=list)
+    user_pauses: list[UserPause] = field(default_factory=list)
+    drains: list[Drain] = field(default_factory=list)
+    touches: list[Touch] = field(default_factory=list)
+    handler_intervals: int = 2**31  # how many of its own intervals an owner waits for a silent handler (D4)
+    acks_pending_max: dict[Client, int] = field(default_factory=dict)  # by client that has this option (S22)
     behind_intervals: int = 0  # over so many of its intervals an owner falls behind before it releases (D16)
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ class ClaimSpan:
         "behind",
         "client_id",
         "died",
+        "drained",
         "end",
         "ended_by",
         "epoch",
@@ -75,6 +76,7 @@ class ClaimSpan:
         self.ended_by: str = ""
         self.released_by: tuple[Client, float] = (NOBODY, -1)  # the first sender of the record that ended it, and when
         self.released: dict[Client, float] = {}  # by sender of a Release of it, accepted or not: when first
+        self.drained: dict[Client, float] = {}  # by sender of a Release of it that a drain sent: when first
         self.finished: list[tuple[int, int]] = []  # at-least-once: what was reported to its owner as finished (D1)
         self.in_order: bool = (
             True  # the heartbeats of its one owner came in the order in which they were sent, each once

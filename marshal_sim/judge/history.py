@@ -31,8 +31,10 @@ from marshal_sim.oracle.snapshot import FOLD_VERSION, Snapshots
 from marshal_sim.oracle.wire import SNAPSHOT_TYPE, Record, decode_record, parse_envelope
 
 LOST = "offset_lost"  # kind of a Note
+STUCK = "handler_stuck"  # kind of a Note
 HAND_OVER = "hand-over"  # reason of a Release by A3
 BEHIND = "falls behind"  # reason of a Release by D16
+DRAINED = "drained"  # reason of a Release by a drain of the user
 DIED = "died"  # reason of a Release by T19
 ENDINGS = ("Join", "Leave", "Evict", "ReleasingPartition", "SeekingPartition", "GroupConfig")  # may end a claim
 MAY_COUNT = ("replay", "newer", "forged")  # foreign records that the rules may accept, or that end a group
@@ -93,6 +95,8 @@ class History:
         self.pauses: dict[str, list[tuple[int, int]]] = {}
         self.moved: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
         self.set_at: dict[Key, list[int]] = {}  # by partition: records that set its position, or forgot it (F9.2, F9.5)
+        self.sought: dict[Key, list[int]] = {}  # by partition: claims that a seek of their owner has begun (F6.6)
+        self.stuck: list[tuple[float, str, dict[str, Any]]] = []  # Notes of silent handlers: when sent, group, fields
         self.evictions: list[Eviction] = []
         self.claim_records: list[tuple[float, Key]] = []
         self.claimants: list[tuple[int, Client, float]] = []  # of each claim record: offset, sender, first sent
@@ -108,6 +112,7 @@ class History:
             "S5": 0,
             "X12": 0,
             "V6": 0,
+            **dict.fromkeys(("S19", "S20", "S21", "S22", "S23", "S24"), 0),  # how often a promise of a call was judged
         }  # cases that are counted and are no violations
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, ClaimSpan]] = {}
@@ -279,6 +284,8 @@ class History:
             claim = self.claims.get((group, fields["epoch"]))
             if claim is not None and claim.session == session:
                 claim.released.setdefault(sender, sent_ms)
+                if fields["reason"] == DRAINED:
+                    claim.drained.setdefault(sender, sent_ms)
 
     def _holds(self, group: str, digest: dict[str, int]) -> bool:
         """Returns True if a heartbeat's digest equals the oracle's at that checkpoint, or cannot be compared with it
@@ -336,6 +343,8 @@ class History:
                 self.set_at.setdefault((group, *place), []).append(offset)
         elif kind == "Note":
             self.notes.append((self.evidence.read_ms[offset], group, fields))
+            if fields["kind"] == STUCK:
+                self.stuck.append((sent_ms, group, fields))
             if fields["kind"] == LOST:
                 key = (group, fields["topic"], fields["partition"])
                 self.lost_ranges.setdefault(key, []).append((fields["from"], fields["to"]))
@@ -363,6 +372,7 @@ class History:
             left = self.claims.get((group, record.fields["epoch"]))
             if left is not None and left.end == offset:
                 self._claim(kind, left.key, left.session, offset, sent_ms)
+                self.sought.setdefault(left.key, []).append(offset)
         if model.paused and group not in self._paused_at:
             self._paused_at[group] = offset
         elif not model.paused and group in self._paused_at:

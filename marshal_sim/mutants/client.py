@@ -6,22 +6,36 @@ function says how it behaves with the bug.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from marshal_py.client.delivery import grants
+from marshal_py.client.delivery.ack_window import AckWindow
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.delivery.redelivery import Redelivering, redeliveries_of
+from marshal_py.client.delivery.redelivery import Redelivering, blocked, redeliveries_of
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.messages.acks import Ack, Delivered
 from marshal_py.client.messages.dead_letters import DeadLetters, Letter
+from marshal_py.client.messages.lost_acks import LostAcks
+from marshal_py.client.ranges.microbatches import End, MicroBatches, Planned
+from marshal_py.client.ranges.ranges import ClaimedRange
+from marshal_py.client.receive import confirmations, seeking
+from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.ending import Ending
-from marshal_py.client.values.waits import Steps
+from marshal_py.client.values.waits import Change, Steps
+from marshal_py.errors import ClaimLost
+from marshal_py.protocol.claims.acked_spans import Spans, log_has
 from marshal_py.protocol.claims.at_most_once import AtMostOnce, Grant
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.claims.redelivery import Redeliveries
-from marshal_py.protocol.wire.identity import Instant, TopicPartition
+from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE
+from marshal_py.transport.ports import Chunk
 
 Patch = tuple[Any, str, Any]
 
@@ -47,6 +61,35 @@ def c1() -> list[Patch]:
         tracker.grants.clear()
 
     return _at_a_stop(dropped)
+
+
+def c2() -> list[Patch]:
+    commit = MicroBatches.commit
+
+    def of_all(self: MicroBatches, end: End, now: Instant) -> bool:
+        """Acks what the query has now along with the batch that it has committed."""
+        moved = [self._finish(batch) for batch in self.delivered.values()]
+        return commit(self, end, now) or any(moved)
+
+    return [(MicroBatches, "commit", of_all)]
+
+
+def c3() -> list[Patch]:
+    def has(spans: Spans, claim: Claim, group: Group | None) -> bool:
+        """Counts the acks of a claim that is gone as done."""
+        return claim.phase is ClaimPhase.GONE or log_has(spans, claim, group)
+
+    return [(confirmations, "log_has", has), (LostAcks, "ended", lambda self, claims, group: None)]
+
+
+def c5() -> list[Patch]:
+    add = DeliveryQueue.add
+
+    def of_any_round(self: DeliveryQueue, chunks: Iterable[Chunk]) -> None:
+        """Takes what was fetched for an earlier assignment for what was asked for now."""
+        add(self, [chunk._replace(round=self.source.round(chunk.tp)) for chunk in chunks])
+
+    return [(DeliveryQueue, "add", of_any_round)]
 
 
 def c6() -> list[Patch]:
@@ -78,6 +121,10 @@ def c9() -> list[Patch]:
     return [(Claim, "seal", forgets)]
 
 
+def c10() -> list[Patch]:
+    return [(Ending, "drain_left_s", lambda self: 0.0)]
+
+
 def c11() -> list[Patch]:
     kept: dict[tuple[int, int], tuple[int, int, list[Grant]]] = {}  # dropped, delivered_to, grants
     take, reserve = DeliveryQueue.take, DeliveryQueue.reserve
@@ -106,6 +153,19 @@ def c11() -> list[Patch]:
     return [(DeliveryQueue, "take", taken), (DeliveryQueue, "reserve", reserved)]
 
 
+def c12() -> list[Patch]:
+    def accepted(self: Confirmations, ack: Ack, timeout_s: float) -> Steps[None]:
+        """Returns when the heartbeat is sent that tells the log of the ack, and does not wait until it is read back."""
+        late = [one.claim.tp for one in ack() if one.late]
+        self._member.urgent = True
+        self._driver.kick()
+        yield Change(0.0, self._context.changes)
+        if late:
+            raise ClaimLost(self._member.name, tuple(map(str, late)))
+
+    return [(Confirmations, "accepted", accepted)]
+
+
 def c13() -> list[Patch]:
     def write(self: DeadLetters, letters: Sequence[Letter]) -> None:
         """Hands the letters to the producer and does not wait for Kafka's acknowledgement."""
@@ -116,6 +176,14 @@ def c13() -> list[Patch]:
     return [(DeadLetters, "_write", write)]
 
 
+def c14() -> list[Patch]:
+    def gives_back(tracker: AtMostOnce) -> None:
+        """Gives back what the handler has not finished."""
+        tracker.handed_to = tracker.handled_to
+
+    return _at_a_stop(gives_back)
+
+
 def c15() -> list[Patch]:
     def begun(tracker: AtMostOnce) -> None:
         """Keeps the rest of a grant of which something was handed over."""
@@ -123,6 +191,22 @@ def c15() -> list[Patch]:
             tracker.handed_to = tracker.grants[0].to
 
     return _at_a_stop(begun)
+
+
+def c16() -> list[Patch]:
+    take = DeliveryQueue.take
+
+    def all_of_them(self: DeliveryQueue, *rest: Any) -> Any:
+        """Takes what is buffered of partitions that the user has paused since the call began."""
+        paused = [buffer for buffer in self.buffers.values() if buffer.paused_by_user]
+        for buffer in paused:
+            buffer.paused_by_user = False
+        found = take(self, *rest)
+        for buffer in paused:
+            buffer.paused_by_user = True
+        return found
+
+    return [(DeliveryQueue, "take", all_of_them)]
 
 
 def c17() -> list[Patch]:
@@ -143,6 +227,58 @@ def c17() -> list[Patch]:
     return [(Redelivering, "take", taken), (Redeliveries, "end", lambda self: None)]
 
 
+def c18() -> list[Patch]:
+    load = snapshot.load
+
+    def later(*rest: Any) -> World | None:
+        """Loads a snapshot and reads on some records above the place that it was made at."""
+        world = load(*rest)
+        for _ in range(CHECKPOINT_OFFSETS if world is not None else 0):
+            assert world is not None
+            world.pending.append(None)
+            world.next_offset += 1
+        if world is not None:
+            world.end_block()
+        return world
+
+    return [(snapshot, "load", later)]
+
+
+def c19() -> list[Patch]:
+    plan = MicroBatches.plan
+
+    def proven(self: MicroBatches, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
+        """Takes what may not be delivered now, and so is left out of the batch, for committed."""
+        end, session = plan(self, start, available, now), self.member.session
+        taken = {one.range.tp for batch in self.delivered.values() for one in batch.taken}
+        for one in available:
+            if one.tp not in taken:
+                self._proven[one.tp] = Planned(session, NONE, one.generation, one.start, one.to)
+        return end
+
+    return [(MicroBatches, "plan", proven), *_whatever_the_epoch()]
+
+
+def _whatever_the_epoch() -> list[Patch]:
+    def newest(self: MicroBatches, tp: TopicPartition, planned: Planned) -> int:
+        part = self._partition(tp)
+        return NONE if part is None else part.epoch
+
+    return [(MicroBatches, "_continued_as", newest)]
+
+
+def c20() -> list[Patch]:
+    opened = DeliveryQueue.open
+
+    def forgets(self: DeliveryQueue, claims: Iterable[Claim], positions: dict[TopicPartition, int]) -> None:
+        """Delivers a partition that the user has paused once it is claimed again."""
+        paused, self.user_paused = self.user_paused, set()
+        opened(self, claims, positions)
+        self.user_paused = paused
+
+    return [(DeliveryQueue, "open", forgets)]
+
+
 def c22() -> list[Patch]:
     opened = DeliveryQueue.open
 
@@ -152,6 +288,19 @@ def c22() -> list[Patch]:
         opened(self, claims, {**positions, **at})
 
     return [(DeliveryQueue, "open", from_the_buffer)]
+
+
+def c23() -> list[Patch]:
+    def at_once(driver: ConsumerDriver, ending: Ending, tp: TopicPartition, offset: int, _: float) -> Steps[None]:
+        """Returns when the record is sent that moves the position."""
+        with driver.context.outbox, driver.context.lock:
+            claim = driver.member.seek(tp, offset, driver.context.clock.now())
+            driver.kick()
+        yield Change(0.0, driver.context.changes)
+        if claim is None:
+            raise ClaimLost(driver.member.name, (str(tp),))
+
+    return [(seeking, "seek", at_once)]
 
 
 def c24() -> list[Patch]:
@@ -165,6 +314,15 @@ def c24() -> list[Patch]:
         del self.deliverable
 
     return [(DeliveryQueue, "user_returned", stays_shut)]
+
+
+def c25() -> list[Patch]:
+    def returned(self: Delivered) -> None:
+        """Takes the ack of one message for the end of the handlers of all."""
+        if isinstance(self.claim.tracker, AtMostOnce):
+            self.claim.tracker.returned()
+
+    return [(Delivered, "returned", returned)]
 
 
 def c26() -> list[Patch]:
@@ -181,17 +339,32 @@ def c26() -> list[Patch]:
     return [(grants, "offer", used_up)]
 
 
+def c27() -> list[Patch]:
+    return [(AckWindow, "room", lambda self, claim: 0 if blocked(claim) else sys.maxsize)]
+
+
+def c29() -> list[Patch]:
+    return [(Delivered, "touch", lambda self, first, stop: None)]
+
+
 _AMO: Final = {"mode": AT_MOST_ONCE}
 _ALO: Final = {"mode": AT_LEAST_ONCE}
 _FAST: Final = {"rate": 200, "interval_ms": 1_000, "partitions": 2, "intervals": 8}  # a user who needs no time
 # Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
     ("C1", "a stop drops what was granted and not handed over", c1, ("leave", "arrive"), _AMO),
+    ("C2", "a commit of a batch acks what the query has now, too", c2, ("crash", "lag"), {"queries": 3}),
+    ("C3", "a flush counts what was lost with its claim as done", c3, ("calls", "lag", "stop", "crash"), _ALO),
+    ("C5", "what was fetched for an earlier assignment is taken for new", c5, ("calls",), _ALO),
     ("C6", "a buffer survives the release of its claim", c6, ("admin", "step_down", "arrive", "leave"), _ALO),
     ("C9", "a hand-over forgets what handlers gave back", c9, ("answers", "arrive", "leave", "step_down"), _ALO),
+    ("C10", "a drain ends before its last ack", c10, ("leave", "arrive", "slow_handler"), _ALO),
     ("C11", "the queue delivers by a grant of before a fence", c11, ("lag", "delay", "suspend"), _AMO),
+    ("C12", "a double_ack returns before the log has the ack", c12, ("calls", "crash", "outage", "lag"), _ALO),
     ("C13", "a message is finished before Kafka has its dead letter", c13, ("answers",), _ALO),
+    ("C14", "a stop gives back what a handler has", c14, ("calls", "leave", "arrive", "slow_handler"), _AMO),
     ("C15", "a stop keeps the rest of a grant that was begun", c15, ("leave", "arrive"), _AMO),
+    ("C16", "a fetch delivers what its user has paused meanwhile", c16, ("calls",), _ALO),
     (
         "C17",
         "what a handler gave back comes again after its claim was released",
@@ -199,7 +372,14 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
         ("answers", "arrive", "leave", "step_down"),
         _ALO,
     ),
+    ("C18", "a log is read on above the place of its snapshot", c18, ("snapshots", "crash", "arrive"), {}),
+    ("C19", "a range that could not be delivered counts as committed", c19, ("stop", "lag", "admin"), {"queries": 2}),
+    ("C20", "a pause of the user ends with the claim", c20, ("calls", "admin", "arrive"), _ALO),
     ("C22", "a claim begins where fetching ahead began", c22, ("arrive", "leave", "step_down"), _AMO),
+    ("C23", "a seek returns before the log has the position", c23, ("calls",), _ALO),
     ("C24", "a partition whose gate was shut is not fetched again", c24, ("admin", "lag", "outage"), _ALO),
+    ("C25", "one ack reports all that was handed over as handled", c25, ("calls", "slow_handler"), _AMO),
     ("C26", "what is granted and not fetched is taken for used up", c26, ("arrive", "lag"), {**_AMO, **_FAST}),
+    ("C27", "more is delivered than may wait for acks", c27, ("calls",), _ALO),
+    ("C29", "a handler that reports that it is at work is not heard", c29, ("calls", "stuck_handler"), _ALO),
 )

@@ -33,6 +33,7 @@ NUMBERS: Final = (
     "queries",
     "witnesses",
     "answers",
+    "calls",
     "behind",
 )
 TEXTS: Final = ("dump", "group", "policy")

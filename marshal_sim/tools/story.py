@@ -36,6 +36,12 @@ PROMISES: Final = {
     "under no owner",
     "S18": "in at-most-once mode the log names what an owner that died may have lost: all of that, and nothing that it "
     "had reported as handled",
+    "S19": "once a flush or a double_ack has said that the log has an ack, the message does not come again",
+    "S20": "when a seek has returned, delivery goes on where it was asked to",
+    "S21": "nothing is delivered of a partition that the user has paused",
+    "S22": "no more messages of a partition are unfinished at once than max_acks_pending says",
+    "S23": "a drain releases nothing that a handler has before its time is over",
+    "S24": "a handler that reports that it is at work is not given up before its timeout",
     "V1": "a dead owner's partitions are claimed within twice its interval plus one second",
     "V2": "a released partition is claimed within a third of an interval plus one second",
     "V3": "every partition has an owner, and every message is read",

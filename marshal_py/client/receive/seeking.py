@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.receive.ending import Ending
+from marshal_py.client.values.waits import Steps
 from marshal_py.errors import ClaimLost, InvalidOption, NeedsAtLeastOnce, PositionOutOfRange
 from marshal_py.protocol.claims.claim import ClaimPhase
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 
 
-def seek(driver: ConsumerDriver, ending: Ending, tp: TopicPartition, offset: int, deadline: float) -> None:
+def seek(driver: ConsumerDriver, ending: Ending, tp: TopicPartition, offset: int, deadline: float) -> Steps[None]:
     """Returns when the log has accepted the position. One thread at a time may call it for a consumer.
 
     `deadline`: of the monotonic clock, in seconds. Raises what `Consumer.seek` raises.
@@ -32,7 +33,7 @@ def seek(driver: ConsumerDriver, ending: Ending, tp: TopicPartition, offset: int
         driver.kick()
     if claim is not None:
         what = f"the position of {tp}"
-        context.wait_for(lambda: claim.phase is ClaimPhase.GONE or driver.ended, what, deadline, driver.log)
+        yield from context.until(lambda: claim.phase is ClaimPhase.GONE or driver.ended, what, deadline, driver.log)
         if claim.phase is not ClaimPhase.GONE:  # a stop that has not read back that it left
             ending.check_open()
     if claim is None or claim.seek_to == NONE:

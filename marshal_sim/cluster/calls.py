@@ -1,0 +1,161 @@
+"""The calls of a simulated user that do not receive: `flush`, `double_ack`, `seek`, `pause`, `resume`, `in_progress`.
+
+Other threads of the program make them while it receives, so each may come at any step of a call that waits. What a call
+promised is noted for the auditor. When all is healed the user resumes what he has paused, and makes no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.messages.message import Message
+from marshal_py.client.receive import seeking
+from marshal_py.client.receive.confirmations import Confirmations
+from marshal_py.client.receive.ending import Ending
+from marshal_py.errors import AckNotConfirmed, ClaimLost, MarshalError
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_sim.cluster.environment import ClientEnvironment
+from marshal_sim.cluster.faults import spread
+from marshal_sim.cluster.front import Front
+from marshal_sim.cluster.process import Process
+from marshal_sim.judge.evidence import Confirmation, Delivery, Seek, Touch, UserPause
+
+DOUBLE_ACKS: Final = 0.2  # the share of acks that wait for the log
+GAP_INTERVALS: Final = 2  # between two calls at most
+BACK_MAX: Final = 20  # by so many offsets a seek goes back or on at most
+FRESH_INTERVALS: Final = 2  # a handler reports that it is at work for so long: one that hangs does not
+
+
+class HandlerCall(NamedTuple):
+    """Describes one message that a handler works on. `message` is None if nobody counts on its answer any more."""
+
+    message: Message[Any, Any] | None
+    delivery: Delivery
+
+
+class OtherCalls:
+    """Makes the calls of one user that do not receive, one after the other."""
+
+    def __init__(
+        self, environment: ClientEnvironment, process: Process, driver: ConsumerDriver, ending: Ending, front: Front
+    ) -> None:
+        assert isinstance(driver.queue, DeliveryQueue)
+        self._environment, self._process, self._driver = environment, process, driver
+        self._ending, self._front, self._queue = ending, front, driver.queue
+        self._member, self._interval_ms = driver.member, driver.member.options.interval_ms
+        self._confirmations = Confirmations(driver.context, driver, driver.queue.delivery.lost_acks)
+        self._running: Mapping[int, HandlerCall] = {}
+        self._paused: dict[TopicPartition, float] = {}  # since when
+        self._seeks = False
+
+    def begin(self, running: Mapping[int, HandlerCall]) -> None:
+        """Begins to make calls. `running`: the handlers at work."""
+        self._running = running
+        self._schedule()
+
+    def _schedule(self) -> None:
+        delay_ms = spread(self._environment.rng, 1, GAP_INTERVALS * self._interval_ms)
+        self._environment.schedule(delay_ms, self._process, self._call)
+
+    def _call(self, _: None) -> None:
+        environment = self._environment
+        if self._ending.over or environment.healed:
+            self._resume([*self._paused])
+        else:
+            calls = (self._flush, self._seek, self._pause, self._pause, self._in_progress)
+            calls[int(environment.rng.random() * len(calls))]()
+            self._schedule()
+        self._front.poke()
+        self._process.ran()
+
+    # --- acks
+
+    def ack(self, message: Message[Any, Any], delivery: Delivery) -> None:
+        """Acks a message, in some cases by a call that waits for the log."""
+        if self._environment.rng.random() >= DOUBLE_ACKS:
+            message.ack()
+            return
+        steps = self._confirmations.accepted(message._acked, self._timeout_s())
+        since_ms = self._environment.now_ms
+        self._front.begin(steps, lambda _, error: self._confirmed(since_ms, error, delivery))
+
+    def _flush(self) -> None:
+        since_ms = self._environment.now_ms
+        steps = self._confirmations.flush(self._timeout_s())
+        self._front.begin(steps, lambda _, error: self._confirmed(since_ms, error, None))
+
+    def _timeout_s(self) -> float:
+        return spread(self._environment.rng, 1, 4 * self._interval_ms) / 1000
+
+    def _confirmed(self, since_ms: int, error: MarshalError | None, of: Delivery | None) -> None:
+        lost: frozenset[tuple[str, int]] | None = frozenset()
+        if isinstance(error, ClaimLost) or (isinstance(error, AckNotConfirmed) and error.over):
+            lost = frozenset(map(_place, error.lost if isinstance(error, ClaimLost) else error.places))
+        elif error is not None:
+            lost = None
+        now_ms, evidence = self._environment.now_ms, self._environment.evidence
+        evidence.confirmations.append(Confirmation(self._member.name, self._process.number, since_ms, now_ms, lost, of))
+
+    # --- positions
+
+    def _owned(self) -> TopicPartition | None:
+        claims = [*self._member.claims.values()]
+        return claims[int(self._environment.rng.random() * len(claims))].tp if claims else None
+
+    def _seek(self) -> None:
+        tp, environment = self._owned(), self._environment
+        if tp is None or self._seeks or self._queue.at_most_once:
+            return
+        end = environment.broker.ends[tp]
+        back = int(environment.rng.random() * BACK_MAX)
+        position = max(0, end - back)
+        deadline = self._driver.context.monotonic() + self._timeout_s()
+        self._seeks = True
+        steps = seeking.seek(self._driver, self._ending, tp, position, deadline)
+        self._front.begin(steps, lambda _, error: self._sought(tp, position, error))
+
+    def _sought(self, tp: TopicPartition, position: int, error: MarshalError | None) -> None:
+        self._seeks = False
+        if error is None:
+            key, environment = (self._member.name, *tp), self._environment
+            environment.evidence.seeks.append(
+                Seek(key, self._process.number, position, environment.now_ms, self._process.world.next_offset)
+            )
+
+    # --- partitions that are not to be delivered
+
+    def _pause(self) -> None:
+        """Pauses a partition, or resumes it if it is paused."""
+        tp = self._owned()
+        if tp is None or tp in self._paused:
+            self._resume([*self._paused] if tp is None else [tp])
+            return
+        with self._driver.context.outbox, self._driver.context.lock:
+            self._queue.pause([tp])
+        self._paused[tp] = self._environment.now_ms
+
+    def _resume(self, tps: list[TopicPartition]) -> None:
+        with self._driver.context.outbox, self._driver.context.lock:
+            self._queue.resume(tps)
+        for tp in tps:
+            pause = UserPause(
+                (self._member.name, *tp), self._process.number, self._paused.pop(tp), self._environment.now_ms
+            )
+            self._environment.evidence.user_pauses.append(pause)
+
+    def _in_progress(self) -> None:
+        for call in self._running.values():
+            fresh_ms = self._environment.now_ms - call.delivery.begin_ms
+            if call.message is not None and fresh_ms < FRESH_INTERVALS * self._interval_ms:
+                call.message.in_progress()
+                d = call.delivery
+                self._environment.evidence.touches.append(Touch(d.key, d.epoch, d.offset, self._environment.now_ms))
+
+
+def _place(text: str) -> tuple[str, int]:
+    """Returns topic and partition of what an error names: a partition, with or without an offset."""
+    topic, _, number = text.partition("@")[0].rpartition(":")
+    return topic, int(number)
