@@ -16,7 +16,7 @@ import pytest
 from marshal_py.protocol.member.quiescence import Quiescence
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import Instant
-from marshal_py.protocol.wire.records import Genesis, Note
+from marshal_py.protocol.wire.records import AT_LEAST_ONCE, Genesis, Note
 from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_sim.cluster.cluster import Cluster
 from marshal_sim.cluster.faults import DAMAGE_KINDS, KINDS, LIFE_KINDS, STRIKE_KINDS
@@ -178,7 +178,9 @@ def test_handlers_that_give_back_and_end_messages_break_nothing() -> None:
 def test_the_other_calls_of_a_user_keep_their_promises() -> None:
     """S19 to S24, from several threads of the program, among all kinds of faults. A check that never ran would show."""
     runs = [simulate(seed, Options(calls=1, answers=seed % 2)) for seed in range(8)]
-    runs += [simulate(seed, Options(kinds=frozenset({"calls", "leave", "stuck_handler"}))) for seed in range(4)]
+    hung = Options(kinds=frozenset({"calls", "stuck_handler"}), mode=AT_LEAST_ONCE, interval_ms=2_000)
+    runs += [simulate(seed, hung) for seed in (3, 8, 11)]
+    runs += [simulate(seed, Options(kinds=frozenset({"calls", "leave", "arrive"}))) for seed in range(3)]
     assert not {run.seed: run.violations[:2] for run in runs if run.violations}
     judged = {name: sum(run.counted[name] for run in runs) for name in ("S19", "S20", "S21", "S22", "S23", "S24")}
     assert all(judged.values()), judged
