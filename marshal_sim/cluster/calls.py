@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.messages.acks import Ack
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive import seeking
 from marshal_py.client.receive.confirmations import Confirmations
@@ -49,6 +50,8 @@ class OtherCalls:
         self._confirmations = Confirmations(driver.context, driver, driver.queue.delivery.lost_acks)
         self._running: Mapping[int, HandlerCall] = {}
         self._paused: dict[TopicPartition, float] = {}  # since when
+        driver.queue.delivery.confirm = self._confirm
+        self._confirming: Delivery | None = None  # what the present double_ack is about
         self._seeks = False
 
     def begin(self, running: Mapping[int, HandlerCall]) -> None:
@@ -78,9 +81,14 @@ class OtherCalls:
         if self._environment.rng.random() >= DOUBLE_ACKS:
             message.ack()
             return
-        steps = self._confirmations.accepted(message._acked, self._timeout_s())
-        since_ms = self._environment.now_ms
-        self._front.begin(steps, lambda _, error: self._confirmed(since_ms, error, delivery))
+        self._confirming = delivery
+        message.double_ack(self._timeout_s())
+
+    def _confirm(self, ack: Ack, timeout_s: float) -> None:
+        """Waits for the ack of a `double_ack` in a thread of its own, so that its handler holds nobody up."""
+        of, since_ms = self._confirming, self._environment.now_ms
+        steps = self._confirmations.accepted(ack, timeout_s)
+        self._front.begin(steps, lambda _, error: self._confirmed(since_ms, error, of))
 
     def _flush(self) -> None:
         since_ms = self._environment.now_ms
