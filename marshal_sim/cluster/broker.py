@@ -73,6 +73,7 @@ class Broker:
         self.clocks: list[LeaderClock] = [LeaderClock() for _ in range(LEADERS)]
         self.leader = 0
         self.topics: dict[Place, list[int]] = {}  # offsets that exist, ascending: gaps stay gaps
+        self.produced_ms: dict[tuple[Place, int], int] = {}  # by place and offset; not those of a dump
         self.ends: dict[Place, int] = {}
         self.counts: dict[str, int] = {}
         self.reads_down_until_ms = 0
@@ -115,10 +116,12 @@ class Broker:
             self.ends[topic, number] = 0
         self.counts[topic] = count
 
-    def produce(self, place: Place, messages: int, gap: int) -> None:
+    def produce(self, place: Place, messages: int, gap: int, now_ms: int) -> None:
         """Appends messages. The first one leaves a gap of `gap` offsets, as transactions and compaction do."""
         end = self.ends[place] + gap
-        self.topics[place].extend(range(end, end + messages))
+        offsets = range(end, end + messages)
+        self.topics[place].extend(offsets)
+        self.produced_ms.update(((place, offset), now_ms) for offset in offsets)
         self.ends[place] = end + messages
         for wake in self._waiting.pop(place, ()):
             wake()

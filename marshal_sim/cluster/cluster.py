@@ -240,7 +240,8 @@ class Cluster:
             return
         rng, places = self.rng, list(self.broker.topics)
         place = places[int(rng.random() * len(places))]
-        self.broker.produce(place, 1 + int(rng.random() * 4), int(rng.random() * 5) if rng.random() < 0.1 else 0)
+        count, gap = 1 + int(rng.random() * 4), int(rng.random() * 5) if rng.random() < 0.1 else 0
+        self.broker.produce(place, count, gap, self.now_ms)
         self.schedule(1 + int(rng.random() * 2 * self.scenario.produce_gap_ms), None, self._produce)
 
     def handler_ms(self, place: TopicPartition) -> int:
@@ -502,4 +503,5 @@ class Cluster:
             acks_pending_max=journal.acks_pending_max,
             touches=journal.touches,
             handler_intervals=HANDLER_TIMEOUT_INTERVALS,
+            produced_ms=self.broker.produced_ms,
         )

@@ -328,6 +328,8 @@ class Evidence:
     touches: list[Touch] = field(default_factory=list)
     handler_intervals: int = 2**31  # how many of its own intervals an owner waits for a silent handler (D4)
     acks_pending_max: dict[Client, int] = field(default_factory=dict)  # by client that has this option (S22)
+    # By partition and offset: when a message was produced, if that is known.
+    produced_ms: dict[tuple[tuple[str, int], int], int] = field(default_factory=dict)
     behind_intervals: int = 0  # over so many of its intervals an owner falls behind before it releases (D16)
 
     def __post_init__(self) -> None:

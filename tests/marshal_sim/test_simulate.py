@@ -175,6 +175,11 @@ def test_handlers_that_give_back_and_end_messages_break_nothing() -> None:
     assert any(letter.delivery is None for letter in letters), "instead of one delivery more"
 
 
+def test_what_was_counted_before_a_message_existed_counts_for_none() -> None:
+    """D11: an owner that sees the partition end at its position delivers the next message for the first time."""
+    assert simulate(217, Options(calls=1, answers=1)).violations == ()
+
+
 def test_the_other_calls_of_a_user_keep_their_promises() -> None:
     """S19 to S24, from several threads of the program, among all kinds of faults. A check that never ran would show."""
     runs = [simulate(seed, Options(calls=1, answers=seed % 2)) for seed in range(8)]
