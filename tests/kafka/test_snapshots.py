@@ -223,6 +223,7 @@ def test_a_reader_whose_unread_records_were_deleted_starts_again(log: Coordinati
         assert slow.stdout is not None
         assert slow.stderr is not None
         assert json.loads(slow.stdout.readline())["offset"] == 0
+        until(lambda: log.commands.json("lag", GROUP)["lag"] == 0, "the log has its ack")
         (before,) = log.commands.json("members", "ls", GROUP)
         os.kill(slow.pid, signal.SIGSTOP)
         log.grow(1)  # all that its pending fetch gets

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from marshal_py.errors import DumpDamaged, DumpUnusable, HistoryTruncated, MarshalError
+from marshal_py.errors import DumpDamaged, DumpUnusable, ForeignTopic, HistoryTruncated, MarshalError
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.records import (
     Checkpoint,
     ClaimingPartition,
@@ -239,7 +240,10 @@ def test_a_broken_file_is_refused_by_name(
 
 
 def test_a_dump_without_records_or_without_a_beginning_is_refused(tmp_path: Path) -> None:
-    for values, says in (([], "no record"), ([b"garbage"], "no Genesis")):
+    envelope_without_genesis = codec.encode(Heartbeat(0, 0), "billing", bytes(16))
+    with pytest.raises(ForeignTopic):
+        audit(dumps.of_values(tmp_path / "log.dump", [b"garbage"]))
+    for values, says in (([], "no record"), ([envelope_without_genesis], "no Genesis")):
         with pytest.raises(DumpUnusable, match=says) as caught:
             audit(dumps.of_values(tmp_path / "log.dump", values))
         assert "marshal log dump" in str(caught.value)
