@@ -127,10 +127,13 @@ def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: 
         look_back = None if bounds.first else LOOK_BACK_RECORDS
         try:
             return base_of(log, number, root, around, bounds.end if at is None else at, look_back)
-        except HistoryTruncated as error:
-            if error.first_offset <= bounds.first or not left:
+        except HistoryTruncated:
+            # Truncated while it was read, or between the two questions of which bounds consist: the end is older then
+            # than the beginning, and the snapshot lies behind it. So look again if the log has moved.
+            newer = log.bounds(number, SILENCE_S)
+            if newer == bounds or not left:
                 raise
-            bounds = log.bounds(number, SILENCE_S)  # truncated while it was read: read again
+            bounds = newer
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -32,7 +32,7 @@ from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Evict, Genesis, GroupConfig, Join, Leave, Note, Snapshot
 from marshal_py.protocol.wire.routing import route
-from marshal_py.transport.ports import TopicInfo
+from marshal_py.transport.ports import Bounds, TopicInfo
 from tests.client.test_bad_logs import ends_with
 from tests.support.client_fixtures import (
     DEADLINE_S,
@@ -167,6 +167,18 @@ def test_truncated_while_it_is_looked_at(memory: MemoryTestCluster, number: int)
     memory.truncate(LOG, number, stale.end)
     with pytest.raises(HistoryTruncated):
         replay.open_world(log, number, root, stale)
+
+
+def test_truncated_between_the_questions_for_its_bounds(memory: MemoryTestCluster, number: int) -> None:
+    """N9: Kafka tells the end and the first offset one after the other. What lies between is no whole log then."""
+    lived(memory, number)
+    pad(memory, number, 2 * replay.WINDOW_RECORDS)
+    end = memory.broker.bounds(TopicPartition(LOG, number)).end
+    at = write_snapshot(memory, number)
+    memory.truncate(LOG, number, end - 1)
+    log = memory.target.log(LOG, "reader")
+    root = None if number == 0 else root_of(memory)
+    assert replay.open_world(log, number, root, Bounds(end - 1, end)).began_at == at
 
 
 def test_a_snapshot_of_another_incarnation(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
