@@ -174,8 +174,13 @@ def test_targets_that_need_the_cluster(case: WorkingGroup, tmp_path: Path) -> No
 
 def test_members_step_down_and_groups_go(case: WorkingGroup) -> None:
     marshal, group = case.marshal, case.group
+    workers = {"worker-0", "worker-1", "worker-2"}  # on a slow machine one may join when others own everything
+
+    def all_there() -> bool:
+        return {member["client_id"] for member in marshal.json("members", "ls", group)} == workers
+
+    wait_until(all_there, DEADLINE_S, "every worker has joined")
     members = marshal.json("members", "ls", group)
-    assert {member["client_id"] for member in members} == {"worker-0", "worker-1", "worker-2"}
     assert group in {one["group"] for one in marshal.json("groups", "ls")}
     stepped = marshal.json("members", "step-down", group, "worker-1", "--yes", "--reason", "test")
     assert marshal.json("members", "ls", group)[-1]["session"] == stepped["session"]
