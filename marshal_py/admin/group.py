@@ -3,7 +3,7 @@
     with marshal_py.connect("localhost:9092") as marshal:
         token = marshal.group("billing").pause(60, "deploy").token
 
-Each call opens a connection of its own and reads the group's log to its end; none needs a consumer in this process.
+Each call reads the group's log to its end, over a connection of its own or of `connected`. None needs a consumer here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Opens and follows the logs of a coordination topic: finds the root, begins at a snapshot, folds, looks back.
 
-Background thread, admin operations, observers and tools use it; it writes nothing.
+The background thread, admin operations, observers and tools use it. It decides nothing, and creates no topic.
 """

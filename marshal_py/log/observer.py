@@ -192,7 +192,7 @@ class Observer:
 
     def _bases(self, log: int, bounds: Bounds) -> Iterator[World]:
         root = self._reader.root_of(log)
-        if not bounds.first and bounds.end <= replay.COLD_FOLD_RECORDS:
+        if replay.is_short(bounds):
             return iter([World(log, root)])
         return replay.bases(self._reader.log, log, root, bounds, bounds.end)
 

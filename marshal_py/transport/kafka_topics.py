@@ -20,9 +20,7 @@ from marshal_py.transport.ports import TopicInfo
 from marshal_py.transport.requests import Requester, as_cluster_error, code_of, text_of, wait_until_shown
 
 BROKER_DEFAULT: Final = -1  # of the replication factor: what the cluster is configured for (KIP-464)
-SHOWN_ANSWERS: Final = (
-    12  # in a row: each comes from any broker, and the last broker may be tens of ms behind the first
-)
+SHOWN_ANSWERS: Final = 12  # in a row: each comes from any broker, and the last one may be tens of ms behind
 _REFUSED: Final = frozenset(
     {
         KafkaError.INVALID_PARTITIONS,
@@ -51,10 +49,8 @@ class KafkaTopics:
     ) -> None:
         old_id = ""
         with contextlib.suppress(AccessDenied):  # who may create a topic need not be allowed to describe it
-            if (
-                deleted := self._describe(name)
-            ) is not None:  # a moment ago; if it is there, Kafka refuses to create it
-                old_id = deleted.topic_id
+            deleted = self._describe(name)  # a moment ago: if it is still there, Kafka refuses to create it
+            old_id = "" if deleted is None else deleted.topic_id
         request = NewTopic(
             name, partitions, BROKER_DEFAULT if replication is None else replication, config=dict(config)
         )

@@ -128,9 +128,8 @@ def resolve(
     UnsupportedPlatform for a time where the cluster cannot look it up; ClusterUnreachable, AccessDenied.
     """
     chosen = parse(start)
-    later = {tp.topic for tp in chosen.named} & {
-        want.tp.topic for want in wanted
-    }  # of a pattern: not known at the Join
+    # Topics that a pattern has found later: they were not known at the Join.
+    later = {tp.topic for tp in chosen.named}.intersection(want.tp.topic for want in wanted)
     check_partitions(start, {topic: count for topic in sorted(later) if (count := admin.partition_count(topic))})
     points = {want.tp: _of(want, chosen, start) for want in wanted if not want.end_only}
     bounds = admin.bounds(list(dict.fromkeys(want.tp for want in wanted)))
