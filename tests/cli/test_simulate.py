@@ -14,6 +14,7 @@ import pytest
 from typer.testing import Result
 
 from marshal_py.cli import simulate
+from marshal_py.cli.simulate.seeds import FLAGS
 from marshal_py.protocol.fold.world import FOLD_VERSION
 from marshal_py.protocol.wire.records import Checkpoint, ClaimState, Heartbeat
 from marshal_sim.cluster.run import Result as Ran
@@ -365,3 +366,15 @@ def test_the_example_of_the_help_text_runs() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["violations"] == 0
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_kind_of_run_happens_where_it_is_asked_for(flag: str) -> None:
+    def run(*asked: str) -> str:
+        done = invoke(["simulate", "--seed", "2", *asked])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    plain, asked = run(), run(f"--{flag}")
+    assert f"marshal simulate --{flag} --seed 2" in asked
+    assert plain.splitlines()[0] != asked.splitlines()[0], "another trace"

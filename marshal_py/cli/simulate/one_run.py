@@ -74,8 +74,7 @@ def show(
 ) -> None:
     """Runs the schedule in `file`, or the one of `seed`, and shows what `asked` wants of it.
 
-    `options`: what the caller fixed, of --queries, --policy, --witnesses, --answers and --behind. Exit code 1 if the
-    run violates a promise.
+    `options`: what the caller fixed, of --queries, --policy and seeds.FLAGS. Exit code 1 if the run violates a promise.
     """
     from marshal_sim.cluster.scenario import Options
 
@@ -83,11 +82,7 @@ def show(
     if options is not None and options != Options():
         schedule = schedule._replace(
             options=schedule.options._replace(
-                queries=options.queries,
-                policy=options.policy,
-                witnesses=options.witnesses,
-                answers=options.answers,
-                behind=options.behind,
+                queries=options.queries, policy=options.policy, **{name: getattr(options, name) for name in seeds.FLAGS}
             )
         )
         again = f"marshal simulate {seeds.words_of(options)}--seed {seed} --trace"

@@ -23,6 +23,12 @@ Scenario = Annotated[
     Path | None,
     typer.Option("--scenario", exists=True, dir_okay=False, metavar="FILE", help="Run the schedule in this file."),
 ]
+Queries = Annotated[
+    int,
+    typer.Option(
+        "--queries", min=0, metavar="N", help="Make N of the consumers streaming queries of Spark. Not --scenario."
+    ),
+]
 Policy = Annotated[
     str,
     typer.Option(
@@ -53,12 +59,7 @@ def run(
     trace: one_run.Trace = False,
     shrink: one_run.Shrink = None,
     html: one_run.Html = None,
-    queries: Annotated[
-        int,
-        typer.Option(
-            "--queries", min=0, metavar="N", help="Make N of the consumers streaming queries of Spark. Not --scenario."
-        ),
-    ] = 0,
+    queries: Queries = 0,
     policy: Policy = "",
     witnesses: Annotated[
         bool,
@@ -69,6 +70,9 @@ def run(
     ] = False,
     behind: Annotated[
         bool, typer.Option("--behind", help="Greedy consumers release what they fall behind on (D16). Not --scenario.")
+    ] = False,
+    calls: Annotated[
+        bool, typer.Option("--calls", help="Users flush, seek, pause and drain at any step, too. Not --scenario.")
     ] = False,
     processes: seeds.Processes = None,
     spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,
@@ -90,13 +94,15 @@ def run(
     if (shrink is not None or html is not None) and seed is None and scenario is None:
         raise typer.BadParameter("--shrink and --html need --seed or --scenario")
     options = Options(
-        queries=queries, policy=policy, witnesses=int(witnesses), answers=int(answers), behind=int(behind)
+        queries=queries,
+        policy=policy,
+        witnesses=int(witnesses),
+        answers=int(answers),
+        behind=int(behind),
+        calls=int(calls),
     )
     fixed = options != Options()
-    if fixed and (scenario is not None or spark):
-        raise typer.BadParameter("--queries, --policy, --witnesses, --answers and --behind go with --seeds or --seed")
-    if policy and policy not in {*POLICIES, *RESTRICTED}:
-        raise typer.BadParameter(f"--policy {policy!r}: one of {', '.join([*POLICIES, *RESTRICTED])}")
+    _check_fixed(policy, fixed and (scenario is not None or spark))
     if (spark or master is not None) and (not spark or seed is not None or processes):
         raise typer.BadParameter("--spark goes with --seeds, and --master with --spark")
     if scenario is not None or shrink is not None or html is not None or (fixed and seed is not None):
@@ -111,6 +117,15 @@ def run(
             else sweep.sweep(chosen, processes or sweep.cores(), options if fixed else None)
         )
         seeds.print_many(results, len(chosen), as_json, seeds.words_of(options))
+
+
+def _check_fixed(policy: str, elsewhere: bool) -> None:
+    """Checks what the caller fixed of each run. `elsewhere`: he fixed something where a run does not take it."""
+    if elsewhere:
+        names = ", ".join(f"--{name}" for name in ("queries", "policy", *seeds.FLAGS))
+        raise typer.BadParameter(f"{names} go with --seeds or --seed")
+    if policy and policy not in {*POLICIES, *RESTRICTED}:
+        raise typer.BadParameter(f"--policy {policy!r}: one of {', '.join([*POLICIES, *RESTRICTED])}")
 
 
 def _on_spark(chosen: range, master: str | None) -> Iterable[Counted]:

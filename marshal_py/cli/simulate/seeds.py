@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from marshal_sim.tools.sweep import Counted
 
 SEEDS: Final = "0:200"
+FLAGS: Final = ("witnesses", "answers", "behind", "calls")  # kinds of runs that happen where they are asked for
 
 Seeds = Annotated[str | None, typer.Option("--seeds", metavar="A:B", help="Seed range, B exclusive.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Run this one.")]
@@ -94,7 +95,7 @@ def words_of(options: Options) -> str:
     """Returns the options, besides the seed, that repeat a run."""
     queries = f"--queries {options.queries} " if options.queries else ""
     policy = f"--policy {options.policy} " if options.policy else ""
-    flags = [f"--{name} " for name in ("witnesses", "answers", "behind") if getattr(options, name)]
+    flags = [f"--{name} " for name in FLAGS if getattr(options, name)]
     return queries + policy + "".join(flags)
 
 
