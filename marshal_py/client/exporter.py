@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from marshal_py.client.marshal import Marshal
 from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
-from marshal_py.protocol.member.waiting import CAUSES
+from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
 
 PREFIX: Final = "marshal"
 LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is asked to
@@ -96,7 +96,7 @@ class Collector:
             labels=("group", "client_id", "cause"),
         )
         for consumer in found.consumers:
-            for cause in CAUSES:
+            for cause in (each for each in CAUSES if each not in OBSERVED):
                 metric.add_metric((consumer.group, consumer.client_id, cause), consumer.not_consumed.get(cause, 0))
         yield metric
         for name, text in PARTITION_GAUGES.items():

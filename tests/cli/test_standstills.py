@@ -16,10 +16,11 @@ import pytest
 from marshal_py import GroupConfig
 from marshal_py.cli import doctor, groups, options
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.exporter import Collector
 from marshal_py.errors import GroupOpaque
 from marshal_py.log import observer as observing
 from marshal_py.log.observer import Observer
-from marshal_py.protocol.member.waiting import CAUSES
+from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
 from marshal_py.protocol.wire.routing import route
 from marshal_py.testing import MemoryCluster
 from marshal_py.testing.clock import marshals_of
@@ -397,3 +398,14 @@ def test_the_table_is_whole_and_documented() -> None:
     page = (Path(doctor.__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.split("## Why nobody consumes")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(CAUSES)
+
+
+def test_the_metric_has_no_cause_that_a_consumer_cannot_know() -> None:
+    """A figure that is 0 whatever happens would say that all is well."""
+    untold = {cause for cause, (_, texts) in SCENES.items() if texts[VIEWS.index("metrics")].startswith("<")}
+    assert untold >= OBSERVED
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 1)
+        with cluster.connect() as marshal, marshal.consumer("billing", [TOPIC]):
+            (family,) = (one for one in Collector(marshal).collect() if one.name == "marshal_not_consumed")
+            assert {sample.labels["cause"] for sample in family.samples} == CAUSES.keys() - OBSERVED

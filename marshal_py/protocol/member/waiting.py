@@ -43,6 +43,7 @@ CAUSES: Final = {
     "unowned": f"messages wait, consumers are there, and for {UNOWNED_MS // 1000} s nobody has owned the partition",
     "fenced": "the consumer reads no sign of life of its own back, so it delivers nothing",
 }
+OBSERVED: Final = frozenset({"no_consumer", "silent", "unowned"})  # an observer can tell these, a consumer cannot
 LASTING: Final = frozenset({"conditions", "unassigned", "unlisted"})  # by settings alone: no restart or wait ends them
 
 
