@@ -45,7 +45,7 @@ def test_every_link_of_the_page_is_absolute_and_leads_to_a_file(metadata: dict[s
 
 def test_links_of_the_documents_lead_to_files() -> None:
     """The same files as in the repository: there they are relative."""
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\((?![a-z]+:|#)([^)\s]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link.partition("#")[0]).is_file(), f"{page.name}: {link}"
 

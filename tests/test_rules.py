@@ -1,8 +1,8 @@
-"""Every numbered rule of PROTOCOL.md has a test that names it, and no test names a rule that does not exist.
+"""Every numbered rule of the protocol has a test that names it, and no test names a rule that does not exist.
 
-A rule is a list entry that begins with its number in bold. A test names rules at the beginning of its docstring:
-`F4.3: ...`, or `F4.2, F4.3: ...`. Tests are parsed and not imported, so that those which need Kafka or Spark count on
-every machine.
+The rules are in PROTOCOL.md and on the pages of docs/protocol/, on each page in the order of their numbers. A rule is a
+list entry that begins with its number in bold. A test names rules at the beginning of its docstring: `F4.3: ...`, or
+`F4.2, F4.3: ...`. Tests are parsed and not imported, so that those which need Kafka or Spark count on every machine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 RULE = re.compile(r"^- \*\*([A-Z]\d+(?:\.\d+)?)\*\* ", re.MULTILINE)
+PAGES = (
+    "PROTOCOL.md",
+    "docs/protocol/member.md",
+    "docs/protocol/assignment.md",
+    "docs/protocol/tools.md",
+    "docs/protocol/snapshots.md",
+)
 NAMED = re.compile(r"([A-Z]\d+(?:\.\d+)?(?:, [A-Z]\d+(?:\.\d+)?)*): ")
 
 
@@ -31,6 +38,23 @@ class Naming(NamedTuple):
 def rules_of(text: str) -> list[str]:
     """The rule numbers in the order of the text."""
     return RULE.findall(text)
+
+
+def protocol() -> str:
+    """The text of all pages with rules."""
+    return "\n".join((REPOSITORY / page).read_text(encoding="utf-8") for page in PAGES)
+
+
+def disorder(rules: list[str]) -> list[str]:
+    """Rules of a page that follow a greater number of the same letter, or return to a letter that was over."""
+    found = []
+    last: dict[str, tuple[int, ...]] = {}
+    for rule, before in zip(rules, ["", *rules], strict=False):
+        number = tuple(map(int, rule[1:].split(".")))
+        if number <= last.get(rule[0], (-1,)) or (rule[0] in last and rule[0] != before[:1]):
+            found.append(f"{rule} follows {before}")
+        last[rule[0]] = number
+    return found
 
 
 def namings_of(path: str, text: str) -> Iterator[Naming]:
@@ -60,7 +84,7 @@ def faults(rules: list[str], namings: list[Naming]) -> list[str]:
     found = [f"{rule} has no test" for rule in rules if rule not in named]
     found += [f"{rule} is the number of two rules" for rule in sorted(set(rules)) if rules.count(rule) > 1]
     found += [
-        f"{naming.test} names {naming.rule}, which PROTOCOL.md does not have"
+        f"{naming.test} names {naming.rule}, which the protocol does not have"
         for naming in namings
         if naming.rule[0] in letters and naming.rule not in rules
     ]
@@ -68,19 +92,31 @@ def faults(rules: list[str], namings: list[Naming]) -> list[str]:
 
 
 def test_every_rule_has_a_test_and_every_test_a_rule() -> None:
-    found = faults(rules_of((REPOSITORY / "PROTOCOL.md").read_text(encoding="utf-8")), namings_under(REPOSITORY))
+    found = faults(rules_of(protocol()), namings_under(REPOSITORY))
     assert not found, "\n" + "\n".join(found)
 
 
 def test_the_checker_reads_the_protocol() -> None:
     """A pattern that misses the rules would make the test above pass on nothing."""
-    rules = rules_of((REPOSITORY / "PROTOCOL.md").read_text(encoding="utf-8"))
+    rules = rules_of(protocol())
     assert {rule[0] for rule in rules} == set("LEFGTDAKMN")
     assert {"L1", "L9", "E1", "E9", "F0", "F1.1", "F9.9", "F10.3", "G4", "T18", "D8", "A5", "K1"} <= set(rules)
-    assert {"M1", "M12"} <= set(rules)
+    assert {"M1", "M12", "N14"} <= set(rules)
     # Every number in bold is a rule, so that no rule is missed because it is written in another way.
-    text = (REPOSITORY / "PROTOCOL.md").read_text(encoding="utf-8")
-    assert rules == re.findall(r"\*\*([A-Z]\d[\d.]*)\*\*", text)
+    assert rules == re.findall(r"\*\*([A-Z]\d[\d.]*)\*\*", protocol())
+    assert {f"docs/protocol/{file.name}" for file in (REPOSITORY / "docs" / "protocol").iterdir()} == set(PAGES[1:])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_rules_of_a_page_are_in_order(page: str) -> None:
+    assert disorder(rules_of((REPOSITORY / page).read_text(encoding="utf-8"))) == []
+
+
+def test_a_disorder_is_found() -> None:
+    assert disorder(["F0", "F1.1", "F1.2", "F10.1", "G1"]) == []
+    assert disorder(["F1.2", "F1.1"]) == ["F1.1 follows F1.2"]
+    assert disorder(["F9.1", "F10.1", "F9.2"]) == ["F9.2 follows F10.1"]
+    assert disorder(["T1", "G1", "T2"]) == ["T2 follows G1"]
 
 
 TEXT = """# A protocol

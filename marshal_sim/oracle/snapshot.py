@@ -1,4 +1,4 @@
-"""The oracle's own reading of snapshots (section 15 of PROTOCOL.md, N1 to N5): joins chunks, judges the state's bytes.
+"""The oracle's own reading of snapshots (PROTOCOL.md N1 to N5): joins chunks, judges the state's bytes.
 
 Written from PROTOCOL.md alone, like the rest of the oracle: it may import the standard library and the oracle's own
 decoder and state, and nothing else of marshal_py.

@@ -1,4 +1,4 @@
-"""Members that deliver and hand over: PROTOCOL.md 8 and 9 with several clients."""
+"""Members that deliver and hand over: PROTOCOL.md, rules D and A, with several clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every policy under a steady load: once partitions are shared, nothing moves, whoever is slow (PROTOCOL.md 9)."""
+"""Every policy under a steady load: once partitions are shared, nothing moves, whoever is slow (rules A)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One consumer as a state machine: what it sends, when it delivers, what it claims (PROTOCOL.md 7, 8, 9).
+"""One consumer as a state machine: what it sends, when it delivers, what it claims (PROTOCOL.md, rules T, D and A).
 
 A driver folds each record into the world, then calls `receive`. It calls `tick` when `deadline_ms` comes, after it has
 received a record and after the user has acted, and carries out the Ready that `tick` returns. Before it hands over a

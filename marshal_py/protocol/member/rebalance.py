@@ -1,4 +1,4 @@
-"""Decides which evictions, claims, hand-overs and grants a member tries to get (PROTOCOL.md T4, 8, 9).
+"""Decides which evictions, claims, hand-overs and grants a member tries to get (PROTOCOL.md T4, D2 and A).
 
 Whether an attempt succeeds, the fold decides. A mistake in this file costs progress and never safety: every record
 names the version of the state on which its sender decided (`observed`), and the fold rejects the record if that has

@@ -1,4 +1,4 @@
-"""Policies: which session should own which partition (PROTOCOL.md 9), as pure functions of the world.
+"""Policies: which session should own which partition (PROTOCOL.md, rules A), as pure functions of the world.
 
 A policy is guidance, and the fold alone decides who owns a partition: a policy can be unfair for a moment, never
 unsafe. Under an open policy (POLICIES) everybody may claim what nobody owns, and the target only comes first. Under a
