@@ -44,7 +44,7 @@ def member(arguments: Mapping[str, Any]) -> None:
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # never without its parent
     seen: set[int] = set()
 
-    def claimed(claim: marshal_py.ClaimInfo) -> None:
+    def claimed(claim: marshal_py.info.ClaimInfo) -> None:
         seen.discard(claim.partition)
         report("claim", claim.partition)
 

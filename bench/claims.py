@@ -73,7 +73,7 @@ def _marshal(
     claimed: list[tuple[float, int]] = []
     whole = threading.Event()
 
-    def on_claim(claim: marshal_py.ClaimInfo) -> None:
+    def on_claim(claim: marshal_py.info.ClaimInfo) -> None:
         claimed.append((time.monotonic(), claim.partition))
         if len(claimed) == partitions:
             whole.set()

@@ -28,7 +28,8 @@ from collections.abc import Sequence
 from contextlib import closing
 
 import marshal_py
-from marshal_py import ClaimInfo, ClaimLost, Consumer, Message
+from marshal_py import ClaimLost, Consumer, Message
+from marshal_py.info import ClaimInfo
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS account (id TEXT PRIMARY KEY, cents INTEGER NOT NULL);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import itertools
 import pydoc
 import typing
 from importlib import resources
@@ -15,11 +16,8 @@ import msgspec
 import pytest
 
 import marshal_py
-from marshal_py import Advisory, ClaimInfo, ConsumerInfo, MarshalError, MarshalInfo, errors, metrics
-from marshal_py.admin.views import group_info
+from marshal_py import Advisory, MarshalError, errors, info, metrics
 from marshal_py.topics.key_index import Status
-from marshal_py.topics.purging import TopicInfo
-from marshal_py.transport.ports import BrokerInfo
 
 
 @pytest.mark.parametrize("name", marshal_py.__all__)
@@ -48,6 +46,7 @@ PUBLIC_MODULES = (
         "marshal_py.aio",
         "marshal_py.embedded",
         "marshal_py.errors",
+        "marshal_py.info",
         "marshal_py.metrics",
         "marshal_py.sql",
     ),
@@ -128,17 +127,37 @@ def test_classes_in_public_signatures_are_checked_too() -> None:
     assert {"marshal_py.client.messages.message.Part", "marshal_py.client.planner.ClaimedBatch"} <= OBJECTS.keys()
 
 
-def test_every_error_can_be_imported_from_the_package() -> None:
+NAMES_MAX = 45  # what a newcomer reads through; what only some programs need has a module of its own
+
+
+def test_the_top_level_is_small() -> None:
+    assert len(marshal_py.__all__) <= NAMES_MAX
+
+
+def test_the_errors_at_the_top_are_those_that_programs_catch() -> None:
+    """The roots and the errors that examples, guides and tests catch. Every error is in marshal_py.errors."""
     ours = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, MarshalError)}
-    assert len(ours) > 70
-    assert ours <= set(marshal_py.__all__)
+    assert len(ours) > 50
+    at_the_top = {name for name in marshal_py.__all__ if getattr(marshal_py, name) in vars(errors).values()}
+    assert at_the_top < ours
+    assert {"MarshalError", "CallerError", "PeerError", "ClusterError", "CoordinationError"} <= at_the_top
 
 
+def test_nothing_has_two_public_names() -> None:
+    """A class is at the top or in the module for its kind, so that one import is the usual one (the errors apart)."""
+    homes = {
+        name: {getattr(module, public) for public in module.__all__ if public != "__version__"}
+        for name in ("marshal_py", "marshal_py.aio", "marshal_py.info", "marshal_py.metrics", "marshal_py.sql")
+        for module in [importlib.import_module(name)]
+    }
+    for one, other in itertools.combinations(homes, 2):
+        assert homes[one].isdisjoint(homes[other]), (one, other)
+
+
+NO_STATES = {"EndOfBatch", "StoredBatch", "Moved", "Paused"}  # messages, and the outcome of an operation
 STATES = (
-    *(Advisory, ClaimInfo, ConsumerInfo, MarshalInfo, BrokerInfo, TopicInfo, Status),
-    *(metrics.Metrics, metrics.ConsumerMetrics, metrics.PartitionMetrics),
-    *(group_info.GroupInfo, group_info.MemberInfo, group_info.MemberState, group_info.PauseInfo, group_info.PinInfo),
-    *(group_info.PositionInfo, group_info.PriorityGroupState, group_info.SettingsOrigin),
+    *(Advisory, Status, metrics.Metrics, metrics.ConsumerMetrics, metrics.PartitionMetrics),
+    *(getattr(info, name) for name in info.__all__ if name not in NO_STATES),
 )
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from examples.transfers import Store, run, settle, transfer
-from marshal_py import ClaimInfo, ClaimLost
+from marshal_py import ClaimLost
+from marshal_py.info import ClaimInfo
 from marshal_py.protocol.wire.identity import Token
 from tests.support.client_fixtures import MemoryTestCluster, joined, positions
 

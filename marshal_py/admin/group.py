@@ -28,7 +28,7 @@ from marshal_py.admin.views import overview, pins
 from marshal_py.admin.views.group_info import GroupInfo, MemberInfo, PinInfo
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_smaller
 from marshal_py.admin.views.suggestions import suggestion
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
+from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.values.group_config import Wanted
 from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
 from marshal_py.log.observer import Observer
@@ -508,11 +508,6 @@ class Group:
             plan = RemovePlan(runner.context, reason)
             runner.run(plan, watcher)
             return plan.deleted_at != NONE
-
-
-def group(marshal: Marshal, name: str) -> Group:
-    """Returns the operations on the group `name`, as `marshal.group(name)` does."""
-    return Group(marshal.transport, name, marshal.coordination_topic)
 
 
 def _state(runner: OperationRunner) -> GroupState:

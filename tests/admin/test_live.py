@@ -149,7 +149,7 @@ def front(servers: dict[str, Any], group: str, user: str = "alice") -> Group:
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_a_live_group_is_moved_and_sees_everything_again(servers: dict[str, Any], delivery: str) -> None:
     with at_work(servers, delivery=delivery) as context, marshal_py.connect(servers) as marshal:
-        group = marshal_py.group(marshal, context.group)
+        group = marshal.group(context.group)
         reported: list[Progress] = []
         moved = group.set_position("orders", "earliest", watcher=reported.append)
         assert [(row.partition, row.target) for row in moved.rows] == [(p, 0) for p in range(PARTITIONS)]
@@ -250,7 +250,7 @@ def test_the_same_over_the_memory_transport() -> None:
     for number in range(PARTITIONS * EACH):
         broker.produce("orders", number % PARTITIONS, b"x", timestamp_ms=1_000 * number)
     with at_work(MemoryTransport(broker)) as context, marshal_py.connect(MemoryTransport(broker)) as marshal:
-        group = marshal_py.group(marshal, context.group)
+        group = marshal.group(context.group)
         when = "1970-01-01T00:00:40Z"
         moved = group.set_position("orders", when)
         assert [row.target for row in moved.rows] == [10] * PARTITIONS

@@ -12,9 +12,10 @@ from typing import NoReturn
 import pytest
 
 import marshal_py
-from marshal_py import ClaimInfo, Marshal
+from marshal_py import Marshal
 from marshal_py.client.connection.callbacks import Callbacks
 from marshal_py.errors import BackgroundThreadEnded, ConsumerClosed
+from marshal_py.info import ClaimInfo
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Evict
 from marshal_py.protocol.wire.routing import route

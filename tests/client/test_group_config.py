@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import marshal_py
-from marshal_py import GroupConfig, PriorityGroupState
+from marshal_py import GroupConfig
 from marshal_py.errors import GroupMissing, InvalidOption
+from marshal_py.info import PriorityGroupState
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 from tests.support.client_fixtures import until
@@ -34,7 +35,7 @@ def test_the_first_consumer_creates_the_group(marshal: marshal_py.Marshal) -> No
     with marshal.consumer("billing", ["orders"], member="m1", group_config=CONFIG) as consumer:
         while not consumer.claims():
             consumer.fetch(1, expires_s=0.1)
-        found = marshal_py.group(marshal, "billing").info()
+        found = marshal.group("billing").info()
         assert (found.policy, found.member_list) == ("members", ("m1", "m2"))
         assert found.missing_members == ("m2",)
         wrong = [
@@ -70,7 +71,7 @@ def test_consumers_of_a_lower_priority_number_come_first(marshal: marshal_py.Mar
     with join(5) as last:
         running = [last]
         wait_for(2)
-        found = marshal_py.group(marshal, "billing").info()
+        found = marshal.group("billing").info()
         assert (found.policy, found.priority_groups) == ("prioritized", (PriorityGroupState("jobs"),))
         assert [(one.priority_group, one.priority) for one in found.members] == [("jobs", 5)]
         with join(0, max_claims=1) as first:
@@ -111,7 +112,7 @@ def test_a_consumer_with_conditions_takes_part_while_much_is_pending(
             for number in range(20):
                 broker.produce("orders", number % 2, b"")
             wait_for(1, 1)
-            info = marshal_py.group(marshal, "billing").info()
+            info = marshal.group("billing").info()
             assert (info.policy, info.failover_s) == ("overflow", 5)
             assert sorted((one.min_pending or 0, one.min_ack_pending) for one in info.members) == [
                 (0, None),
@@ -135,7 +136,7 @@ def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
     told: list[str] = []
     arrived = threading.Semaphore(0)
     config = GroupConfig(policy="pinned", priority_groups=["jobs"])
-    group = marshal_py.group(marshal, "billing")
+    group = marshal.group("billing")
     for partition in range(2):
         broker.produce("orders", partition, b"")
 
@@ -194,7 +195,7 @@ def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
 
 def test_only_a_pinned_group_is_unpinned(marshal: marshal_py.Marshal) -> None:
     with marshal.consumer("billing", ["orders"]):
-        for call in (marshal_py.group(marshal, "billing").pin_info, marshal_py.group(marshal, "billing").unpin):
+        for call in (marshal.group("billing").pin_info, marshal.group("billing").unpin):
             with pytest.raises(GroupMissing, match="pins nobody: it has no policy in its settings"):
                 call()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import marshal_py
 from marshal_py.client.planner import Planner
 from marshal_py.errors import PartitionsParked, PartitionsUnread
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -43,7 +42,7 @@ def test_a_pause_fails_the_job_only_if_something_is_left(memory: MemoryTestClust
     with memory.connect() as marshal, marshal.planner(group, [topic], start="earliest") as planner:
         assert planner.settle(30.0)
         ends = read(planner)
-        hold = marshal_py.group(marshal, group).pause(60)
+        hold = marshal.group(group).pause(60)
         until(lambda: planner.cached_info().paused, "the planner knows")
         planner.check_read(ends)
         with pytest.raises(
@@ -52,7 +51,7 @@ def test_a_pause_fails_the_job_only_if_something_is_left(memory: MemoryTestClust
             planner.check_read({**ends, TopicPartition(topic, 1): 6})
         assert list(raised.value.unread) == [f"{topic}:1"]
         assert raised.value.retriable
-        marshal_py.group(marshal, group).resume(token=hold.token)
+        marshal.group(group).resume(token=hold.token)
 
 
 def test_a_topic_that_is_gone_fails_the_job(memory: MemoryTestCluster) -> None:

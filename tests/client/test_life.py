@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from marshal_py import ClaimInfo, TopicPartition
+from marshal_py import TopicPartition
 from marshal_py.client.receive.membership import Membership
 from marshal_py.errors import ConsumerClosed, DuplicateClientId
+from marshal_py.info import ClaimInfo
 from marshal_py.protocol.wire.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
 from tests.support.client_fixtures import (
     DEADLINE_S,

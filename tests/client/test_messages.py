@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from marshal_py import DeserializationFailed, InvalidOption, Marshal
+from marshal_py import InvalidOption, Marshal
+from marshal_py.errors import DeserializationFailed
 from tests.support.client_fixtures import MemoryTestCluster, collect, joined, owns, until
 
 

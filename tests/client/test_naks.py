@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from marshal_py import Advisory, Consumer, InvalidOption, Message, NeedsAtLeastOnce
+from marshal_py import Advisory, Consumer, InvalidOption, Message
 from marshal_py.client.messages import answers
 from marshal_py.client.messages.answers import NAK_DELAY_DOUBLED_S_MAX, NAK_DELAY_S_MAX, grown_delay_s
 from marshal_py.client.metrics import ConsumerMetrics
 from marshal_py.client.values import reports
+from marshal_py.errors import NeedsAtLeastOnce
 from marshal_py.protocol.claims import redelivery
 from marshal_py.protocol.wire.records import Note
 from tests.support.client_fixtures import (

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from marshal_py import ConsumerOptions, GroupConfig, InvalidName, InvalidOption
+from marshal_py import ConsumerOptions, GroupConfig, InvalidOption
 from marshal_py.client.values.options import CALLABLES, FLAGS
+from marshal_py.errors import InvalidName
 from tests.support.client_fixtures import MemoryTestCluster
 
 

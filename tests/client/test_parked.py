@@ -70,7 +70,7 @@ def test_one_partition_beyond_its_end_does_not_stop_the_others(cluster: TestClus
         until(lambda: fetched(MESSAGES + 2 * POSITION), "it does not come back by growing past its position")
         assert [background.error for background in backgrounds] == [None] * CONSUMERS
 
-        marshal_py.group(marshals[0], group).set_position(f"{topic}:0", MESSAGES)
+        marshals[0].group(group).set_position(f"{topic}:0", MESSAGES)
         wanted = {(0, offset) for offset in range(MESSAGES, MESSAGES + 2 * POSITION)}
         until(lambda: wanted <= seen(), "set-position goes on")
         assert (0, 0) not in seen()
@@ -138,7 +138,7 @@ def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryTestCluster
                 memory.fill(topic, partition, 2, first=MESSAGES)
             until(lambda: len(background.seen) == 2, "the other partition goes on")
             assert places(background.seen) == [(1, MESSAGES), (1, MESSAGES + 1)]
-            marshal_py.group(marshal, group).set_position(f"{topic}:0", MESSAGES + 1)
+            marshal.group(group).set_position(f"{topic}:0", MESSAGES + 1)
             until(lambda: (0, MESSAGES + 1) in places(background.seen), "set-position goes on")
             assert background.error is None
     (release,) = [record for record in memory.accepted(group, ReleasingPartition) if record.parked]
@@ -185,7 +185,7 @@ def test_a_refused_partition_stops_no_consumer_and_one_that_may_read_nothing_get
             assert isinstance(background.error, PartitionError)
             assert f"{other}:0 cannot be read: Topic authorization failed" in str(background.error)
         assert not consumer.closed, "an admin may grant the right, and set the position"
-        moved = marshal_py.group(marshal, group)
+        moved = marshal.group(group)
         moved.set_position(topic, "earliest")
         memory.fill(topic, 0, 2)
         assert len(collect(consumer, 2)) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import marshal_py
 from marshal_py import Consumer
 from marshal_py.client.planner import Planner
 from marshal_py.client.ranges.ranges import share
@@ -132,7 +131,7 @@ def test_in_a_pause_the_batch_is_released_after_an_interval(cluster: TestCluster
         planner = planning(consumer)
         batch = planner.batch(100)
         token = batch.token
-        admin = marshal_py.group(marshal, group)
+        admin = marshal.group(group)
         hold = admin.pause(30, reason="test")
         with pytest.raises(ClaimLost, match=f"{topic}:0"):
             batch.check()

@@ -62,12 +62,12 @@ def test_a_running_consumer_parks_it_and_continues_with_the_rest(memory: MemoryT
             parked = [event for event in events if event.kind == "parked"]
             assert all(event.text.startswith(REASON) for event in parked)
             assert f"marshal set-position {group} {topic} --to earliest" in parked[0].text
-            info = marshal_py.group(marshal, group).info()
+            info = marshal.group(group).info()
             rows = {(row.topic, row.partition): row for row in info.positions}
             assert [rows[topic, number].parked for number in (0, 1)] == [REASON, REASON]
             assert rows[other, 0].parked is None
 
-            moved = marshal_py.group(marshal, group).set_position(topic, "earliest")
+            moved = marshal.group(group).set_position(topic, "earliest")
             assert [one.topic for one in moved.recreated] == [topic]
             wanted = {(p, b"new %d" % n) for p in (0, 1) for n in range(messages)}
             until(
@@ -112,7 +112,7 @@ def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(
         assert REASON in waiting_for
         assert f"marshal set-position {group} {topic} --to earliest" in waiting_for
         assert background.seen == []
-        marshal_py.group(marshal, group).set_position(topic, "earliest")
+        marshal.group(group).set_position(topic, "earliest")
         until(lambda: len(background.seen) >= 40 * partitions, "every message of the new topic")
         assert len(background.seen) == 40 * partitions
         assert until(lambda: told, "it is told")[0][0] == "claim", "no claim is lost of which the user did not know"
@@ -136,7 +136,7 @@ def test_a_group_may_want_it_done_by_itself(
     events: list[marshal_py.Advisory] = []
     with memory.connect("a") as marshal, joined(marshal, group, [topic], on_topic_recreated=option) as consumer:
         if config is not None:
-            marshal_py.group(marshal, group).set_config(on_topic_recreated=config)
+            marshal.group(group).set_config(on_topic_recreated=config)
         collect(consumer, 20)
         consumer.flush()
         with BackgroundConsumer(consumer) as background:
@@ -154,7 +154,7 @@ def test_set_config_leaves_what_is_not_named(memory: MemoryTestCluster) -> None:
     """M13."""
     topic, group = memory.topic(), memory.group()
     with memory.connect("a") as marshal, joined(marshal, group, [topic]):
-        admin = marshal_py.group(marshal, group)
+        admin = marshal.group(group)
         admin.set_config(on_topic_recreated="earliest")
         admin.set_config(policy="greedy")
         assert (admin.info().policy, admin.info().on_topic_recreated) == ("greedy", "earliest")
@@ -261,6 +261,6 @@ def test_a_partition_that_somebody_parked_for_another_reason(memory: MemoryTestC
         waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
         assert "SomethingNew" in waiting_for
         assert f"marshal set-position {group} {topic}:0 --to POSITION" in waiting_for
-        moved = marshal_py.group(marshal, group).set_position(f"{topic}:0", 3)
+        moved = marshal.group(group).set_position(f"{topic}:0", 3)
         assert moved.recreated == []
         assert [message.offset for message in collect(consumer, 2)] == [3, 4]

@@ -8,14 +8,8 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from marshal_py import (
-    ClaimLost,
-    ClusterUnreachable,
-    ConsumerClosed,
-    InvalidOption,
-    NeedsAtLeastOnce,
-    PositionOutOfRange,
-)
+from marshal_py import ClaimLost, ClusterUnreachable, ConsumerClosed, InvalidOption
+from marshal_py.errors import NeedsAtLeastOnce, PositionOutOfRange
 from marshal_py.protocol.wire.records import ReleasingPartition, SeekingPartition
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, collect, joined, owns, until
 

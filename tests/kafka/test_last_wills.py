@@ -64,7 +64,7 @@ def test_each_copy_is_replaced_without_an_eviction(kafka: Cluster, topic: TopicF
         assert copies[-1].wait() == 0
         again = len(handled()) - len(written)
     with marshal_py.connect(kafka.bootstrap) as marshal:
-        events = list(marshal_py.group(marshal, group).advisories())
+        events = list(marshal.group(group).advisories())
     assert [event.text for event in events if event.kind == "died"] == ["signal 9 (SIGKILL)"] * (COPIES - 1)
     assert not [event for event in events if event.kind == "evicted"]
     print(f"{again} of {len(written)} messages were delivered again after {COPIES - 1} kills")

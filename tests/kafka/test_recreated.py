@@ -208,7 +208,7 @@ def test_two_consumers_and_at_most_once(case: TopicCase) -> None:
             wait_until(lambda: len(seen(b"old")) == PARTITIONS * OLD_MESSAGES, DEADLINE_S, "the old topic is read")
             before = len(left.seen) + len(right.seen)
             wanted = case.recreate(PARTITIONS, 300)
-            group = marshal_py.group(one, case.group)
+            group = one.group(case.group)
             wait_until(lambda: case.seen(left) | case.seen(right) >= wanted, DEADLINE_S, "the new topic is read")
             assert before == PARTITIONS * OLD_MESSAGES
             assert (left.error, right.error) == (None, None)

@@ -87,7 +87,7 @@ def test_a_rewind_loses_the_claim_and_the_batch_is_planned_again(spark: SparkSes
         next(turns).commit()
         held = next(turns)
         assert offsets_of(held.df)[0] == (0, 6)
-        marshal_py.group(marshal, orders.group).set_position(orders.topic, "earliest")
+        marshal.group(orders.group).set_position(orders.topic, "earliest")
         with pytest.raises(ClaimLost, match=f"{orders.topic}:0"):
             held.commit()
         again = next(turns)

@@ -13,7 +13,6 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-import marshal_py
 from marshal_py.errors import (
     ClusterUnreachable,
     GroupDeleted,
@@ -235,7 +234,7 @@ def test_a_pause_between_the_plan_and_its_tasks_loses_nothing(make_topic: MakeTo
     query = Query(orders)
     assert query.write_ahead()
     with orders.connect() as marshal, ThreadPoolExecutor(1) as aside:
-        admin = marshal_py.group(marshal, orders.group)
+        admin = marshal.group(orders.group)
         hold = aside.submit(admin.pause, 60)
         member = query.member
         until(lambda: member.planner.cached_info().paused, "the group is paused")
@@ -383,7 +382,7 @@ def test_a_pause_and_a_rewind_in_the_middle(make_topic: MakeTopic) -> None:
     query.write_ahead()
     rows = query.read()
     with orders.connect() as marshal:
-        marshal_py.group(marshal, orders.group).set_position(orders.topic, "earliest")
+        marshal.group(orders.group).set_position(orders.topic, "earliest")
     query.finish(rows)
     query.settled()
     offsets = [offset for _, offset in query.out]
@@ -401,7 +400,7 @@ def test_a_paused_group_plans_nothing(make_topic: MakeTopic) -> None:
     query.finish(query.read())
     query.turn()
     with orders.connect() as marshal:
-        admin = marshal_py.group(marshal, orders.group)
+        admin = marshal.group(orders.group)
         hold = admin.pause(30)
         orders.fill(5)
         assert not query.turn()
@@ -470,7 +469,7 @@ def test_available_now_fails_in_a_paused_group_unless_all_is_read(make_topic: Ma
     orders = make_topic(2)
     orders.fill(10)
     with orders.connect() as marshal:
-        admin = marshal_py.group(marshal, orders.group)
+        admin = marshal.group(orders.group)
         query = Query(orders, max_rows_per_batch=8)
         query.reader.prepareForTriggerAvailableNow()
         query.turn()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
-from marshal_py import Batch, Consumer, ConsumerOptions, GroupInfo, Marshal, MemberInfo, Message, Part, PinInfo
+from marshal_py import Batch, Consumer, ConsumerOptions, Marshal, Message, Part
 from marshal_py.aio import AsyncConsumer, AsyncGroup
+from marshal_py.info import GroupInfo, MemberInfo, PinInfo
 
 
 def as_int(value: bytes | None, _: Any) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from marshal_py import InvalidName, InvalidOption, subject_key
+from marshal_py import InvalidOption, subject_key
+from marshal_py.errors import InvalidName
 
 
 @pytest.mark.parametrize(
