@@ -24,7 +24,7 @@ import marshal_py
 from bench.environment import BenchEnvironment, Result, spread
 from bench.group_load import LoadGroup, MemberProcess, Span
 from bench.scale import INTERVAL_MS, TOPIC, Fleet
-from marshal_py.protocol.policy import POLICIES, RESTRICTED, candidate_order
+from marshal_py.protocol.policy import OPEN, RESTRICTED, candidate_order
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import ClaimingPartition, GroupConfig, Join
 
@@ -42,7 +42,7 @@ JOBS: Final = "jobs"
 
 def run(environment: BenchEnvironment, tiny: bool) -> Result:
     partitions, members = (PARTITIONS_TINY, MEMBERS_TINY) if tiny else (PARTITIONS, MEMBERS)
-    rows = [_target(policy, partitions, members) for policy in (*POLICIES, *RESTRICTED)]
+    rows = [_target(policy, partitions, members) for policy in (*OPEN, *RESTRICTED)]
     if not tiny:  # they take too long for a trial
         rows += _pinned(environment, 2 * SWITCHES) + _members(environment, partitions, members)
     columns = ["what", "samples", "ms", "p99, ms", "goal, ms"]
@@ -62,7 +62,7 @@ def _target(policy: str, partitions: int, members: int) -> list[Any]:
         at = {"member": name} if policy in ("members", "blocks") else {}
         fleet.append(Join(name, fleet.random.randbytes(16), 1, INTERVAL_MS, (TOPIC,), **at))  # type: ignore[arg-type]
     group = fleet.group
-    compute: Any = {**POLICIES, **RESTRICTED}[policy]
+    compute: Any = {**OPEN, **RESTRICTED}[policy]
     group.config = GroupConfig(NONE, policy=policy, max_members=partitions, members=names, priority_groups=(JOBS,))
     took_ms = []
     for round_ in range(ROUNDS):

@@ -22,10 +22,11 @@ from typing import Any, Final
 from bench.environment import BenchEnvironment, Result, spread
 from bench.fold import GROUP, INCARNATION
 from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.policies import DEFAULT_POLICY
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.ready import MemberOptions, Ready
-from marshal_py.protocol.policy import DEFAULT_POLICY, POLICIES, candidate_order
+from marshal_py.protocol.policy import OPEN, candidate_order
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import (
@@ -143,7 +144,7 @@ class Fleet:
 
 
 def target(group: Group) -> dict[TopicPartition, int]:
-    return dict(POLICIES[DEFAULT_POLICY](group, candidate_order(group, set())))
+    return dict(OPEN[DEFAULT_POLICY](group, candidate_order(group, set())))
 
 
 def ms(seconds: list[float]) -> Any:
@@ -242,7 +243,7 @@ def _churn(partitions: int, members: int, changes: int) -> list[list[Any]]:
 def _leave(fleet: Fleet, leaver: int, write: Callable[[Record], None]) -> None:
     """The leaver releases each partition for its owner in the target without it, and leaves; the new owners claim."""
     group = fleet.group
-    after = POLICIES[DEFAULT_POLICY](group, candidate_order(group, {leaver}))
+    after = OPEN[DEFAULT_POLICY](group, candidate_order(group, {leaver}))
     mine = [group.claims[epoch] for epoch in sorted(group.sessions[leaver].epochs)]
     for known in mine:
         write(ReleasingPartition(leaver, known.epoch, known.position, after[known.tp], "stopped"))

@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import pytest
 
+from marshal_py.protocol.fold.policies import KNOWN
+
 PACKAGE = "marshal_py"
 PROOF = "marshal_sim"  # what proves the product: beside it, and no part of it
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -61,6 +63,13 @@ FORBIDDEN_IN_CORE = frozenset(
 
 # Names that say nothing about their content, so that everything ends up there.
 EMPTY_NAMES = frozenset({"utils", "helpers", "common", "base", "manager"})
+
+# What each policy is stands in one value, and who should own what in the room of policies. The names of policies stand
+# nowhere else, so that another policy touches these alone; prose may name them. Those in USUAL are words for other
+# things, too: they count where they are compared with a policy, or given as one.
+POLICY_PLACES = (f"{PACKAGE}/protocol/fold/policies.py", f"{PACKAGE}/protocol/policy/")
+POLICY_NAMES = frozenset({"balanced", "greedy", "prioritized", "members", "blocks", "topic", "pinned", "overflow"})
+USUAL = frozenset({"members", "blocks", "topic", "pinned", "overflow"})
 
 # Longer functions hide more than one idea. Counted from `def` to the end.
 FUNCTION_LINES_MAX = 70
@@ -395,6 +404,31 @@ def long_violations(codes: list[Code]) -> Iterator[Violation]:
                     yield Violation("long", code.module.path, node.lineno, text, node.name)
 
 
+def is_policy(node: ast.expr) -> bool:
+    """Whether an expression is called a policy."""
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name.endswith("policy")
+
+
+def policy_violations(codes: list[Code]) -> Iterator[Violation]:
+    """A file of the product spells the name of a policy outside the places where policies are defined."""
+    for code in codes:
+        module = code.module
+        if module.top == PROOF or module.path.startswith(POLICY_PLACES):
+            continue
+        given: set[ast.AST] = set()  # below a comparison with a policy, or a parameter that is one
+        for node in ast.walk(code.tree):
+            if isinstance(node, ast.Compare) and any(map(is_policy, [node.left, *node.comparators])):
+                given.update(inner for side in node.comparators for inner in ast.walk(side))
+            elif isinstance(node, ast.keyword) and node.arg == "policy":
+                given.update(ast.walk(node.value))
+        for node in ast.walk(code.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in POLICY_NAMES:
+                if node.value not in USUAL or node in given:
+                    text = f"spells the policy {node.value}: ask its value (protocol/fold/policies.py)"
+                    yield Violation("policy", module.path, node.lineno, text, node.value)
+
+
 def budget_violations(modules: list[Module], budgets: Mapping[str, int]) -> Iterator[Violation]:
     lines: Counter[str] = Counter()
     for module in modules:
@@ -438,7 +472,7 @@ def violations(root: Path, budgets: Mapping[str, int] | None = None) -> list[Vio
             found.extend(Violation(rule, module.path, line, message) for rule, message in broken)
     found.extend(circle_violations(modules, graph))
     codes = [Code(module, ast.parse(module.text, filename=module.path)) for module in modules]
-    found += [*private_violations(codes), *spread_violations(codes), *long_violations(codes)]
+    found += [*private_violations(codes), *spread_violations(codes), *long_violations(codes), *policy_violations(codes)]
     if budgets is not None:
         found.extend(budget_violations(modules, budgets))
     return sorted(set(found))
@@ -676,6 +710,28 @@ def test_a_class_with_a_life_of_its_own_may_have_a_subclass(tmp_path: Path, othe
         violations(plant(tmp_path, {"marshal_py/client/rows.py": BASE, "marshal_py/client/table.py": whole} | other))
         == []
     )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'MOVING = {"balanced", "x"}',
+        'def f(group):\n    return group.config.policy == "pinned"',
+        'def f(policy):\n    return policy in ("members", "x")',
+        'def f(make):\n    return make(policy="topic")',
+    ],
+)
+def test_the_name_of_a_policy_outside_its_value_is_found(tmp_path: Path, code: str) -> None:
+    """(j) A name that is no other word anywhere; one that is, where it is compared with a policy or given as one."""
+    (found,) = violations(plant(tmp_path, {"marshal_py/client/a.py": code}))
+    assert (found.rule, found.path) == ("policy", "marshal_py/client/a.py")
+    own = {f"{PACKAGE}/protocol/fold/policies.py": code, f"{PACKAGE}/protocol/policy/__init__.py": code}
+    prose = {"marshal_py/client/a.py": 'COLUMNS = ("topic", "members")\nHELP = "balanced or greedy"'}
+    assert violations(plant(tmp_path / "other", own | prose)) == []
+
+
+def test_the_names_of_policies_are_those_that_there_are() -> None:
+    assert KNOWN.keys() == POLICY_NAMES
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])

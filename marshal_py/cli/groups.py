@@ -13,7 +13,7 @@ from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.targets import print_table
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.diagnosis import TITLES
-from marshal_py.admin.views.group_info import plain
+from marshal_py.admin.views.group_info import POLICIES, plain
 from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import NOBODY, CommonOptions, command
@@ -21,6 +21,7 @@ from marshal_py.client.marshal import connect
 from marshal_py.client.values.group_config import LIMITS, NAMES, check_settings
 from marshal_py.errors import AccessDenied, CoordinationTopicMissing, GroupMissing
 from marshal_py.log.observer import Observer
+from marshal_py.protocol.fold.policies import policy_named
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import TopicPartition
 
@@ -272,7 +273,7 @@ def info(
         "policy": found.policy,
         "max members": found.max_members,
         "priority timeout": None if found.priority_timeout_s is None else f"{found.priority_timeout_s:g} s",
-        "failover": failover if found.policy == "overflow" else None,
+        "failover": failover if found.policy in POLICIES["failover_s"] else None,
         "lag weights": "yes" if found.lag_weighted else None,
         "priority group": ", ".join(one.name for one in found.priority_groups) or None,
         "on topic recreated": found.on_topic_recreated,
@@ -290,7 +291,7 @@ def info(
     if found.unassigned:
         print(f"no member has: {', '.join(found.unassigned)}")
     for member in found.members:
-        ranked = f", priority {member.priority}" if found.policy == "prioritized" else ""
+        ranked = f", priority {member.priority}" if "priority" in policy_named(found.policy or "").options else ""
         ranked += f", min pending {member.min_pending}" if member.min_pending else ""
         ranked += f", min ack pending {member.min_ack_pending}" if member.min_ack_pending else ""
         print(f"consumer: {member.client_id}, session {member.session}{ranked}: {', '.join(member.claims) or '-'}")

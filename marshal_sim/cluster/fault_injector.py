@@ -17,7 +17,7 @@ from marshal_py.admin.plans.operation import GroupContext, Operation
 from marshal_py.admin.plans.pause import PausePlan
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.plans.sessions import EvictPlan
-from marshal_py.protocol.fold.group_rules import PARTITIONED
+from marshal_py.protocol.fold.policies import PARTITIONED
 from marshal_py.protocol.member.refusals import LEFT_INTERVALS
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Genesis, StepDown

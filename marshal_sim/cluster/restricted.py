@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from marshal_py.admin.plans.change import exists
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.fold.group_rules import PARTITIONED, PRIORITY
+from marshal_py.protocol.fold.policies import DEFAULT_POLICY, PARTITIONED, PRIORITY, policy_named
 from marshal_py.protocol.member.ready import MemberOptions
-from marshal_py.protocol.policy import DEFAULT_POLICY, RESTRICTED
+from marshal_py.protocol.policy import RESTRICTED
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import GroupConfig
 from marshal_sim.cluster.client import Client
@@ -38,7 +38,7 @@ def options_of(options: MemberOptions, group: GroupPlan, scenario: Scenario) -> 
     """Returns the options of a new consumer as its group's policy needs them."""
     if group.policy in PRIORITY:
         number = int(options.client_id[1:])
-        overflows = group.policy == "overflow"
+        overflows, ranked = policy_named(group.policy).conditions, "priority" in policy_named(group.policy).options
         settings = GroupConfig(
             NONE,
             policy=group.policy,
@@ -50,8 +50,8 @@ def options_of(options: MemberOptions, group: GroupPlan, scenario: Scenario) -> 
             policy=DEFAULT_POLICY,
             group_config=settings,
             priority_group=PRIORITY_GROUP,
-            priority=number % 3 if group.policy == "prioritized" else 0,
-            claims_max=0 if number % 3 or group.policy != "prioritized" else 2,
+            priority=number % 3 if ranked else 0,
+            claims_max=0 if number % 3 or not ranked else 2,
             min_pending=MIN_PENDING if overflows and number % 3 == 0 else 0,
             min_ack_pending=MIN_ACK_PENDING if overflows and number % 6 == 0 else 0,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final, NamedTuple
 
-from marshal_py.protocol.fold.group_rules import EXPLICIT
+from marshal_py.protocol.fold.policies import EXPLICIT
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE
 from marshal_sim.cluster import dump_state
 from marshal_sim.cluster.dump_state import DumpState

@@ -8,7 +8,7 @@ from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan
 from marshal_py.admin.plans.membership import with_members, without_members
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupMissing, InvalidOption, MembersAlive
-from marshal_py.protocol.fold.group_rules import PRIORITY
+from marshal_py.protocol.fold.policies import PRIORITY
 from marshal_py.protocol.wire.records import Evict, GroupConfig, StepDown
 from tests.admin.virtual_admin import finish, start_tool
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from marshal_py.protocol.fold import world
-from marshal_py.protocol.fold.group_rules import PARTITIONED, PRIORITY
+from marshal_py.protocol.fold.policies import PARTITIONED, PRIORITY
 from marshal_py.protocol.member.ready import MemberOptions
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import GroupConfig

@@ -16,7 +16,7 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.candidacy import Candidacy
 from marshal_py.protocol.member.head_starts import HeadStarts
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.policy import POLICIES, candidate_order
+from marshal_py.protocol.policy import OPEN, candidate_order
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Leave, Topology
@@ -51,7 +51,7 @@ def rank_for(group: Group, me: int, out: set[int], policy: str, tp: TopicPartiti
         and (not joins[sid].claims_max or group.sessions[sid].held < joins[sid].claims_max)
     ]
     known, line = group.partitions.get(tp), []
-    target = POLICIES[policy](group, order).get(tp)
+    target = OPEN[policy](group, order).get(tp)
     if known is not None and known.successor in able:
         line.append(known.successor)
     elif target is not None:
@@ -62,7 +62,7 @@ def rank_for(group: Group, me: int, out: set[int], policy: str, tp: TopicPartiti
     return list(dict.fromkeys(line)).index(me)
 
 
-@given(worlds(), st.sampled_from(sorted(POLICIES)), SEEDS)
+@given(worlds(), st.sampled_from(sorted(OPEN)), SEEDS)
 def test_a_rank_is_the_place_in_the_line(group: Group, policy: str, seed: int) -> None:
     """A2: successor or target, former owner, then by F9.9; a member that cannot take the partition delays no other."""
     chance = Random(seed)

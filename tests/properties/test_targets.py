@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marshal_py.protocol.fold.policies import OWN_POLICIES
 from marshal_py.protocol.fold.world import Group, Partition, Session, Topic
-from marshal_py.protocol.policy import OWN_POLICIES, POLICIES, candidate_order
+from marshal_py.protocol.policy import OPEN, candidate_order
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Join
 
@@ -184,7 +185,7 @@ def own(group: Group, known: Partition, owner: int) -> None:
 
 
 def target(group: Group, policy: str) -> dict[TopicPartition, int]:
-    return dict(POLICIES[policy](group, candidate_order(group, set())))
+    return dict(OPEN[policy](group, candidate_order(group, set())))
 
 
 @given(worlds(), st.sampled_from(OWN_POLICIES))
@@ -193,7 +194,7 @@ def test_a_target_is_what_the_text_says(group: Group, policy: str) -> None:
     assert target(group, policy) == Reference(group, candidate_order(group, set()), policy).target()
 
 
-@given(worlds(alike=True), st.sampled_from(sorted(POLICIES)), st.randoms())
+@given(worlds(alike=True), st.sampled_from(sorted(OPEN)), st.randoms())
 def test_a_target_that_came_true_in_part_is_the_same(group: Group, policy: str, chance: Random) -> None:
     """A1: some members have claimed what the target gives them, or had it released to them: the target stays.
 
@@ -214,7 +215,7 @@ def test_a_target_that_came_true_in_part_is_the_same(group: Group, policy: str, 
     assert target(group, policy) == before
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(OPEN))
 @pytest.mark.parametrize("owners", [0, 1, 7, 40])
 def test_a_target_looks_at_each_partition_a_few_times(policy: str, owners: int) -> None:
     """A1: however many members there are, and however many partitions move: work grows with the partitions alone."""

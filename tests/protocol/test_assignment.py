@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marshal_py.protocol.fold.policies import DEFAULT_POLICY, KNOWN, OWN_POLICIES
 from marshal_py.protocol.fold.world import Group, Partition, Session, Topic
-from marshal_py.protocol.policy import DEFAULT_POLICY, MOVING_POLICIES, OWN_POLICIES, POLICIES, candidate_order
+from marshal_py.protocol.policy import OPEN, RESTRICTED, candidate_order
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Join
 
@@ -37,7 +38,7 @@ def group_of(
 
 
 def target(group: Group, policy: str = "balanced", out: Sequence[int] = ()) -> dict[TopicPartition, int]:
-    return dict(POLICIES[policy](group, candidate_order(group, set(out))))
+    return dict(OPEN[policy](group, candidate_order(group, set(out))))
 
 
 def owners_of(group: Group) -> dict[tuple[str, int], int]:
@@ -163,9 +164,10 @@ def test_the_order_of_candidates() -> None:
 def test_the_default_policy_moves() -> None:
     """A1, A3: balanced is the default and takes from live owners; greedy does not."""
     assert DEFAULT_POLICY == "balanced"
-    assert set(OWN_POLICIES) == {"balanced", "greedy"} == set(POLICIES) - {"prioritized"}
-    assert "greedy" not in MOVING_POLICIES
-    assert "balanced" in MOVING_POLICIES
+    assert set(OWN_POLICIES) == {"balanced", "greedy"} == set(OPEN) - {"prioritized"}
+    assert not KNOWN["greedy"].moves
+    assert KNOWN["balanced"].moves
+    assert OPEN.keys() | RESTRICTED.keys() == KNOWN.keys(), "each policy says who should own what"
 
 
 # --- properties

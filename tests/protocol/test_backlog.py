@@ -257,7 +257,7 @@ def test_a_new_owner_does_not_report_that_nothing_is_left() -> None:
 def test_only_balanced_has_lag_weights() -> None:
     group_settings.check(CONFIG, ["lag_weighted", "policy"])
     for policy in ("", "greedy", "topic"):
-        with pytest.raises(InvalidOption, match="only the policy balanced has lag weights"):
+        with pytest.raises(InvalidOption, match="only the policy balanced has it"):
             group_settings.check(replace(CONFIG, policy=policy), ["lag_weighted"])
     group_settings.check(replace(CONFIG, policy="greedy"), ["policy"])  # stays, and counts when it is balanced again
     group_settings.check(replace(CONFIG, policy="greedy", lag_weighted=False), ["lag_weighted"])

@@ -133,7 +133,7 @@ def test_every_partition_belongs_to_one_listed_member_and_shares_are_even(
     """A7: whoever is there; a member that is away keeps its share; the world after it came true gives the same."""
     group = group_of({"t": partitions}, [{"member": name} for name in running])
     group.config = GroupConfig(NONE, policy="members", max_members=partitions, members=tuple(listed))
-    owners = names(group, candidate_order(group, ()), blocks=False)
+    owners = names(group, candidate_order(group, ()))
     assert len(owners) == partitions
     counted = sorted(listed)[:partitions]
     loads = Counter(owners.values())
@@ -142,7 +142,7 @@ def test_every_partition_belongs_to_one_listed_member_and_shares_are_even(
     for at, line in lines(group).items():
         assert line == [sid for sid, one in group.sessions.items() if one.join.member == owners[at]]
     assign(group)
-    assert names(group, candidate_order(group, ()), blocks=False) == owners
+    assert names(group, candidate_order(group, ())) == owners
 
 
 def test_a_mapping_is_obeyed_and_a_full_consumer_gives_way_to_its_standby() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.fold.group_rules import PARTITIONED
+from marshal_py.protocol.fold.policies import PARTITIONED
 from marshal_py.protocol.wire.records import ClaimingPartition, GroupConfig, Heartbeat, ReleasingPartition, StepDown
 from tests.support.virtual_cluster import INTERVAL_MS, TOPIC, Client, VirtualCluster
 

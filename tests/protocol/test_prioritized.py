@@ -131,7 +131,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"policy": POLICY, "priority_groups": ("a b",)}, "1 to 16"),
     ({"policy": POLICY, "priority_groups": ("a.b",)}, "1 to 16"),
     ({"policy": POLICY, "priority_groups": ("",)}, "1 to 16"),
-    ({"policy": "balanced", "priority_groups": ("a",)}, "only the policies of priority groups"),
+    ({"policy": "balanced", "priority_groups": ("a",)}, "only the policies overflow, pinned and prioritized have it"),
 ]
 
 

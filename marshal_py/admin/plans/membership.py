@@ -7,7 +7,7 @@ from typing import Final
 
 from marshal_py.client.values.group_config import Wanted
 from marshal_py.errors import InvalidOption, first_of
-from marshal_py.protocol.fold.group_rules import PARTITIONED
+from marshal_py.protocol.fold.policies import PARTITIONED
 from marshal_py.protocol.wire.records import GroupConfig
 
 Edit = Callable[[GroupConfig], Wanted]

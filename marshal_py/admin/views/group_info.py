@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 from msgspec import Struct, to_builtins
 
-from marshal_py.protocol.fold.group_rules import PARTITIONED, PRIORITY
+from marshal_py.protocol.fold.policies import PARTITIONED, PRIORITY, having
 
 
 class PauseInfo(Struct, frozen=True):
@@ -176,9 +176,9 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
     members: tuple[MemberInfo, ...]
     positions: tuple[PositionInfo, ...]
     priority_groups: Annotated[tuple[PriorityGroupState, ...], PRIORITY] = ()
-    priority_timeout_s: Annotated[float | None, {"pinned"}] = None
-    failover_s: Annotated[float | None, {"overflow"}] = None
-    lag_weighted: Annotated[bool, {"balanced"}] = False
+    priority_timeout_s: Annotated[float | None, having("priority_timeout_s")] = None
+    failover_s: Annotated[float | None, having("failover_s")] = None
+    lag_weighted: Annotated[bool, having("lag_weighted")] = False
     settings_from: SettingsOrigin | None
 
 

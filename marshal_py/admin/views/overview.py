@@ -16,11 +16,12 @@ from marshal_py.admin.views.group_info import (
 )
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, partitions_of
-from marshal_py.client.values.group_config import lag_weights_of, limits_of, priority_of
+from marshal_py.client.values.group_config import limits_of
 from marshal_py.errors import PartitionParked
 from marshal_py.history.consumption_rate import ConsumptionRate
-from marshal_py.protocol.fold.group_rules import PARTITIONED
+from marshal_py.protocol.fold.policies import policy_of
 from marshal_py.protocol.fold.world import Group, Partition, Session
+from marshal_py.protocol.member.group_settings import settings_of
 from marshal_py.protocol.member.waiting import Standstill
 from marshal_py.protocol.policy import candidate_order
 from marshal_py.protocol.policy.partitioned import listed, names
@@ -173,18 +174,16 @@ def info(
     """
     config = group.config if group.config is not None else GroupConfig(NONE)
     counts = {name: topic.count for name, topic in sorted(group.topics.items())}
-    priority = priority_of(config)
-    if priority:
-        priority["priority_groups"] = pins.entries(group, incarnation, pinned_ms)
+    settings = {**settings_of(config), **partitioned(group, config), "members": members(group)}
+    if policy_of(config).priority:
+        settings["priority_groups"] = pins.entries(group, incarnation, pinned_ms)
     return GroupInfo(
-        **{**summary(group), "topics": counts},
+        **{**summary(group), "topics": counts, **settings},
         policy=config.policy or None,
         pause=pause(group, pause_history, wall_ms),
         on_topic_recreated=config.on_topic_recreated or None,
         **limits_of(config),
-        **partitioned(group, config),
         topic_ids={name: topic.id or None for name, topic in sorted(group.topics.items())},
-        members=members(group),
         positions=tuple(
             PositionInfo(
                 topic=p.tp.topic,
@@ -197,18 +196,16 @@ def info(
             for p in sorted(existing(group).values(), key=lambda p: p.tp)
             if p.tp.partition >= 0
         ),
-        **priority,
-        **lag_weights_of(config),
         settings_from=None if group.config is None else SettingsOrigin(group.config_offset, config.by),
     )
 
 
 def partitioned(group: Group, config: GroupConfig) -> dict[str, Any]:
     """Returns what GroupInfo says of a partitioned group alone; {} for another group."""
-    if config.policy not in PARTITIONED:
+    if not policy_of(config).partitioned:
         return {}
     order = candidate_order(group, ())
-    owners = names(group, order, blocks=config.policy == "blocks")
+    owners = names(group, order)
     listed_names = [each.member for each in config.mappings] or listed(config)
     states = tuple(_member_state(group, name, order, owners) for name in listed_names)
     unparked = (tp for tp in partitions(group) if tp.partition >= 0 and not group.parked(tp))

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from marshal_py.admin.views.group_info import PinInfo, PriorityGroupState
 from marshal_py.errors import GroupMissing
+from marshal_py.protocol.fold.policies import KNOWN, policy_of
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.policy import candidate_order, covering
 from marshal_py.protocol.wire.identity import NONE, PIN, Token
@@ -51,10 +52,11 @@ def info(group: Group, incarnation: bytes, pinned_ms: int | None) -> PinInfo:
 
 def check(group: Group) -> None:
     """Raises GroupMissing if nobody can be pinned in the group, because it has another policy."""
-    policy = group.config.policy if group.config is not None else ""
-    if policy != "pinned":
-        has = f"its policy is {policy}" if policy else "it has no policy in its settings"
-        raise GroupMissing(group.name, f"pins nobody: {has}, and only pinned does")
+    policy = policy_of(group.config)
+    if not policy.pins:
+        has = f"its policy is {policy.name}" if policy.name else "it has no policy in its settings"
+        pinning = " and ".join(name for name, each in KNOWN.items() if each.pins)
+        raise GroupMissing(group.name, f"pins nobody: {has}, and only {pinning} does")
 
 
 def owner(group: Group) -> int:

@@ -11,7 +11,7 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
 from marshal_py.cli.simulate import one_run, seeds
-from marshal_py.protocol.policy import POLICIES, RESTRICTED
+from marshal_py.protocol.fold.policies import KNOWN
 from marshal_py.spark import require_spark
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def _check_fixed(policy: str, elsewhere: bool) -> None:
     if elsewhere:
         names = ", ".join(f"--{name}" for name in ("queries", "policy", *seeds.FLAGS))
         raise typer.BadParameter(f"{names} go with --seeds or --seed")
-    if policy and policy not in {*POLICIES, *RESTRICTED}:
-        raise typer.BadParameter(f"--policy {policy!r}: one of {', '.join([*POLICIES, *RESTRICTED])}")
+    if policy and policy not in KNOWN:
+        raise typer.BadParameter(f"--policy {policy!r}: one of {', '.join(KNOWN)}")
 
 
 def _on_spark(chosen: range, master: str | None) -> Iterable[Counted]:

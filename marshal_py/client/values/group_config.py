@@ -12,11 +12,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.fold.group_rules import PARTITIONED, PRIORITY
+from marshal_py.protocol.fold.policies import OWN_POLICY
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import group_settings
-from marshal_py.protocol.member.group_settings import OWN_POLICY
-from marshal_py.protocol.policy.pinned import TIMEOUT_MS
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import MODE_NAMES, MODES, ON_TOPIC_RECREATED
 from marshal_py.protocol.wire.records import GroupConfig as ConfigRecord
@@ -183,38 +181,8 @@ def _in_config(config: ConfigRecord) -> dict[str, Any]:
     return {
         "policy": config.policy or None,
         "on_topic_recreated": config.on_topic_recreated or None,
-        **lag_weights_of(config),
         **limits_of(config),
-        **partitioned_of(config),
-        **priority_of(config),
-    }
-
-
-def lag_weights_of(config: ConfigRecord) -> dict[str, Any]:
-    """Returns the setting that only a group with the policy `balanced` has; nothing for another group."""
-    return {"lag_weighted": config.lag_weighted} if config.policy == "balanced" else {}
-
-
-def priority_of(config: ConfigRecord) -> dict[str, Any]:
-    """Returns the settings that only a group with priority groups has, by name; nothing for another group."""
-    if config.policy not in PRIORITY:
-        return {}
-    times: dict[str, Any] = {}
-    if config.policy == "pinned":
-        times = {"priority_timeout_s": (config.priority_timeout_ms or TIMEOUT_MS) / 1000}
-    elif config.policy == "overflow":
-        times = {"failover_s": config.failover_ms / 1000 or None}
-    return {"priority_groups": list(config.priority_groups), **times}
-
-
-def partitioned_of(config: ConfigRecord) -> dict[str, Any]:
-    """Returns the settings that only a partitioned group has, by name; nothing for another group."""
-    if config.policy not in PARTITIONED:
-        return {}
-    return {
-        "max_members": config.max_members,
-        "members": list(config.members) or None,
-        "mappings": group_settings.mappings_by_name(config) or None,
+        **group_settings.settings_of(config),
     }
 
 

@@ -13,8 +13,8 @@ from marshal_py.client.values.group_config import GroupConfig
 from marshal_py.client.values.info import ClaimInfo
 from marshal_py.client.values.retention import RetentionPolicy
 from marshal_py.errors import InvalidOption
+from marshal_py.protocol.fold.policies import DEFAULT_POLICY, OWN_POLICIES, RELEASING
 from marshal_py.protocol.member.ready import MemberOptions
-from marshal_py.protocol.policy import DEFAULT_POLICY, OWN_POLICIES
 from marshal_py.protocol.wire.identity import check_id, check_topic
 from marshal_py.protocol.wire.records import (
     INTERVAL_MS_MAX,
@@ -38,7 +38,6 @@ HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handle
 HAND_OVER_TIMEOUT_S: Final = 30.0  # how long a new member may wait for a busy handler, so that a deployment goes on
 ACKS_PENDING_MAX: Final = 1_000_000  # as many as any partition buffers; more bounds nothing
 RELEASE_BEHIND_S_MIN: Final = 5.0  # a garbage collection or a slow fetch must not count as a speed
-RELEASING: Final = "greedy"  # the policy under which a consumer may release what it falls behind on (D16)
 UNACKED_MAX: Final = 100_000  # offsets tracked per partition; while there are so many, it is not fetched (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
 # Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much (prefetch.py).
@@ -286,9 +285,9 @@ class ConsumerOptions:
         if config is None and self.group_config is not None:
             config = self.group_config.record()
         policy = (config.policy if config is not None else "") or self.policy or DEFAULT_POLICY
-        if policy != RELEASING and (policy not in OWN_POLICIES or self.policy != RELEASING):
-            way_out = "leave it out" if policy not in OWN_POLICIES else f"name policy={RELEASING!r}, or leave it out"
-            rule = f"only the policy {RELEASING} obeys it, and group {group!r} has the policy {policy}: {way_out}"
+        if policy not in RELEASING and (policy not in OWN_POLICIES or self.policy not in RELEASING):
+            way_out = "leave it out" if policy not in OWN_POLICIES else f"name policy={RELEASING[0]!r}, or leave it out"
+            rule = f"only the policy {RELEASING[0]} obeys it, and group {group!r} has the policy {policy}: {way_out}"
             raise InvalidOption("release_behind_s", self.release_behind_s, rule)
 
     def check_planning(self) -> None:

@@ -7,7 +7,7 @@ nothing and returns the reason for the rejection.
 from __future__ import annotations
 
 from marshal_py.protocol.fold import transitions
-from marshal_py.protocol.fold.group_rules import lifelong
+from marshal_py.protocol.fold.policies import lifelong
 from marshal_py.protocol.fold.transitions import forget_position, partition_of, reshape
 from marshal_py.protocol.fold.world import Group, Topic, hash64
 from marshal_py.protocol.wire.identity import NONE, TopicPartition

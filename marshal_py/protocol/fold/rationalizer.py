@@ -21,7 +21,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.fold import transitions
 from marshal_py.protocol.fold.admin_rules import group_config, release_group, set_position, step_down, topology
-from marshal_py.protocol.fold.group_rules import misfit
+from marshal_py.protocol.fold.policies import misfit
 from marshal_py.protocol.fold.transitions import free, partition_of, reshape
 from marshal_py.protocol.fold.verdict import Outcome, Verdict
 from marshal_py.protocol.fold.world import (

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import mmh3
 from msgspec import Struct
 
-from marshal_py.protocol.fold.group_rules import misfit
+from marshal_py.protocol.fold.policies import misfit
 from marshal_py.protocol.wire.codec import RECORD_VERSION
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import AT_MOST_ONCE, Checkpoint, Genesis, GroupConfig, Join

@@ -14,24 +14,12 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Final
 
+from marshal_py.protocol.fold.policies import DEFAULT_POLICY, KNOWN, Policy, policy_named
 from marshal_py.protocol.fold.world import Group, Session
 from marshal_py.protocol.member.member_state import MemberState
-from marshal_py.protocol.member.overflow import POLICY as OVERFLOW
 from marshal_py.protocol.member.overflow import Overflow
 from marshal_py.protocol.member.ready import Ready
-from marshal_py.protocol.policy import (
-    COVERS,
-    DEFAULT_POLICY,
-    MOVING_POLICIES,
-    POLICIES,
-    RESTRICTED,
-    Line,
-    Target,
-    candidate_order,
-    covering,
-    has_room,
-    pinned,
-)
+from marshal_py.protocol.policy import OPEN, RESTRICTED, Line, Target, candidate_order, covering, has_room, pinned
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.subscription import consumed, consumes
 
@@ -52,7 +40,7 @@ class Candidacy:
         self.target: Target = {}
         # of a restricted policy: who may claim each partition, in order; None under an open policy
         self.lines: Mapping[TopicPartition, Line] | None = None
-        self.policy: str = ""
+        self.policy: Policy = policy_named("")
         self.mine: list[TopicPartition] = []  # what the target gives to this member
         self.taking: list[TopicPartition] = []  # of these, the ones that live sessions own
         self.giving: bool = False  # whether the target gives a partition of this member to another one
@@ -71,9 +59,9 @@ class Candidacy:
 
     def _special(self, group: Group) -> frozenset[int] | None:
         """Returns which sessions the policy treats in a special way now, for a reason that changes no shape."""
-        if self.policy == "pinned":
+        if self.policy.pins:
             return frozenset(sid for sid in group.sessions if pinned.idle(group, sid))
-        if self.policy == OVERFLOW:
+        if self.policy.conditions:
             order = [sid for sid in group.sessions if sid not in self.waited_out]
             return frozenset(self.overflow.served(group, order))
         return None
@@ -81,7 +69,7 @@ class Candidacy:
     @property
     def looks(self) -> bool:
         """Returns whether conditions must be judged with every tick (A12)."""
-        return self.policy == OVERFLOW
+        return self.policy.conditions
 
     def look(self, group: Group, now: Instant, out: Ready) -> None:
         """Has the driver look up what this member needs to judge its own conditions (A12)."""
@@ -91,7 +79,7 @@ class Candidacy:
     @property
     def moves(self) -> bool:
         """Returns whether the policy takes partitions from live owners (A3)."""
-        return self.policy in MOVING_POLICIES or self.lines is not None
+        return self.policy.moves or self.lines is not None
 
     def refresh(self, group: Group) -> None:
         """Computes order and target again if they may have changed.
@@ -113,11 +101,9 @@ class Candidacy:
         self._refreshed, self._refreshed_ms, self.outdated = now, counted_ms, False
         self.revision += 1
         self.stopping &= group.sessions.keys()
-        self.policy = self.member.options.policy
-        config = group.config
-        if config is not None and (config.policy in POLICIES or config.policy in RESTRICTED):
-            self.policy = config.policy
-        detector.watch_covers(group, topics=self.policy == "topic", pin=self.policy == "pinned")
+        named = "" if group.config is None else group.config.policy
+        self.policy = policy_named(named if named in KNOWN else self.member.options.policy)
+        detector.watch_covers(group, topics=self.policy.whole_topics, pin=self.policy.pins)
         self.order = candidate_order(group, self.waited_out)
         self._note_pin(group)
         self.lines = self._lines(group, self.order)
@@ -145,22 +131,22 @@ class Candidacy:
     @property
     def covered(self) -> bool:
         """Returns whether a partition may be owned only by the owner of its cover (A9, A11)."""
-        return self.policy in COVERS
+        return self.policy.whole_topics or self.policy.pins
 
     def owns_cover(self, group: Group, tp: TopicPartition) -> bool:
         """Returns whether this member owns what the policy demands of the owner of `tp`."""
-        cover_of = COVERS.get(self.policy)
-        return cover_of is None or covering.owns(group, cover_of(tp), self.member.session)
+        cover = covering.cover_of(self.policy, tp)
+        return cover is None or covering.owns(group, cover, self.member.session)
 
     def in_line(self, tp: TopicPartition) -> bool:
         """Returns whether this member may claim the partition, and keep it if it owns it."""
         return self.lines is None or self.member.session in self.lines.get(tp, ())
 
     def _lines(self, group: Group, order: list[int]) -> Mapping[TopicPartition, Line] | None:
-        restricted = RESTRICTED.get(self.policy)
+        restricted = RESTRICTED.get(self.policy.name)
         if self.pin_lost:
             order = [sid for sid in order if sid != self.member.session]
-        if self.policy == OVERFLOW:
+        if self.policy.conditions:
             order = self.overflow.served(group, order)
         return None if restricted is None else restricted(self._present(group), order)
 
@@ -175,7 +161,7 @@ class Candidacy:
     def _target(self, group: Group, order: list[int], lines: Mapping[TopicPartition, Line] | None) -> Target:
         if lines is not None:
             return {tp: line[0] for tp, line in lines.items()}
-        return POLICIES.get(self.policy, POLICIES[DEFAULT_POLICY])(self._present(group), order)
+        return OPEN.get(self.policy.name, OPEN[DEFAULT_POLICY])(self._present(group), order)
 
     def _present(self, group: Group) -> Group:
         """Returns the group without the topics that are gone, so that no target counts their partitions (A13)."""

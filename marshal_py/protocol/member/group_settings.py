@@ -1,6 +1,6 @@
 """Checks the settings of a group: which ones its policy takes, what they may be, and what may change later.
 
-What two records can contradict each other about, the fold decides by group_rules.py; here is what it would say, with
+What two records can contradict each other about, the fold decides by fold/policies.py; here is what it would say, with
 the reasons for people. What one GroupConfig says is checked here alone, before it is written. The rules are those of
 the designs of partitioned consumer groups and of priority groups.
 """
@@ -8,21 +8,30 @@ the designs of partitioned consumer groups and of priority groups.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.fold.group_rules import EXPLICIT, LIFELONG, PARTITIONED, PRIORITY, lifelong, misfit
+from marshal_py.protocol.fold.policies import (
+    KNOWN,
+    LIFELONG,
+    OWN_POLICIES,
+    OWN_POLICY,
+    having,
+    lifelong,
+    misfit,
+    obeying,
+    policy_named,
+    policy_of,
+)
 from marshal_py.protocol.member.ready import MemberOptions
-from marshal_py.protocol.policy import POLICIES, RESTRICTED
+from marshal_py.protocol.policy.pinned import TIMEOUT_MS
 from marshal_py.protocol.wire.identity import NONE, check_id
 from marshal_py.protocol.wire.records import AT_MOST_ONCE, INSTANCE_BYTES, MODE_NAMES, PARTITION_MAX, GroupConfig
 from marshal_py.protocol.wire.records import Mapping as MemberMapping
 
-OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own policy
-ONLY_PARTITIONED: Final = f"only the policies {' and '.join(sorted(PARTITIONED))}"
 TIMEOUT_MS_MIN: Final = 1_000  # of a priority timeout: shorter than the shortest heartbeat interval says nothing
 TIMEOUT_MS_MAX: Final = 86_400_000
 EXPLICIT_RULE: Final = "the policy {} needs explicit acks, which an at-most-once group does not have"
@@ -36,35 +45,31 @@ def check(config: GroupConfig, named: Collection[str]) -> None:
 
     `named`: the settings that somebody chose now. Others may have been set by a library that knows more than this one.
     """
-    policy = config.policy
-    if policy and policy not in POLICIES and policy not in RESTRICTED:
-        raise InvalidOption("policy", policy, f"one of {', '.join(known_policies())}")
-    if policy not in PARTITIONED:
-        for name in ("max_members", "members", "mappings"):
-            if name in named:
-                raise InvalidOption(name, getattr(config, name), f"{ONLY_PARTITIONED} have it")
-    else:
+    if config.policy and config.policy not in KNOWN:
+        raise InvalidOption("policy", config.policy, f"one of {', '.join(known_policies())}")
+    policy = policy_of(config)
+    for name, value_of in SETTINGS.items():
+        if name in named and name not in policy.settings and (value := value_of(config)) is not False:
+            one, several = "has it: name it, too" if policy.own else "has it", "have it"
+            raise InvalidOption(name, value, _only(having(name), one, several))
+    if policy.partitioned:
         _check_partitioned(config)
-    if policy in PRIORITY:
+    if policy.priority:
         _check_priority_groups(config)
     if "priority_timeout_s" in named:
         _check_timeout(config)
     if "failover_s" in named:
         _check_failover(config)
-    if "lag_weighted" in named and config.lag_weighted and policy != "balanced":
-        raise InvalidOption("lag_weighted", True, "only the policy balanced has lag weights: name it, too")
-    if policy not in PRIORITY and "priority_groups" in named:
-        raise InvalidOption(
-            "priority_groups",
-            list(config.priority_groups),
-            f"only the policies of priority groups have it: {', '.join(sorted(PRIORITY))}",
-        )
+
+
+def _only(policies: Collection[str], one: str, several: str) -> str:
+    """Returns "only the policy x has it", or the same of several: `one` and `several` are what they do."""
+    *rest, last = sorted(policies)
+    return f"only the policies {', '.join(rest)} and {last} {several}" if rest else f"only the policy {last} {one}"
 
 
 def _check_timeout(config: GroupConfig) -> None:
     seconds = config.priority_timeout_ms / 1000
-    if config.policy != "pinned":
-        raise InvalidOption("priority_timeout_s", seconds, "only the policy pinned has it")
     if not TIMEOUT_MS_MIN <= config.priority_timeout_ms <= TIMEOUT_MS_MAX:
         raise InvalidOption(
             "priority_timeout_s", seconds, f"{TIMEOUT_MS_MIN // 1000} to {TIMEOUT_MS_MAX // 1000} seconds"
@@ -73,8 +78,6 @@ def _check_timeout(config: GroupConfig) -> None:
 
 def _check_failover(config: GroupConfig) -> None:
     seconds = config.failover_ms / 1000
-    if config.policy != "overflow":
-        raise InvalidOption("failover_s", seconds, "only the policy overflow has it")
     if seconds and not FAILOVER_MS_MIN <= config.failover_ms <= FAILOVER_MS_MAX:
         raise InvalidOption(
             "failover_s", seconds, f"{FAILOVER_MS_MIN // 1000} to {FAILOVER_MS_MAX // 1000} seconds, or 0 for never"
@@ -91,12 +94,8 @@ def _check_priority_groups(config: GroupConfig) -> None:
         )
     if not isinstance(names[0], str) or not GROUP_NAME.fullmatch(names[0]):
         raise InvalidOption("priority_groups", names[0], "1 to 16 of the characters A-Z a-z 0-9 - _ / =")
-    _check_acks(config.policy, config.mode)
-
-
-def _check_acks(policy: str, mode: int) -> None:
-    if policy in EXPLICIT and mode == AT_MOST_ONCE:
-        raise InvalidOption("delivery", MODE_NAMES[mode], EXPLICIT_RULE.format(policy))
+    if policy_of(config).explicit and config.mode == AT_MOST_ONCE:
+        raise InvalidOption("delivery", MODE_NAMES[config.mode], EXPLICIT_RULE.format(config.policy))
 
 
 def _check_partitioned(config: GroupConfig) -> None:
@@ -175,7 +174,9 @@ def _said(field: str, config: GroupConfig) -> object:
 def _for_life(group: str, config: GroupConfig | None, field: str) -> str:
     """Returns what a group has for its whole life, in words. `config`: None if it has no settings."""
     if config is None or (field == "policy" and not config.policy):
-        return f"group {group!r} exists with no policy in its settings, so it can have balanced or greedy alone"
+        return (
+            f"group {group!r} exists with no policy in its settings, so it can have {' or '.join(OWN_POLICIES)} alone"
+        )
     has = getattr(config, field)
     return f"group {group!r} has the {field} {', '.join(has) if isinstance(has, tuple) else has} for its whole life"
 
@@ -200,11 +201,9 @@ def _unfit(group: str, config: GroupConfig, field: str, missing: bool) -> str:
     policy = config.policy
     chosen = f"the policy {policy}" if policy else "no policy in its settings"
     match field:
-        case "priority":
-            return f"group {group!r} has {chosen}: only prioritized obeys it"
-        case "min_pending" | "min_ack_pending":
-            return f"group {group!r} has {chosen}: only overflow obeys it"
-        case "priority_group" if policy in PRIORITY:
+        case "priority" | "min_pending" | "min_ack_pending":
+            return f"group {group!r} has {chosen}: only {' and '.join(obeying(field))} obeys it"
+        case "priority_group" if policy_named(policy).priority:
             names = " or ".join(config.priority_groups)
             return f"group {group!r} has {chosen}, so each consumer names the priority group {names}"
         case "priority_group":
@@ -218,13 +217,18 @@ def _unfit(group: str, config: GroupConfig, field: str, missing: bool) -> str:
                 f"{names or 'those that `marshal members add` adds'}"
             )
         case "member":
-            return f"group {group!r} has {chosen}: {ONLY_PARTITIONED} obey it"
+            return f"group {group!r} has {chosen}: {_only(obeying(field), 'obeys it', 'obey it')}"
     return f"group {group!r} has {chosen}, under which one consumer has everything: leave it out"
 
 
 def known_policies() -> tuple[str, ...]:
     """Returns the names of all policies that a group can have, and "own"."""
-    return (*POLICIES, *RESTRICTED, OWN_POLICY)
+    return (*KNOWN, OWN_POLICY)
+
+
+def settings_of(config: GroupConfig) -> dict[str, Any]:
+    """Returns the settings that only groups with this policy have, by the names that users know; None: not set."""
+    return {name: SETTINGS[name](config) for name in policy_of(config).settings}
 
 
 def mappings_of(given: Mapping[str, object]) -> tuple[MemberMapping, ...]:
@@ -245,3 +249,15 @@ def _partitions(given: object) -> Iterator[int]:
 def mappings_by_name(config: GroupConfig) -> dict[str, list[int]]:
     """Returns the mappings as people write them: member name -> partition numbers."""
     return {each.member: list(each.partitions) for each in config.mappings}
+
+
+# How each setting that not every policy has is read, in the units that users know.
+SETTINGS: Final[Mapping[str, Callable[[GroupConfig], Any]]] = {
+    "max_members": lambda config: config.max_members,
+    "members": lambda config: list(config.members) or None,
+    "mappings": lambda config: mappings_by_name(config) or None,
+    "priority_groups": lambda config: list(config.priority_groups),
+    "priority_timeout_s": lambda config: (config.priority_timeout_ms or TIMEOUT_MS) / 1000,
+    "failover_s": lambda config: config.failover_ms / 1000 or None,
+    "lag_weighted": lambda config: config.lag_weighted,
+}

@@ -14,6 +14,7 @@ from marshal_py.protocol.claims.at_most_once import AtMostOnce
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.claim_records import will_entry
 from marshal_py.protocol.claims.poison_guard import PoisonGuard
+from marshal_py.protocol.fold.policies import policy_of
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.member.ready import MemberOptions, Ready
@@ -111,7 +112,7 @@ class MemberState:
         """
         group = self.group
         config = None if group is None else group.config
-        if self.asked is None or config is None or not (config.policy == "pinned" or config.failover_ms):
+        if self.asked is None or config is None or not (policy_of(config).pins or config.failover_ms):
             return 0
         if self.asked:
             self.asked, self._asked_ms = False, now.mono_ms

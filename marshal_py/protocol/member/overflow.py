@@ -17,7 +17,6 @@ from marshal_py.protocol.policy import overflow
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.subscription import consumed
 
-POLICY: Final = "overflow"
 LOOKS_LOW: Final = 5  # in a row, an interval apart: ten seconds at the default interval, longer than most batches
 LOW_SHARE: Final = 2  # half of a condition, so that one partition less to consume does not end it
 

@@ -12,8 +12,8 @@ from msgspec import Struct, field
 
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.fold.policies import DEFAULT_POLICY
 from marshal_py.protocol.member.advisory import Advisory
-from marshal_py.protocol.policy import DEFAULT_POLICY
 from marshal_py.protocol.wire.codec import RECORD_VERSION
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, GroupConfig, Join, Record

@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from marshal_py.errors import first_of
-from marshal_py.protocol.fold.group_rules import PARTITIONED
+from marshal_py.protocol.fold.policies import policy_of
 from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.overflow import POLICY
 from marshal_py.protocol.policy import candidate_order, covering, overflow, pinned
 from marshal_py.protocol.policy.partitioned import listed, names
 from marshal_py.protocol.wire import parking
@@ -146,7 +145,7 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
 
 def may_be_unserved(group: Group) -> bool:
     """Tells whether the group's policy can have one of the causes of `lasting`."""
-    return group.config is not None and group.config.policy in (*PARTITIONED, POLICY)
+    return policy_of(group.config).partitioned or policy_of(group.config).conditions
 
 
 def lasting(group: Group) -> dict[tuple[str, str, tuple[int, ...]], str]:
@@ -251,11 +250,11 @@ def _not_read(group: Group) -> Iterator[Standstill]:
 
 def _partitioned(group: Group) -> Iterator[Standstill]:
     config = group.config
-    if config is None or config.policy not in PARTITIONED:
+    if config is None or not policy_of(config).partitioned:
         return
     members = [each.member for each in config.mappings] or listed(config)
     order = candidate_order(group, ())
-    owners = names(group, order, blocks=config.policy == "blocks")
+    owners = names(group, order)
     present = {session.join.member for session in group.sessions.values()}
     nobodys: dict[str, list[int]] = {}
     absent: dict[tuple[str, str], list[int]] = {}
@@ -311,7 +310,7 @@ def unserved(group: Group) -> dict[str, Unserved]:
 
 def _unpinned(group: Group) -> Unserved | None:
     """Returns why no consumer of a group with the policy pinned is pinned, although some are there."""
-    pinning = group.config is not None and group.config.policy == "pinned" and not group.paused
+    pinning = policy_of(group.config).pins and not group.paused
     if not pinning or not group.sessions or covering.owner_of(group, PIN) != NONE:
         return None
     if all(pinned.idle(group, session) for session in group.sessions):
@@ -326,7 +325,7 @@ def _conditioned(group: Group) -> dict[str, Unserved]:
     What the log shows decides: a session that owns a partition, or has fetched one ahead, is given partitions.
     """
     config = group.config
-    if config is None or config.policy != POLICY or group.paused or group.deleted:
+    if config is None or not policy_of(config).conditions or group.paused or group.deleted:
         return {}
     waiting: dict[str, list[Join]] = {}
     served = set[str]()
@@ -344,8 +343,9 @@ def _conditioned(group: Group) -> dict[str, Unserved]:
         )
     return {
         topic: Unserved(
-            "under the policy overflow nobody may own them: all consumers have conditions, and none is met as far as "
-            f"the log shows: {first_of((f'{join.client_id} ({_conditions(join)})' for join in joins), NAMED_MAX)}",
+            f"under the policy {config.policy} nobody may own them: all consumers have conditions, and none is "
+            "met as far as the log shows: "
+            f"{first_of((f'{join.client_id} ({_conditions(join)})' for join in joins), NAMED_MAX)}",
             advice,
         )
         for topic, joins in sorted(waiting.items())
@@ -367,8 +367,8 @@ def waiting_for(member: Member, facts: Facts) -> str:
             if one.cause == cause and (not one.sessions or member.session in one.sessions):
                 return str(one)
     session = group.sessions.get(member.session)
-    if session is not None and group.config is not None and group.config.policy in PARTITIONED and not session.held:
-        owners = names(group, candidate_order(group, ()), blocks=group.config.policy == "blocks")
+    if session is not None and policy_of(group.config).partitioned and not session.held:
+        owners = names(group, candidate_order(group, ()))
         if group.topics and session.join.member not in owners.values():
             return f"a partition of its member: none belongs to {session.join.member!r}"
     return why_idle(member)
@@ -382,7 +382,7 @@ def why_idle(member: Member) -> str:
     session = group.sessions.get(member.session) if group is not None else None
     if group is None or session is None or session.held or group.paused:
         return ""
-    if overflow.conditioned(session) and group.config is not None and group.config.policy == POLICY:
+    if overflow.conditioned(session) and policy_of(group.config).conditions:
         look = member.candidacy.overflow
         if not look.met:
             found = f" (the last look found {look.found[0]} pending, {look.found[1]} in flight)" if look.found else ""
@@ -390,7 +390,7 @@ def why_idle(member: Member) -> str:
                 (f"; nobody else is given partitions: {why.advice}" for why in _conditioned(group).values()), ""
             )
             return f"its conditions, {_conditions(session.join)}{found}{nobody}"
-    if member.candidacy.policy == "pinned" and pinned.idle(group, session.id):
+    if member.candidacy.policy.pins and pinned.idle(group, session.id):
         return f"its user, who has asked for no message for {pinned.timeout_ms(group) / 1000:g} s: it is not in line"
     owners = set[int]()
     for tp in _could_own(member, group):
@@ -417,7 +417,7 @@ def _turn(member: Member, group: Group, owners: Sequence[Join]) -> str:
     seconds = EVICT_INTERVALS * max(join.interval_ms for join in owners) / 1000
     who, what = (names, "owns") if len(owners) == 1 else ("one of them", "own")
     when = f"{who} leaves, and {seconds:g} s after {who} dies"
-    if member.candidacy.policy == "pinned":
+    if member.candidacy.policy.pins:
         when = (
             f"{who} leaves or is unpinned, {seconds:g} s after {who} dies, and {pinned.timeout_ms(group) / 1000:g} s "
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from marshal_py.protocol.fold.policies import policy_of
 from marshal_py.protocol.fold.world import Group, lag_weight
 from marshal_py.protocol.policy.candidates import Candidate, Pool
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -20,7 +21,7 @@ Weights = Mapping[TopicPartition, int]
 
 def weighted(group: Group) -> bool:
     """Returns whether the group's settings ask for lag weights."""
-    return group.config is not None and group.config.lag_weighted and group.config.policy == "balanced"
+    return group.config is not None and group.config.lag_weighted and "lag_weighted" in policy_of(group.config).settings
 
 
 def share(group: Group, pools: Collection[Pool], found: dict[TopicPartition, int]) -> None:

@@ -5,17 +5,14 @@ The cover of a partition is the claim of its whole topic under policy `topic`, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
-
+from marshal_py.protocol.fold.policies import Policy
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 
-# By policy: the cover of a partition.
-COVERS: Final[Mapping[str, Callable[[TopicPartition], TopicPartition]]] = {
-    "topic": lambda tp: TopicPartition(tp.topic, NONE),
-    "pinned": lambda tp: PIN,
-}
+
+def cover_of(policy: Policy, tp: TopicPartition) -> TopicPartition | None:
+    """Returns the cover of a partition, None if the policy has no covers."""
+    return PIN if policy.pins else TopicPartition(tp.topic, NONE) if policy.whole_topics else None
 
 
 def owner_of(group: Group, cover: TopicPartition) -> int:

@@ -38,7 +38,7 @@ def block_owners(members: Iterable[str], max_members: int) -> list[str]:
     return [names[at // size] if at < whole else names[(at - whole) % len(names)] for at in range(max_members)]
 
 
-def names(group: Group, order: Sequence[int], *, blocks: bool) -> dict[TopicPartition, str]:
+def names(group: Group, order: Sequence[int]) -> dict[TopicPartition, str]:
     """Returns the member name to which each partition belongs.
 
     A partition that no mapping and no block names belongs to nobody and is missing. So is a parked one.
@@ -48,7 +48,7 @@ def names(group: Group, order: Sequence[int], *, blocks: bool) -> dict[TopicPart
         return {}
     if config.mappings:
         return _numbered(group, {number: each.member for each in config.mappings for number in each.partitions})
-    if blocks:
+    if config.policy == "blocks":
         return _numbered(group, dict(enumerate(block_owners(config.members, config.max_members))))
     return _sticky(group, listed(config), order)
 
@@ -74,21 +74,12 @@ def _sticky(group: Group, members: Sequence[str], order: Sequence[int]) -> dict[
     return {tp: members[at] for tp, at in distribute(group, pools).items()}
 
 
-def members(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
-    """Returns who may claim each partition under policy `members`, in their order."""
-    return _lines(group, order, names(group, order, blocks=False))
-
-
-def blocks(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
-    """Returns who may claim each partition under policy `blocks`, in their order."""
-    return _lines(group, order, names(group, order, blocks=True))
-
-
-def _lines(group: Group, order: Sequence[int], owners: Mapping[TopicPartition, str]) -> dict[TopicPartition, Line]:
+def lines(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
     """Returns the sessions that may claim each partition: those of its member name that consume the topic.
 
     The first in the order of candidates is active. If it has claims_max partitions, the next one comes first.
     """
+    owners = names(group, order)
     lines: dict[tuple[str, str], tuple[int, ...]] = {}
     for sid in order:
         join = group.sessions[sid].join
