@@ -11,6 +11,7 @@
 #   make versions                           the transport over every supported version of confluent-kafka
 #   make bench                              the benchmarks, on an otherwise idle machine
 #   make api                                the API reference as HTML, in build/api
+#   make requirements                       which test shows which sentence of a design, in build/requirements.md
 #   make clean                              removes the environment and all caches
 #   make PYTHON=python3.12 test             another interpreter (after `make clean`)
 
@@ -26,7 +27,7 @@ CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline check test proof lint versions bench api soak clean
+.PHONY: help demo pipeline check test proof lint versions bench api requirements soak clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -70,6 +71,9 @@ bench: $(TEST_STAMP)
 
 api: $(TEST_STAMP)
 	$(BIN)/python docs/api_reference.py build/api
+
+requirements: $(TEST_STAMP)
+	$(BIN)/python -m tests.support.seeds
 
 # Long runs that continue where the last one stopped: seeds, hostile records, properties with many examples. The totals are
 # in proof.json. Without a limit it runs until Ctrl-C: make soak ARGS="--seconds 3600"; ARGS=--help lists the options.

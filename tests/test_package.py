@@ -43,11 +43,20 @@ def test_every_link_of_the_page_is_absolute_and_leads_to_a_file(metadata: dict[s
             assert (ROOT / link.removeprefix(here).partition("#")[0]).is_file(), link
 
 
-def test_links_of_the_documents_lead_to_files() -> None:
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_links_of_the_documents_lead_to_files_and_headings() -> None:
     """The same files as in the repository: there they are relative."""
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for link in re.findall(r"\]\((?![a-z]+:|#)([^)\s]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / link.partition("#")[0]).is_file(), f"{page.name}: {link}"
+        for link in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.is_file(), f"{page.name}: {link}"
+            assert not anchor or anchor in headings(target), f"{page.name}: {link}"
 
 
 def test_the_package_says_whose_it_is_and_where() -> None:

@@ -1,8 +1,8 @@
-"""Every requirement sentence of the designs in tests/seeds has a test that quotes it; docs/requirements.md shows it."""
+"""Every requirement sentence of the designs in tests/seeds has a test that quotes it."""
 
 from __future__ import annotations
 
-from tests.support.seeds import OPEN, REPOSITORY, TABLE, Quoted, generated, quotes_of, seed_of, seeds_under, table
+from tests.support.seeds import OPEN, REPOSITORY, Quoted, generated, quotes_of, seed_of, seeds_under, table
 
 SEED = """# A design (AD-1)
 
@@ -32,10 +32,6 @@ def helper():
 def test_no_sentence_is_without_a_test() -> None:
     open_ = [line for line in generated().splitlines() if OPEN in line]
     assert not open_, "\n".join(open_)
-
-
-def test_the_table_is_current() -> None:
-    assert TABLE.read_text(encoding="utf-8") == generated(), "run: python -m tests.support.seeds"
 
 
 def test_each_sentence_is_listed_once() -> None:

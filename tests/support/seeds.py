@@ -1,11 +1,11 @@
-"""Which test shows which sentence of a design that the library follows: a table, `docs/requirements.md`.
+"""Which test shows which sentence of a design that the library follows: a table, `build/requirements.md`.
 
 Each file `tests/seeds/*.md` lists the requirement sentences of one design, `- ` before each of them. A line that begins
 with `> ` below a sentence says how the library does it; without one it does it as written. A test shows a sentence if
 its docstring names the design (as the title does in parentheses) and quotes the sentence. Backticks and line breaks do
 not count. A sentence that has no meaning here needs no test.
 
-    python -m tests.support.seeds        writes the table again
+    python -m tests.support.seeds        writes the table (`make requirements`)
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TABLE = REPOSITORY / "docs" / "requirements.md"
+TABLE = REPOSITORY / "build" / "requirements.md"
 OPEN = "**open**"
 MEANINGLESS = "no meaning here"  # how a status begins that stands for a test
 
 HEAD = """# Requirements and their tests
 
-The designs that marshal_py follows, sentence by sentence, each with the tests whose docstrings quote it. This page is
-generated (`python -m tests.support.seeds`); a test fails if it is out of date, or if a sentence has no test.
+The designs that marshal_py follows, sentence by sentence, each with the tests whose docstrings quote it. A test fails
+if a sentence has none.
 """
 
 
@@ -114,4 +114,5 @@ def generated() -> str:
 
 
 if __name__ == "__main__":
+    TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text(generated(), encoding="utf-8")
