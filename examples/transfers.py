@@ -18,7 +18,7 @@ Each database also keeps the token of the partition's newest owner and refuses o
 cannot prepare a message after its successor has settled the partition.
 
 The position says which messages are done only if they are done in order: `max_acks_pending=1`. With one database, its
-own transaction is simpler and faster: docs/transactions.md.
+own transaction is simpler and faster: docs/acks.md.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Each message's effect in a SQL database exactly once. See `Guard`, `AsyncGuard` and docs/transactions.md.
+"""Each message's effect in a SQL database exactly once. See `Guard`, `AsyncGuard` and docs/acks.md.
 
 guard = marshal_py.sql.Guard()
 with connection:                            # one transaction: the effect and the guard's row

@@ -24,7 +24,7 @@ from marshal_py.transport.producer import KafkaProducer
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-FENCING_PAGE = (ROOT / "docs" / "fencing.md").read_text()
+FENCING_PAGE = (ROOT / "docs" / "acks.md").read_text()
 README_LINES_MAX = 150
 DEADLINE_S = 60
 

@@ -301,7 +301,7 @@ class _Connection:
         modules = [kind.__module__.partition(".")[0] for kind in type(connection).__mro__]
         self.module = next((name for name in modules if name in _FORMS), "")
         if not self.module:
-            rule = f"a connection of {', '.join(sorted(_FORMS))}; for others use the SQL of docs/transactions.md"
+            rule = f"a connection of {', '.join(sorted(_FORMS))}; for others use the SQL of docs/acks.md"
             raise InvalidOption("connection", type(connection), rule)
         if _is_awaited(connection, self.module) is not awaited:
             used, other = ("AsyncGuard", "Guard") if awaited else ("Guard", "AsyncGuard")

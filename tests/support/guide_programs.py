@@ -184,7 +184,7 @@ def first_consumer_after_the_migration(at: Place) -> None:
 # --- docs/acks.md
 
 
-@guide("docs/acks.md", 0)
+@guide("docs/acks.md", 2)
 def confirmed_acks(at: Place) -> None:
     """Each effect is committed before its ack is in the log, and the next one is begun after that."""
     at.fill()
@@ -197,7 +197,7 @@ def confirmed_acks(at: Place) -> None:
                 assert at.acked() == 1
             database.execute("INSERT INTO booked VALUES (?)", (message.value,))
 
-        at.run("docs/acks.md", 0, consumer=Some(consumer, MESSAGES), database=database, book=book)
+        at.run("docs/acks.md", 2, consumer=Some(consumer, MESSAGES), database=database, book=book)
         assert [value for (value,) in database.execute("SELECT value FROM booked")] == VALUES
         assert at.acked() == MESSAGES
 
@@ -229,12 +229,12 @@ def every_answer(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/acks.md", 2)
+@guide("docs/acks.md", 3)
 def dead_letters(at: Place) -> None:
     """A message that its handler ends becomes a letter."""
     for topic in (at.topic, at.letters):
         at.cluster.create_topic(topic)
-    with at.run("docs/acks.md", 2, marshal=at.marshal)["consumer"] as consumer:
+    with at.run("docs/acks.md", 3, marshal=at.marshal)["consumer"] as consumer:
         at.cluster.run_until(lambda: len(consumer.claims()) == 1)
         at.cluster.produce(at.topic, b"broken", key=b"7")
         message = consumer.next(DEADLINE_S)
@@ -258,11 +258,11 @@ def resize(value):
 """
 
 
-@guide("docs/acks.md", 3)
+@guide("docs/acks.md", 6)
 def handles(at: Place) -> None:
     """Workers are other processes. Their function is in a module, where they find it."""
     at.fill()
-    function, loop = at.block("docs/acks.md", 3).split("\n\n\n")
+    function, loop = at.block("docs/acks.md", 6).split("\n\n\n")
     (at.folder / "resizing.py").write_text(RESIZE + function, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(at.folder)
@@ -275,10 +275,7 @@ def handles(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-# --- docs/handlers.md
-
-
-@guide("docs/handlers.md", 0)
+@guide("docs/acks.md", 0)
 def upsert(at: Place) -> None:
     at.fill(2)
     with at.consumer() as consumer:
@@ -290,12 +287,12 @@ def upsert(at: Place) -> None:
                 stop.count()
 
         store = Store()
-        at.run("docs/handlers.md", 0)["upsert"](consumer, store)
+        at.run("docs/acks.md", 0)["upsert"](consumer, store)
     assert store == {b"k%d" % key: b"%d" % (MESSAGES - KEYS + key) for key in range(KEYS)}
     assert at.acked() == MESSAGES
 
 
-@guide("docs/handlers.md", 0)
+@guide("docs/acks.md", 0)
 def request_with_key(at: Place) -> None:
     """The first delivery is sent and its acks are lost: the second one has the same keys."""
     at.fill(2)
@@ -309,13 +306,13 @@ def request_with_key(at: Place) -> None:
             again[key] = value
             stop.count()
 
-        at.run("docs/handlers.md", 0)["request_with_key"](consumer, send)
+        at.run("docs/acks.md", 0)["request_with_key"](consumer, send)
     assert len(sent) == MESSAGES
     assert again == sent
     assert at.acked() == MESSAGES
 
 
-@guide("docs/handlers.md", 1)
+@guide("docs/acks.md", 7)
 def remember(at: Place) -> None:
     """Half was stored, and no ack came through: the outbox has each message once."""
     at.fill(2)
@@ -337,13 +334,13 @@ def remember(at: Place) -> None:
                 stop.count()
                 return guard.new(connection, message)
 
-        at.run("docs/handlers.md", 1)["remember"](consumer, database, Counting())
+        at.run("docs/acks.md", 7)["remember"](consumer, database, Counting())
         bodies = [body for (body,) in database.execute("SELECT body FROM outbox")]
     assert sorted(bodies) == sorted(VALUES)
     assert at.acked() == MESSAGES
 
 
-@guide("docs/handlers.md", 2)
+@guide("docs/acks.md", 4)
 def in_threads(at: Place) -> None:
     """A handler that fails gives its message back."""
     at.fill(2)
@@ -359,12 +356,12 @@ def in_threads(at: Place) -> None:
             assert message.value is not None
             done.append(message.value)
 
-        at.run("docs/handlers.md", 2)["in_threads"](consumer, handle, workers=2)
+        at.run("docs/acks.md", 4)["in_threads"](consumer, handle, workers=2)
     assert sorted(done) == sorted(VALUES)
     assert at.acked() == MESSAGES
 
 
-@guide("docs/handlers.md", 2, 3)
+@guide("docs/acks.md", 4, 5)
 def in_threads_by_key(at: Place) -> None:
     """With the imports of the block before. The messages of a key come in their order."""
     at.fill(2)
@@ -376,21 +373,18 @@ def in_threads_by_key(at: Place) -> None:
             seen.append((message.key, int(message.value or b"")))
             stop.count()
 
-        at.run("docs/handlers.md", 2, 3)["in_threads_by_key"](consumer, handle, workers=2)
+        at.run("docs/acks.md", 4, 5)["in_threads_by_key"](consumer, handle, workers=2)
     for key in range(KEYS):
         assert [value for one, value in seen if one == b"k%d" % key] == list(range(key, MESSAGES, KEYS))
     assert at.acked() == MESSAGES
 
 
-# --- docs/transactions.md
-
-
-@guide("docs/transactions.md", 0)
+@guide("docs/acks.md", 8)
 def each_effect_once(at: Place) -> None:
     """A process, which a signal ends."""
     at.fill(2)
     path = at.folder / "shop.db"
-    (at.folder / "shop.py").write_text(at.block("docs/transactions.md", 0), encoding="utf-8")
+    (at.folder / "shop.py").write_text(at.block("docs/acks.md", 8), encoding="utf-8")
 
     def stored() -> list[tuple[str, bytes]]:
         with closing(sqlite3.connect(path, timeout=DEADLINE_S)) as database:
@@ -431,7 +425,7 @@ class Participant:
         self.rolled_back.append(message.offset)
 
 
-@guide("docs/transactions.md", 2)
+@guide("docs/acks.md", 10)
 def several_databases(at: Place) -> None:
     """Each commits once the log has the ack. Of a message that one refuses, all roll back."""
     at.fill()
@@ -439,7 +433,7 @@ def several_databases(at: Place) -> None:
     stores = [Participant(at, refused=-1), Participant(at, refused=last)]
     names = {"ClaimLost": ClaimLost, "NotTheOwner": NotTheOwner}
     with at.consumer(max_acks_pending=1) as consumer:
-        at.run("docs/transactions.md", 2, consumer=Some(consumer, MESSAGES), stores=stores, **names)
+        at.run("docs/acks.md", 10, consumer=Some(consumer, MESSAGES), stores=stores, **names)
     for store in stores:
         assert (store.prepared, store.committed, store.rolled_back) == (set(), list(range(last)), [last])
     assert at.acked() == last

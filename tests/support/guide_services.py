@@ -39,7 +39,7 @@ def free_port() -> int:
         return port
 
 
-# --- docs/asyncio.md, and the asynchronous program of docs/transactions.md
+# --- docs/asyncio.md, and the asynchronous program of docs/acks.md
 
 
 @guide("docs/asyncio.md", 1)
@@ -177,14 +177,14 @@ def service_whose_handler_hangs(at: Place) -> None:
     assert at.acked() == 0
 
 
-@guide("docs/transactions.md", 1)
+@guide("docs/acks.md", 9)
 def each_effect_once_with_await(at: Place) -> None:
     """The batch is handled a second time: nothing of it is new."""
     at.fill(2)
     with psycopg.connect(at.postgres) as database:
         database.execute("DROP TABLE IF EXISTS orders, applied")
         database.execute("CREATE TABLE orders (id BYTEA, value BYTEA)")
-    block = at.block("docs/transactions.md", 1).replace('"dbname=shop"', repr(at.postgres))
+    block = at.block("docs/acks.md", 9).replace('"dbname=shop"', repr(at.postgres))
 
     async def main() -> None:
         async with await psycopg.AsyncConnection.connect(at.postgres) as connection:
@@ -195,7 +195,7 @@ def each_effect_once_with_await(at: Place) -> None:
         ):
             batch = await consumer.fetch(MESSAGES, expires_s=DEADLINE_S)
             for _ in range(2):
-                await run_awaiting(block, "docs/transactions.md", AsyncGuard=AsyncGuard, psycopg=psycopg, batch=batch)
+                await run_awaiting(block, "docs/acks.md", AsyncGuard=AsyncGuard, psycopg=psycopg, batch=batch)
 
     asyncio.run(main())
     with psycopg.connect(at.postgres) as database:

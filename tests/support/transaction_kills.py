@@ -1,4 +1,4 @@
-"""Processes of one group run the program of docs/transactions.md and are killed and stopped all the time.
+"""Processes of one group run the program of docs/acks.md and are killed and stopped all the time.
 
     python -m tests.support.transaction_kills --messages 30000 --kills 20 --stops 4 --processes 3 --seed 1
     python -m tests.support.transaction_kills --database postgresql
@@ -37,7 +37,7 @@ from tests.support import postgres
 from tests.support.kafka import start_cluster
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-GUIDE: Final = ROOT / "docs" / "transactions.md"
+GUIDE: Final = ROOT / "docs" / "acks.md"
 TOPIC: Final = "orders"
 PARTITIONS: Final = 6
 ENDS_S: Final = 300.0  # after the last end everything is in the table within this
@@ -104,7 +104,7 @@ class Postgres:
 
 def program(servers: str) -> str:
     """The guide's first program, for a cluster elsewhere."""
-    [first, *_] = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    [first, *_] = re.findall(r"```python\n(.*?)```", GUIDE.read_text().partition("## Each effect once")[2], re.DOTALL)
     return str(first).replace("localhost:9092", servers)
 
 
