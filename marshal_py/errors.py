@@ -9,6 +9,7 @@
     |   +-- ConcurrentUse         two threads, or two iterations, in fetch / next / iteration of one Consumer
     |   +-- ReentrantCall         a method was called inside another call of the same thread and would wait for it
     |   +-- AlreadyConsuming      a Consumer that runs a consume() was asked for messages in another way
+    |   +-- EventLoopMisuse       a call of the asyncio front came from a loop that is not its own, or would block it
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
     |   +-- BackgroundThreadEnded something ended the background thread; the Marshal cannot be used any more
@@ -67,10 +68,6 @@
         +-- DeserializationFailed a deserializer raised an error for a message in a batch
         +-- PartitionsParked      a job that ends by itself has read the rest, and partitions are parked
         +-- PartitionParked       nobody may consume a partition until an admin has looked at it
-        |   +-- DataTopicRecreated    its topic was deleted and created again
-        |   +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
-        |   +-- PartitionTruncated    records that were read are gone; others may be at their offsets
-        |   +-- PartitionUnreadable   no consumer of the group can read it: a right is missing, or records are damaged
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
         +-- TopicRefused          Kafka refuses to create, change or delete a topic
         +-- PurgeRefused          Kafka refuses to delete records of a partition
@@ -95,9 +92,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from inspect import Parameter, Signature, get_annotations
+from typing import Any, ClassVar, Final, dataclass_transform
 
 CLAIMED_SHOWN: Final = 10  # partitions in the text of ClaimLost
+
+# Why a partition is parked, in `PartitionParked.reason` and in the log (PROTOCOL.md F6.4).
+RECREATED: Final = "DataTopicRecreated"  # its topic was deleted and created again, so positions mean nothing (D10)
+BEYOND_END: Final = "PositionBeyondEnd"  # data was lost, or the topic was created again in a cluster without ids (D6)
+TRUNCATED: Final = "PartitionTruncated"  # it lost its newest records, which the group had read (D6, KIP-320)
+UNREADABLE: Final = "PartitionUnreadable"  # Kafka serves it to no consumer of the group (D13)
 
 
 def first_of(words: Iterable[str], most: int, between: str = ", ") -> str:
@@ -110,10 +114,37 @@ def first_of(words: Iterable[str], most: int, between: str = ", ") -> str:
     return between.join(found[:most]) + more
 
 
+@dataclass_transform(eq_default=False)
 class MarshalError(Exception):
-    """Root of the tree. Catch it to catch everything that this library raises on purpose."""
+    """Root of the tree. Catch it to catch everything that this library raises on purpose.
 
+    A subclass lists its fields as a dataclass does: they are the parameters of its constructor, in this order, and
+    attributes. Its text is TEXT with the fields put in; where it needs more than that, `sentence` returns it.
+    """
+
+    TEXT: ClassVar[str]
     retriable: ClassVar[bool] = False
+    __signature__: ClassVar[Signature] = Signature()
+
+    def __init_subclass__(cls) -> None:
+        own = [
+            Parameter(
+                name, Parameter.POSITIONAL_OR_KEYWORD, default=vars(cls).get(name, Parameter.empty), annotation=of
+            )
+            for name, of in get_annotations(cls).items()
+            if not of.startswith("ClassVar")
+        ]
+        cls.__signature__ = Signature([*cls.__signature__.parameters.values(), *own])
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        given = self.__signature__.bind(*values, **named)
+        given.apply_defaults()
+        vars(self).update(given.arguments)
+        super().__init__(self.sentence())
+
+    def sentence(self) -> str:
+        """Returns the text: the wrong value, the rule, and the way out."""
+        return self.TEXT.format_map(vars(self))
 
     def __reduce__(self) -> tuple[object, ...]:
         # By default an exception is rebuilt from its args. Here they are one finished sentence, which the constructor
@@ -150,10 +181,7 @@ class InvalidName(CallerError):
     kind: str
     value: object
     rule: str
-
-    def __init__(self, kind: str, value: object, rule: str) -> None:
-        self.kind, self.value, self.rule = kind, value, rule
-        super().__init__(f"{kind} {value!r} is not allowed: {rule}")
+    TEXT = "{kind} {value!r} is not allowed: {rule}"
 
 
 class InvalidOption(CallerError):
@@ -165,12 +193,11 @@ class InvalidOption(CallerError):
     option: str
     value: object
     rule: str
-    given: bool
+    given: bool = True
 
-    def __init__(self, option: str, value: object, rule: str, *, given: bool = True) -> None:
-        self.option, self.value, self.rule, self.given = option, value, rule, given
-        found = f"{option}={value!r} is not allowed" if given else f"no {option} given"
-        super().__init__(f"{found}: {rule}")
+    def sentence(self) -> str:
+        found = f"{self.option}={self.value!r} is not allowed" if self.given else f"no {self.option} given"
+        return f"{found}: {self.rule}"
 
 
 class InvalidRecord(CallerError):
@@ -178,10 +205,7 @@ class InvalidRecord(CallerError):
 
     record: str
     reason: str
-
-    def __init__(self, record: str, reason: str) -> None:
-        self.record, self.reason = record, reason
-        super().__init__(f"a {record} record cannot be written: {reason}")
+    TEXT = "a {record} record cannot be written: {reason}"
 
 
 class MessageTooLarge(CallerError):
@@ -190,34 +214,32 @@ class MessageTooLarge(CallerError):
     what: str
     size_bytes: int
     reason: str
-
-    def __init__(self, what: str, size_bytes: int, reason: str) -> None:
-        self.what, self.size_bytes, self.reason = what, size_bytes, reason
-        super().__init__(
-            f"{what} of {size_bytes} bytes is too large: {reason}; raise message.max.bytes (client) and "
-            f"max.message.bytes (topic), or send less"
-        )
+    TEXT = (
+        "{what} of {size_bytes} bytes is too large: {reason}; raise message.max.bytes (client) and "
+        "max.message.bytes (topic), or send less"
+    )
 
 
 class ConcurrentUse(CallerError):
     """Two threads, or tasks, are inside fetch, next or iteration of one Consumer. Any of them may call `ack`.
 
-    Or one of them begins an iteration before its earlier one has ended: `own` is True then.
+    Or one of them begins an iteration before its earlier one has ended: `own` is True then. `caller`: what calls the
+    Consumer, "thread" or "task".
     """
 
     verb: str
-    caller: str
-    own: bool
+    caller: str = "thread"
+    own: bool = False
 
-    def __init__(self, verb: str, caller: str = "thread", *, own: bool = False) -> None:
-        """`caller`: what calls the Consumer, "thread" or "task". `own`: whether it has not ended its own iteration."""
-        self.verb, self.caller, self.own = verb, caller, own
-        super().__init__(
-            f"{verb}() was called while an iteration of the same Consumer that this {caller} began has not ended: "
-            f"finish it, or let go of its iterator after a break (del the variable that holds it)"
-            if own
-            else f"{verb}() was called while another {caller} fetches from the same Consumer: use one Consumer per "
-            f"{caller}, or hand messages to worker {caller}s and ack there"
+    def sentence(self) -> str:
+        if self.own:
+            return (
+                f"{self.verb}() was called while an iteration of the same Consumer that this {self.caller} began has "
+                f"not ended: finish it, or let go of its iterator after a break (del the variable that holds it)"
+            )
+        return (
+            f"{self.verb}() was called while another {self.caller} fetches from the same Consumer: use one Consumer "
+            f"per {self.caller}, or hand messages to worker {self.caller}s and ack there"
         )
 
 
@@ -225,34 +247,32 @@ class ReentrantCall(CallerError):
     """A method was called inside another call of the same thread or task, and would have to wait for that call.
 
     This happens in a signal handler, a callback, a logging handler or a `__del__`, and if the handler or the loop of a
-    `consume` waits for its end. `Consumer.request_stop` may be called anywhere.
+    `consume` waits for its end. `Consumer.request_stop` may be called anywhere. `way_out`: what to call instead; by
+    default the advice for signal handlers and callbacks.
     """
 
     verb: str
     inside: str
-    way_out: str
+    way_out: str = ""
 
-    def __init__(self, verb: str, inside: str, way_out: str = "") -> None:
-        """`way_out`: what to call instead; by default the advice for signal handlers and callbacks."""
-        self.verb, self.inside, self.way_out = verb, inside, way_out
-        super().__init__(
-            f"{verb}() was called inside {inside} and would wait for it: {way_out}"
-            if way_out
-            else f"{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or a "
-            f"__del__) and would wait for it: call request_stop() there, or set a flag and call {verb}() after "
-            f"{inside} has returned"
+    def sentence(self) -> str:
+        if self.way_out:
+            return f"{self.verb}() was called inside {self.inside} and would wait for it: {self.way_out}"
+        return (
+            f"{self.verb}() was called inside {self.inside} (by a signal handler, a callback, a logging handler or a "
+            f"__del__) and would wait for it: call request_stop() there, or set a flag and call {self.verb}() after "
+            f"{self.inside} has returned"
         )
 
 
 class AlreadyConsuming(CallerError):
     """A Consumer that runs a `consume` was asked for messages in another way, or for a second one."""
 
-    def __init__(self, verb: str) -> None:
-        self.verb = verb
-        super().__init__(
-            f"{verb}() was called while a consume() of the same Consumer runs: stop() or drain() what it returned, or "
-            f"make another Consumer"
-        )
+    verb: str
+    TEXT = (
+        "{verb}() was called while a consume() of the same Consumer runs: stop() or drain() what it returned, or "
+        "make another Consumer"
+    )
 
 
 class EventLoopMisuse(CallerError):
@@ -260,10 +280,7 @@ class EventLoopMisuse(CallerError):
 
     verb: str
     problem: str
-
-    def __init__(self, verb: str, problem: str) -> None:
-        self.verb, self.problem = verb, problem
-        super().__init__(f"{verb}() {problem}")
+    TEXT = "{verb}() {problem}"
 
 
 class UsedAfterFork(CallerError):
@@ -272,13 +289,9 @@ class UsedAfterFork(CallerError):
     what: str
     made_in_pid: int
     pid: int
-
-    def __init__(self, what: str, made_in_pid: int, pid: int) -> None:
-        self.what, self.made_in_pid, self.pid = what, made_in_pid, pid
-        super().__init__(
-            f"this {what} was made in process {made_in_pid} and cannot be used in its fork {pid}: "
-            f"connect again in the child"
-        )
+    TEXT = (
+        "this {what} was made in process {made_in_pid} and cannot be used in its fork {pid}: connect again in the child"
+    )
 
 
 class ConsumerClosed(CallerError):
@@ -286,10 +299,7 @@ class ConsumerClosed(CallerError):
 
     what: str
     reason: str
-
-    def __init__(self, what: str, reason: str) -> None:
-        self.what, self.reason = what, reason
-        super().__init__(f"the {what} is closed ({reason}): make a new one")
+    TEXT = "the {what} is closed ({reason}): make a new one"
 
 
 class BackgroundThreadEnded(CallerError):
@@ -298,12 +308,11 @@ class BackgroundThreadEnded(CallerError):
     The library handles every error that it knows of, so an exception was injected into the thread or memory ran out.
     """
 
-    def __init__(self, cause: str) -> None:
-        self.cause = cause
-        super().__init__(
-            f"{cause} ended the background thread of this Marshal, and its consumers with it: close it and "
-            f"connect again; the logger 'marshal_py' has the traceback"
-        )
+    cause: str
+    TEXT = (
+        "{cause} ended the background thread of this Marshal, and its consumers with it: close it and "
+        "connect again; the logger 'marshal_py' has the traceback"
+    )
 
 
 class UnsupportedPlatform(CallerError):
@@ -312,10 +321,7 @@ class UnsupportedPlatform(CallerError):
     feature: str
     platform: str
     way_out: str
-
-    def __init__(self, feature: str, platform: str, way_out: str) -> None:
-        self.feature, self.platform, self.way_out = feature, platform, way_out
-        super().__init__(f"{feature} does not work on {platform}: {way_out}")
+    TEXT = "{feature} does not work on {platform}: {way_out}"
 
 
 class HandleUnknown(CallerError):
@@ -323,21 +329,17 @@ class HandleUnknown(CallerError):
 
     group: str
     reason: str
-
-    def __init__(self, group: str, reason: str) -> None:
-        self.group, self.reason = group, reason
-        super().__init__(f"group {group!r}: the handle cannot be used: {reason}")
+    TEXT = "group {group!r}: the handle cannot be used: {reason}"
 
 
 class MessageNotPickled(CallerError):
     """A message was to be sent to another process, where its consumer does not exist."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        super().__init__(
-            f"the message {what} cannot go to another process, where its consumer does not exist: send "
-            f"message.handle() with the key and the value, and call consumer.complete(handle) here when it is done"
-        )
+    what: str
+    TEXT = (
+        "the message {what} cannot go to another process, where its consumer does not exist: send "
+        "message.handle() with the key and the value, and call consumer.complete(handle) here when it is done"
+    )
 
 
 class NeedsAtLeastOnce(CallerError):
@@ -345,24 +347,20 @@ class NeedsAtLeastOnce(CallerError):
 
     verb: str
     group: str
-
-    def __init__(self, verb: str, group: str) -> None:
-        self.verb, self.group = verb, group
-        super().__init__(
-            f"{verb}() needs an at-least-once group, and {group!r} delivers at most once: its messages are done when "
-            f"they are delivered; use delivery='at_least_once', or write the message elsewhere"
-        )
+    TEXT = (
+        "{verb}() needs an at-least-once group, and {group!r} delivers at most once: its messages are done when "
+        "they are delivered; use delivery='at_least_once', or write the message elsewhere"
+    )
 
 
 class BatchNotCommitted(CallerError):
     """The next claimed batch was requested before the last one was committed or given back."""
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        super().__init__(
-            f"the last batch of {rows} offsets was not committed: call batch.commit() once it is written, "
-            f"or batch.give_back() to have it planned again"
-        )
+    rows: int
+    TEXT = (
+        "the last batch of {rows} offsets was not committed: call batch.commit() once it is written, "
+        "or batch.give_back() to have it planned again"
+    )
 
 
 class BatchOverdue(CallerError):
@@ -370,28 +368,26 @@ class BatchOverdue(CallerError):
 
     group: str
     timeout_s: float
-
-    def __init__(self, group: str, timeout_s: float) -> None:
-        self.group, self.timeout_s = group, timeout_s
-        super().__init__(
-            f"the consumer of group {group!r} was not called for {timeout_s:g} s (handler_timeout_s) and "
-            f"released its claims: make batches smaller, call batch.in_progress() between steps, or raise "
-            f"handler_timeout_s; then make a new consumer"
-        )
+    TEXT = (
+        "the consumer of group {group!r} was not called for {timeout_s:g} s (handler_timeout_s) and "
+        "released its claims: make batches smaller, call batch.in_progress() between steps, or raise "
+        "handler_timeout_s; then make a new consumer"
+    )
 
 
 class RangeReadTwice(CallerError):
-    """In at-most-once mode Spark retried the task of a range, whose first attempt may have processed it."""
+    """In at-most-once mode Spark retried the task of a range, whose first attempt may have processed it.
 
-    ranges: tuple[tuple[str, int, int, int], ...]
+    `ranges`: topic, partition, first offset and end offset (exclusive) of each range of the task.
+    """
+
+    ranges: Sequence[tuple[str, int, int, int]]
     attempt: int
 
-    def __init__(self, ranges: Sequence[tuple[str, int, int, int]], attempt: int) -> None:
-        """`ranges`: topic, partition, first offset and end offset (exclusive) of each range of the task."""
-        self.ranges, self.attempt = tuple(ranges), attempt
-        named = ", ".join(f"{topic}:{partition} [{start}, {to})" for topic, partition, start, to in ranges)
-        super().__init__(
-            f"{named} may be read only once, and this is attempt {attempt + 1} of its task: set "
+    def sentence(self) -> str:
+        named = ", ".join(f"{topic}:{partition} [{start}, {to})" for topic, partition, start, to in self.ranges)
+        return (
+            f"{named} may be read only once, and this is attempt {self.attempt + 1} of its task: set "
             f"spark.task.maxFailures=1 and spark.speculation=false; these messages count as lost"
         )
 
@@ -401,11 +397,8 @@ class MissingSpark(CallerError):
 
     what: str
     found: str
-    way_out: str
-
-    def __init__(self, what: str, found: str, way_out: str = "pip install 'marshal_py[spark]'") -> None:
-        self.what, self.found, self.way_out = what, found, way_out
-        super().__init__(f"Spark needs {what}, {found}: {way_out}")
+    way_out: str = "pip install 'marshal_py[spark]'"
+    TEXT = "Spark needs {what}, {found}: {way_out}"
 
 
 class GroupMissing(CallerError):
@@ -413,10 +406,7 @@ class GroupMissing(CallerError):
 
     group: str
     what: str
-
-    def __init__(self, group: str, what: str) -> None:
-        self.group, self.what = group, what
-        super().__init__(f"group {group!r} {what}")
+    TEXT = "group {group!r} {what}"
 
 
 class GroupExists(CallerError):
@@ -428,27 +418,25 @@ class GroupExists(CallerError):
     group: str
     differences: dict[str, tuple[object, object]]
 
-    def __init__(self, group: str, differences: dict[str, tuple[object, object]]) -> None:
-        self.group, self.differences = group, differences
+    def sentence(self) -> str:
         words = [
             f"{name} is {'not set' if has is None else repr(has)}, not {asked!r}"
             if asked is not None
             else f"{name} is {has!r}, which was not asked for"
-            for name, (has, asked) in differences.items()
+            for name, (has, asked) in self.differences.items()
         ]
-        super().__init__(
-            f"group {group!r} exists with other settings: {'; '.join(words)}. Update its settings, or delete it first"
+        return (
+            f"group {self.group!r} exists with other settings: {'; '.join(words)}. Update its settings, or delete it "
+            f"first"
         )
 
 
 class BadRequest(CallerError):
     """A request to a topic is empty, contradicts itself or is out of bounds. `status`: ADR-31's 408."""
 
+    rule: str
     status: ClassVar[int] = 408
-
-    def __init__(self, rule: str) -> None:
-        self.rule = rule
-        super().__init__(f"bad request (408): {rule}")
+    TEXT = "bad request (408): {rule}"
 
 
 class MessageNotFound(CallerError, KeyError):
@@ -459,13 +447,12 @@ class MessageNotFound(CallerError, KeyError):
 
     topic: str
     request: str
-    tombstone: bool
+    tombstone: bool = False
     status: ClassVar[int] = 404
 
-    def __init__(self, topic: str, request: str, tombstone: bool = False) -> None:
-        self.topic, self.request, self.tombstone = topic, request, tombstone
-        deleted = ": a tombstone deletes it (tombstones=True finds the tombstone)" if tombstone else ""
-        super().__init__(f"topic {topic!r} has no message for {request} (404){deleted}")
+    def sentence(self) -> str:
+        deleted = ": a tombstone deletes it (tombstones=True finds the tombstone)" if self.tombstone else ""
+        return f"topic {self.topic!r} has no message for {self.request} (404){deleted}"
 
     __str__ = Exception.__str__  # KeyError's own shows the repr of the text
 
@@ -476,13 +463,10 @@ class TooManyKeys(CallerError):
     keys: int
     most: int
     status: ClassVar[int] = 413
-
-    def __init__(self, keys: int, most: int) -> None:
-        self.keys, self.most = keys, most
-        super().__init__(
-            f"multi_last matches {keys} keys, at most {most} are answered (413): name fewer keys, or read the topic "
-            "with a consumer"
-        )
+    TEXT = (
+        "multi_last matches {keys} keys, at most {most} are answered (413): name fewer keys, or read the topic "
+        "with a consumer"
+    )
 
 
 class IndexUnusable(CallerError):
@@ -490,18 +474,14 @@ class IndexUnusable(CallerError):
 
     path: str
     reason: str
-
-    def __init__(self, path: str, reason: str) -> None:
-        self.path, self.reason = path, reason
-        super().__init__(f"the key index {path} cannot be used: {reason}")
+    TEXT = "the key index {path} cannot be used: {reason}"
 
 
 class TopicExists(CallerError):
     """A topic was to be created that exists."""
 
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        super().__init__(f"topic {topic!r} exists already: change it, or choose another name")
+    topic: str
+    TEXT = "topic {topic!r} exists already: change it, or choose another name"
 
 
 class NotCompacted(CallerError):
@@ -509,13 +489,10 @@ class NotCompacted(CallerError):
 
     topic: str
     policy: str
-
-    def __init__(self, topic: str, policy: str) -> None:
-        self.topic, self.policy = topic, policy
-        super().__init__(
-            f"topic {topic!r} has cleanup.policy={policy}, so Kafka would keep the messages that a tombstone deletes: "
-            "set it to compact, or delete the beginning of partitions by purge"
-        )
+    TEXT = (
+        "topic {topic!r} has cleanup.policy={policy}, so Kafka would keep the messages that a tombstone deletes: "
+        "set it to compact, or delete the beginning of partitions by purge"
+    )
 
 
 class PositionOutOfRange(CallerError):
@@ -526,10 +503,7 @@ class PositionOutOfRange(CallerError):
     position: int
     first: int
     end: int
-
-    def __init__(self, topic: str, partition: int, position: int, first: int, end: int) -> None:
-        self.topic, self.partition, self.position, self.first, self.end = topic, partition, position, first, end
-        super().__init__(f"{topic}:{partition} has no position {position}: valid are {first} to {end}")
+    TEXT = "{topic}:{partition} has no position {position}: valid are {first} to {end}"
 
 
 class DumpDamaged(CallerError):
@@ -540,13 +514,10 @@ class DumpDamaged(CallerError):
     log: int
     offset: int
     reason: str
-
-    def __init__(self, path: str, line: int, log: int, offset: int, reason: str) -> None:
-        self.path, self.line, self.log, self.offset, self.reason = path, line, log, offset, reason
-        super().__init__(
-            f"dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; write a "
-            f"new one (`marshal log dump`), or find an undamaged copy"
-        )
+    TEXT = (
+        "dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; write a "
+        "new one (`marshal log dump`), or find an undamaged copy"
+    )
 
 
 class DumpUnusable(CallerError):
@@ -554,10 +525,7 @@ class DumpUnusable(CallerError):
 
     path: str
     reason: str
-
-    def __init__(self, path: str, reason: str) -> None:
-        self.path, self.reason = path, reason
-        super().__init__(f"nothing can be run from the dump {path!r}: {reason}")
+    TEXT = "nothing can be run from the dump {path!r}: {reason}"
 
 
 class LoadRefused(CallerError):
@@ -565,10 +533,7 @@ class LoadRefused(CallerError):
 
     topic: str
     reason: str
-
-    def __init__(self, topic: str, reason: str) -> None:
-        self.topic, self.reason = topic, reason
-        super().__init__(f"the dump was not loaded into {topic!r}: {reason}")
+    TEXT = "the dump was not loaded into {topic!r}: {reason}"
 
 
 # --- the peers
@@ -581,14 +546,11 @@ class SessionCloned(PeerError):
     client_id: str
     session: int
     offset: int
-
-    def __init__(self, group: str, client_id: str, session: int, offset: int) -> None:
-        self.group, self.client_id, self.session, self.offset = group, client_id, session, offset
-        super().__init__(
-            f"offset {offset} of the coordination log of group {group!r} was written with session "
-            f"{session} of client {client_id!r}, but not by this process: this process was forked or its machine was "
-            f"cloned; call connect() in every process"
-        )
+    TEXT = (
+        "offset {offset} of the coordination log of group {group!r} was written with session "
+        "{session} of client {client_id!r}, but not by this process: this process was forked or its machine was "
+        "cloned; call connect() in every process"
+    )
 
 
 class DuplicateClientId(PeerError):
@@ -598,13 +560,10 @@ class DuplicateClientId(PeerError):
     client_id: str
     session: int
     by_session: int
-
-    def __init__(self, group: str, client_id: str, session: int, by_session: int) -> None:
-        self.group, self.client_id, self.session, self.by_session = group, client_id, session, by_session
-        super().__init__(
-            f"client id {client_id!r} of group {group!r} was taken over by session {by_session} "
-            f"(fast_reclaim): give every live process its own client_id, or do not use fast_reclaim"
-        )
+    TEXT = (
+        "client id {client_id!r} of group {group!r} was taken over by session {by_session} "
+        "(fast_reclaim): give every live process its own client_id, or do not use fast_reclaim"
+    )
 
 
 class ModeMismatch(PeerError):
@@ -613,21 +572,17 @@ class ModeMismatch(PeerError):
     group: str
     group_mode: str
     wanted: str
-
-    def __init__(self, group: str, group_mode: str, wanted: str) -> None:
-        self.group, self.group_mode, self.wanted = group, group_mode, wanted
-        super().__init__(
-            f"group {group!r} is {group_mode}, this consumer asks for {wanted}: use "
-            f"delivery={group_mode!r}, another group, or change the group's mode while it is paused"
-        )
+    TEXT = (
+        "group {group!r} is {group_mode}, this consumer asks for {wanted}: use "
+        "delivery={group_mode!r}, another group, or change the group's mode while it is paused"
+    )
 
 
 class GroupDeleted(PeerError):
     """An admin deleted the group (PROTOCOL.md F0, F9.5)."""
 
-    def __init__(self, group: str) -> None:
-        self.group = group
-        super().__init__(f"group {group!r} is deleted: create it again to revive it")
+    group: str
+    TEXT = "group {group!r} is deleted: create it again to revive it"
 
 
 class GroupOpaque(PeerError):
@@ -635,13 +590,10 @@ class GroupOpaque(PeerError):
 
     group: str
     offset: int
-
-    def __init__(self, group: str, offset: int) -> None:
-        self.group, self.offset = group, offset
-        super().__init__(
-            f"the coordination log of group {group!r} holds a record at offset {offset} that only a newer "
-            f"marshal_py can read: upgrade this process"
-        )
+    TEXT = (
+        "the coordination log of group {group!r} holds a record at offset {offset} that only a newer "
+        "marshal_py can read: upgrade this process"
+    )
 
 
 class KafkaGroupIsLive(PeerError):
@@ -649,13 +601,10 @@ class KafkaGroupIsLive(PeerError):
 
     group: str
     members: int
-
-    def __init__(self, group: str, members: int) -> None:
-        self.group, self.members = group, members
-        super().__init__(
-            f"{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, use another "
-            f"group, or pass join_live_kafka_group=True if both should read"
-        )
+    TEXT = (
+        "{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, use another "
+        "group, or pass join_live_kafka_group=True if both should read"
+    )
 
 
 class AdminBusy(PeerError):
@@ -670,21 +619,20 @@ class AdminBusy(PeerError):
     reason: str
     left_s: float
     token: int
-    own: bool
-    retriable: ClassVar[bool] = True
+    own: bool = False
+    retriable = True
 
-    def __init__(self, group: str, by: str, reason: str, left_s: float, token: int, *, own: bool = False) -> None:
-        self.group, self.by, self.reason, self.left_s, self.token, self.own = group, by, reason, left_s, token, own
-        why = f" ({reason})" if reason else ""
-        left = f", about {left_s:.0f} s left" if left_s >= 0 else ""
-        who = f"another run of yours, {by}" if own else by or "an unnamed admin"
+    def sentence(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        left = f", about {self.left_s:.0f} s left" if self.left_s >= 0 else ""
+        who = f"another run of yours, {self.by}" if self.own else self.by or "an unnamed admin"
         ways = (
-            f"work in that pause and leave it in place (--adopt, or --token {token}), take it over if that run is "
-            f"dead (--take-over), or end it (marshal resume {group})"
-            if own
-            else f"wait, name its token (--token {token}), or take the pause over (--take-over)"
+            f"work in that pause and leave it in place (--adopt, or --token {self.token}), take it over if that run is "
+            f"dead (--take-over), or end it (marshal resume {self.group})"
+            if self.own
+            else f"wait, name its token (--token {self.token}), or take the pause over (--take-over)"
         )
-        super().__init__(f"group {group!r} is paused by {who}{why}{left}: {ways}")
+        return f"group {self.group!r} is paused by {who}{why}{left}: {ways}"
 
 
 class PauseOver(PeerError):
@@ -695,19 +643,17 @@ class PauseOver(PeerError):
 
     group: str
     ended_by: str
-    own: bool
+    own: bool = False
 
-    def __init__(self, group: str, ended_by: str, *, own: bool = False) -> None:
-        self.group, self.ended_by, self.own = group, ended_by, own
-        if own:
-            super().__init__(
-                f"group {group!r} continues, because {ended_by or 'somebody'} ended the pause that this operation had "
-                f"made; the operation has given up: agree with them before you pause the group again"
+    def sentence(self) -> str:
+        if self.own:
+            return (
+                f"group {self.group!r} continues, because {self.ended_by or 'somebody'} ended the pause that this "
+                f"operation had made; the operation has given up: agree with them before you pause the group again"
             )
-            return
-        how = f"the last pause was ended by {ended_by}" if ended_by else "nobody has paused it"
-        super().__init__(
-            f"group {group!r} is not in the pause that --adopt or --token names: {how}; without these options "
+        how = f"the last pause was ended by {self.ended_by}" if self.ended_by else "nobody has paused it"
+        return (
+            f"group {self.group!r} is not in the pause that --adopt or --token names: {how}; without these options "
             f"the command pauses the group itself"
         )
 
@@ -718,13 +664,13 @@ class PauseNotDrained(PeerError):
     group: str
     holders: tuple[str, ...]
     waited_s: float
-    retriable: ClassVar[bool] = True
+    retriable = True
 
-    def __init__(self, group: str, holders: tuple[str, ...], waited_s: float) -> None:
-        self.group, self.holders, self.waited_s = group, holders, waited_s
-        who = ", ".join(holders) or "nobody known, because the pause itself was not read in time"
-        super().__init__(
-            f"group {group!r} did not release its partitions within {waited_s:g} s, held by {who}; the pause was ended"
+    def sentence(self) -> str:
+        who = ", ".join(self.holders) or "nobody known, because the pause itself was not read in time"
+        return (
+            f"group {self.group!r} did not release its partitions within {self.waited_s:g} s, held by {who}; the pause "
+            f"was ended"
         )
 
 
@@ -733,10 +679,7 @@ class PositionNotMoved(PeerError):
 
     group: str
     reason: str
-
-    def __init__(self, group: str, reason: str) -> None:
-        self.group, self.reason = group, reason
-        super().__init__(f"no position of group {group!r} moved: {reason}")
+    TEXT = "no position of group {group!r} moved: {reason}"
 
 
 class PositionUnknown(PeerError):
@@ -745,12 +688,7 @@ class PositionUnknown(PeerError):
     group: str
     reason: str
     command: str
-
-    def __init__(self, group: str, reason: str, command: str) -> None:
-        self.group, self.reason, self.command = group, reason, command
-        super().__init__(
-            f"it is unknown whether the positions of group {group!r} moved, all or none ({reason}): {command} finds out"
-        )
+    TEXT = "it is unknown whether the positions of group {group!r} moved, all or none ({reason}): {command} finds out"
 
 
 class SettingsChanged(PeerError):
@@ -759,13 +697,12 @@ class SettingsChanged(PeerError):
     group: str
     what: str
     by: str
-    retriable: ClassVar[bool] = True
+    retriable = True
 
-    def __init__(self, group: str, what: str, by: str) -> None:
-        self.group, self.what, self.by = group, what, by
-        super().__init__(
-            f"{what} of group {group!r} was changed by {by or 'an unnamed admin'} at the same time; this change was "
-            f"not made: look at the group, then try again"
+    def sentence(self) -> str:
+        return (
+            f"{self.what} of group {self.group!r} was changed by {self.by or 'an unnamed admin'} at the same time; "
+            f"this change was not made: look at the group, then try again"
         )
 
 
@@ -776,9 +713,8 @@ class MembersAlive(PeerError):
     what: str
     members: tuple[str, ...]
 
-    def __init__(self, group: str, what: str, members: tuple[str, ...]) -> None:
-        self.group, self.what, self.members = group, what, members
-        super().__init__(f"group {group!r}: {what}: {', '.join(members)} gave signs of life")
+    def sentence(self) -> str:
+        return f"group {self.group!r}: {self.what}: {', '.join(self.members)} gave signs of life"
 
 
 class WriteFenced(PeerError):
@@ -791,26 +727,21 @@ class WriteFenced(PeerError):
     partition: str
     token: str
     newest: str
-
-    def __init__(self, path: str, partition: str, token: str, newest: str) -> None:
-        self.path, self.partition, self.token, self.newest = path, partition, token, newest
-        super().__init__(
-            f"{path} holds rows of {partition} under token {newest}, and this writer's token is {token}: "
-            f"another member owns the partition now; drop the batch, because that member has its messages"
-        )
+    TEXT = (
+        "{path} holds rows of {partition} under token {newest}, and this writer's token is {token}: "
+        "another member owns the partition now; drop the batch, because that member has its messages"
+    )
 
 
 class LedgerMoved(PeerError):
     """Another writer added rows for the same partitions to the table. Nothing was written."""
 
-    retriable: ClassVar[bool] = True
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        super().__init__(
-            f"another writer added rows for the same partitions to {path}; this batch wrote nothing: retry it, "
-            f"some of its rows may already be there"
-        )
+    path: str
+    retriable = True
+    TEXT = (
+        "another writer added rows for the same partitions to {path}; this batch wrote nothing: retry it, "
+        "some of its rows may already be there"
+    )
 
 
 class OffsetsUnclear(PeerError):
@@ -826,12 +757,12 @@ class OffsetsUnclear(PeerError):
     to: int
     ranges: int
 
-    def __init__(self, path: str, partition: str, start: int, to: int, ranges: int) -> None:
-        self.path, self.partition, self.start, self.to, self.ranges = path, partition, start, to, ranges
-        super().__init__(
-            f"{path} may or may not have each of the offsets {start} to {to - 1} of {partition}: it keeps {ranges} "
-            f"ranges of offsets per partition, and holes in earlier ones are forgotten. Move the group's position "
-            f"past them, or rewind the table to {start} or below, which takes their rows out, to write them again"
+    def sentence(self) -> str:
+        return (
+            f"{self.path} may or may not have each of the offsets {self.start} to {self.to - 1} of {self.partition}: "
+            f"it keeps {self.ranges} ranges of offsets per partition, and holes in earlier ones are forgotten. Move "
+            f"the group's position past them, or rewind the table to {self.start} or below, which takes their rows "
+            f"out, to write them again"
         )
 
 
@@ -844,21 +775,19 @@ class ClaimLost(PeerError):
 
     group: str
     lost: tuple[str, ...]
-    claimed: tuple[str, ...] | None
+    claimed: tuple[str, ...] | None = None
 
-    def __init__(self, group: str, lost: tuple[str, ...], claimed: tuple[str, ...] | None = None) -> None:
-        self.group, self.lost, self.claimed = group, lost, claimed
-        if claimed is not None:
-            shown = first_of(claimed, CLAIMED_SHOWN) or "nothing"
-            super().__init__(
-                f"group {group!r}: this consumer does not own {', '.join(lost)}, so it cannot move the position "
-                f"there; it owns {shown}: Group.set_position moves positions of partitions that others own"
+    def sentence(self) -> str:
+        lost = ", ".join(self.lost)
+        if self.claimed is not None:
+            return (
+                f"group {self.group!r}: this consumer does not own {lost}, so it cannot move the position there; it "
+                f"owns {first_of(self.claimed, CLAIMED_SHOWN) or 'nothing'}: Group.set_position moves positions of "
+                f"partitions that others own"
             )
-            return
-        super().__init__(
-            f"group {group!r}: the claims on {', '.join(lost)} were released or lost before the work was "
-            f"committed: another member has received their messages or will; roll back, or compare tokens where "
-            f"the work was written"
+        return (
+            f"group {self.group!r}: the claims on {lost} were released or lost before the work was committed: another "
+            f"member has received their messages or will; roll back, or compare tokens where the work was written"
         )
 
 
@@ -875,24 +804,20 @@ class AckNotConfirmed(PeerError):
     places: tuple[str, ...]
     waited_s: float
     reason: str
-    over: bool
-    retriable: ClassVar[bool] = True
+    over: bool = False
+    retriable = True
 
-    def __init__(
-        self, group: str, places: tuple[str, ...], waited_s: float, reason: str, *, over: bool = False
-    ) -> None:
-        self.group, self.places, self.waited_s, self.reason, self.over = group, places, waited_s, reason, over
-        if over:
-            super().__init__(
-                f"group {group!r}: nobody can tell whether the log has all acks of {', '.join(places)}: {reason}; "
-                f"their messages may be delivered again, or not: decide when the next owner has received them, or has "
-                f"not"
+    def sentence(self) -> str:
+        places = ", ".join(self.places)
+        if self.over:
+            return (
+                f"group {self.group!r}: nobody can tell whether the log has all acks of {places}: {self.reason}; their "
+                f"messages may be delivered again, or not: decide when the next owner has received them, or has not"
             )
-            return
-        super().__init__(
-            f"group {group!r}: the log has not accepted the acks up to {', '.join(places)} within {waited_s:g} s: "
-            f"{reason}; the ack may still reach the log, so do not roll back on this: call again until it is known, or "
-            f"keep the effect under a guard (marshal_py.sql), which recognises a repeat"
+        return (
+            f"group {self.group!r}: the log has not accepted the acks up to {places} within {self.waited_s:g} s: "
+            f"{self.reason}; the ack may still reach the log, so do not roll back on this: call again until it is "
+            f"known, or keep the effect under a guard (marshal_py.sql), which recognises a repeat"
         )
 
 
@@ -901,34 +826,29 @@ class BatchUnclaimed(PeerError):
 
     group: str
     waits: str
-    retriable: ClassVar[bool] = True
-
-    def __init__(self, group: str, waits: str) -> None:
-        """`waits`: text that names each partition and what it waits for."""
-        self.group, self.waits = group, waits
-        super().__init__(
-            f"group {group!r}: a batch that was planned before the restart waits for claims ({waits}): "
-            f"start the query again, let it claim more (max_claims), or start more members; without its "
-            f"checkpoint folder the query continues at the group's positions"
-        )
+    retriable = True
+    TEXT = (
+        "group {group!r}: a batch that was planned before the restart waits for claims ({waits}): "
+        "start the query again, let it claim more (max_claims), or start more members; without its "
+        "checkpoint folder the query continues at the group's positions"
+    )
 
 
 class NotAloneInGroup(PeerError):
     """A streaming query with state (option `stateful`) has met another live member of its group.
 
-    Its windows, joins or counts need all messages, and the other member gets part of them.
+    Its windows, joins or counts need all messages, and the other member gets part of them. `clients`: the client ids of
+    the other members.
     """
 
     group: str
     clients: tuple[str, ...]
 
-    def __init__(self, group: str, clients: tuple[str, ...]) -> None:
-        """`clients`: the client ids of the other members."""
-        self.group, self.clients = group, clients
-        super().__init__(
-            f"group {group!r} has another member ({', '.join(clients)}), which gets part of the messages, and this "
-            f"query has state that needs all of them (stateful=true): give each such query a group of its own, or stop "
-            f"the other member and start this query again"
+    def sentence(self) -> str:
+        return (
+            f"group {self.group!r} has another member ({', '.join(self.clients)}), which gets part of the messages, "
+            f"and this query has state that needs all of them (stateful=true): give each such query a group of its "
+            f"own, or stop the other member and start this query again"
         )
 
 
@@ -936,22 +856,21 @@ class PartitionsUnread(PeerError):
     """A job that ends by itself has read what it could, and nobody reads the rest of some partitions.
 
     The group is paused, a topic is gone, or no live member owns the partitions. (Parked ones raise PartitionsParked.)
+    `unread`: by partition (topic:number), why nobody reads it.
     """
 
     group: str
     unread: Mapping[str, str]
-    retriable: ClassVar[bool] = True
+    retriable = True
 
-    def __init__(self, group: str, unread: Mapping[str, str]) -> None:
-        """`unread`: by partition (topic:number), why nobody reads it."""
-        self.group, self.unread = group, dict(unread)
+    def sentence(self) -> str:
         alike: dict[str, list[str]] = {}
         for name, reason in self.unread.items():
             alike.setdefault(reason, []).append(name)
         what = "\n".join(f"  {first_of(names, 5)}: {reason}" for reason, names in alike.items())
-        super().__init__(
-            f"group {group!r}: {len(self.unread)} partitions are not read to the job's end, and nobody reads them now; "
-            f"run the job again once that has changed:\n{what}"
+        return (
+            f"group {self.group!r}: {len(self.unread)} partitions are not read to the job's end, and nobody reads them "
+            f"now; run the job again once that has changed:\n{what}"
         )
 
 
@@ -960,28 +879,27 @@ class IndexBusy(PeerError):
 
     path: str
     waited_s: float
-    retriable: ClassVar[bool] = True
-
-    def __init__(self, path: str, waited_s: float) -> None:
-        self.path, self.waited_s = path, waited_s
-        super().__init__(f"another process has been writing the key index {path} for {waited_s:g} s: try again")
+    retriable = True
+    TEXT = "another process has been writing the key index {path} for {waited_s:g} s: try again"
 
 
 class AdminGaveUp(PeerError):
-    """An operation did not complete in time. Its record may still take effect; repeating it is safe."""
+    """An operation did not complete in time. Its record may still take effect; repeating it is safe.
+
+    `waited_s`: 0 if it was interrupted. `pending`: a record of it was sent and may still be accepted.
+    """
 
     group: str
     what: str
     waited_s: float
-    pending: bool
-    retriable: ClassVar[bool] = True
+    pending: bool = False
+    retriable = True
 
-    def __init__(self, group: str, what: str, waited_s: float, *, pending: bool = False) -> None:
-        """`waited_s`: 0 if it was interrupted. `pending`: a record of it was sent and may still be accepted."""
-        self.group, self.what, self.waited_s, self.pending = group, what, waited_s, pending
-        how = f"did not complete within {waited_s:g} s" if waited_s else "was interrupted"
-        after = "it may still take effect; retrying is safe" if pending or waited_s else "it will not take effect"
-        super().__init__(f"group {group!r}: {what} {how}; {after}")
+    def sentence(self) -> str:
+        how = f"did not complete within {self.waited_s:g} s" if self.waited_s else "was interrupted"
+        may = self.pending or self.waited_s
+        after = "it may still take effect; retrying is safe" if may else "it will not take effect"
+        return f"group {self.group!r}: {self.what} {how}; {after}"
 
 
 class SnapshotNotConfirmed(PeerError):
@@ -991,15 +909,13 @@ class SnapshotNotConfirmed(PeerError):
     at: int
     waited_s: float
     sessions: tuple[str, ...]
-    retriable: ClassVar[bool] = True
+    retriable = True
 
-    def __init__(self, log: int, at: int, waited_s: float, sessions: tuple[str, ...]) -> None:
-        self.log, self.at, self.waited_s, self.sessions = log, at, waited_s, sessions
-        who = ", ".join(sessions) or "nobody"
-        super().__init__(
-            f"the snapshot of coordination partition {log} at offset {at} was written, but none of its "
-            f"live sessions ({who}) confirmed it within {waited_s:g} s: if they are dead, evict them or wait "
-            f"until they are evicted, then try again; the unconfirmed snapshot does no harm"
+    def sentence(self) -> str:
+        return (
+            f"the snapshot of coordination partition {self.log} at offset {self.at} was written, but none of its live "
+            f"sessions ({', '.join(self.sessions) or 'nobody'}) confirmed it within {self.waited_s:g} s: if they are "
+            f"dead, evict them or wait until they are evicted, then try again; the unconfirmed snapshot does no harm"
         )
 
 
@@ -1012,11 +928,8 @@ class ClusterUnreachable(ClusterError):
     servers: str
     waiting_for: str
     reason: str
-    retriable: ClassVar[bool] = True
-
-    def __init__(self, servers: str, waiting_for: str, reason: str) -> None:
-        self.servers, self.waiting_for, self.reason = servers, waiting_for, reason
-        super().__init__(f"no answer from {servers} while waiting for {waiting_for}: {reason}")
+    retriable = True
+    TEXT = "no answer from {servers} while waiting for {waiting_for}: {reason}"
 
 
 class AuthenticationFailed(ClusterError):
@@ -1025,13 +938,9 @@ class AuthenticationFailed(ClusterError):
     servers: str
     principal: str
     reason: str
-
-    def __init__(self, servers: str, principal: str, reason: str) -> None:
-        self.servers, self.principal, self.reason = servers, principal, reason
-        super().__init__(
-            f"{servers} refuses to authenticate {principal}: {reason}; check sasl.username, sasl.password "
-            f"and sasl.mechanism"
-        )
+    TEXT = (
+        "{servers} refuses to authenticate {principal}: {reason}; check sasl.username, sasl.password and sasl.mechanism"
+    )
 
 
 class TlsMismatch(ClusterError):
@@ -1040,14 +949,10 @@ class TlsMismatch(ClusterError):
     servers: str
     protocol: str
     reason: str
-
-    def __init__(self, servers: str, protocol: str, reason: str) -> None:
-        """`protocol`: the client's security.protocol."""
-        self.servers, self.protocol, self.reason = servers, protocol, reason
-        super().__init__(
-            f"no connection to {servers} with security.protocol={protocol}: {reason}; check "
-            f"security.protocol, the port, and ssl.ca.location"
-        )
+    TEXT = (
+        "no connection to {servers} with security.protocol={protocol}: {reason}; check "
+        "security.protocol, the port, and ssl.ca.location"
+    )
 
 
 class AccessDenied(ClusterError):
@@ -1058,24 +963,22 @@ class AccessDenied(ClusterError):
     kind: str
     name: str
 
-    def __init__(self, principal: str, operation: str, kind: str, name: str) -> None:
-        self.principal, self.operation, self.kind, self.name = principal, operation, kind, name
-        what = kind if kind == "cluster" else f"{kind} {name!r}"
-        where = "--cluster" if kind == "cluster" else f"--{kind} {name}"
-        super().__init__(
-            f"{principal} may not {operation} {what}: kafka-acls.sh --add --allow-principal {principal} "
-            f"--operation {operation} {where}"
+    def sentence(self) -> str:
+        cluster = self.kind == "cluster"
+        what = self.kind if cluster else f"{self.kind} {self.name!r}"
+        where = "--cluster" if cluster else f"--{self.kind} {self.name}"
+        return (
+            f"{self.principal} may not {self.operation} {what}: kafka-acls.sh --add --allow-principal "
+            f"{self.principal} --operation {self.operation} {where}"
         )
 
 
 class TopicMissing(ClusterError):
     """A topic to consume or to write does not exist."""
 
-    retriable: ClassVar[bool] = True
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        super().__init__(f"topic {topic!r} does not exist: create it, or correct its name")
+    topic: str
+    retriable = True
+    TEXT = "topic {topic!r} does not exist: create it, or correct its name"
 
 
 class PartitionError(ClusterError):
@@ -1084,10 +987,7 @@ class PartitionError(ClusterError):
     topic: str
     partition: int
     reason: str
-
-    def __init__(self, topic: str, partition: int, reason: str) -> None:
-        self.topic, self.partition, self.reason = topic, partition, reason
-        super().__init__(f"{topic}:{partition} cannot be read: {reason}")
+    TEXT = "{topic}:{partition} cannot be read: {reason}"
 
 
 class DeserializationFailed(ClusterError):
@@ -1101,144 +1001,72 @@ class DeserializationFailed(ClusterError):
     offset: int
     field: str
     reason: str
-
-    def __init__(self, topic: str, partition: int, offset: int, field: str, reason: str) -> None:
-        self.topic, self.partition, self.offset, self.field, self.reason = topic, partition, offset, field, reason
-        super().__init__(
-            f"the {field} of {topic}:{partition}@{offset} cannot be deserialized: {reason}; to read the others, "
-            "iterate over the messages of a batch, or ask a topic without deserializers"
-        )
+    TEXT = (
+        "the {field} of {topic}:{partition}@{offset} cannot be deserialized: {reason}; to read the others, "
+        "iterate over the messages of a batch, or ask a topic without deserializers"
+    )
 
 
 class PartitionParked(ClusterError):
     """Nobody may consume a partition until an admin has looked at it (PROTOCOL.md F6.4).
 
-    `reason`: the name of the error that parked it, as in the log.
+    Consumers do not raise it: it says why a partition is parked. Admin calls raise it for a topic that was created
+    again. A consumer that is refused all that it owns raises PartitionError.
+
+    `reason`: why, as in the log; its sentence is in PARKED. `detail`: the broker's words, position and end, or the
+    topic's ids, as far as known.
     """
 
     group: str
     topic: str
     partition: int
     reason: str
+    detail: str = ""
 
-    def __init__(self, group: str, topic: str, partition: int, reason: str, sentence: str = "") -> None:
-        """`sentence`: the text of a subclass, which knows more about the reason."""
-        self.group, self.topic, self.partition, self.reason = group, topic, partition, reason
-        where = f"{topic}:{partition}"
-        super().__init__(
-            sentence
-            or f"{where} is parked ({reason}), so nobody consumes it: `marshal explain {group} {where}` shows why, "
-            f"`marshal set-position {group} {where} --to POSITION` continues"
+    def sentence(self) -> str:
+        where, detail = f"{self.topic}:{self.partition}", f" ({self.detail})" if self.detail else ""
+        return PARKED.get(self.reason, PARKED_OTHERWISE).format(
+            group=self.group, topic=self.topic, where=where, detail=detail, reason=self.reason
         )
+
+
+PARKED: Final = {
+    RECREATED: "topic {topic!r} was deleted and created again{detail}, so nobody consumes {where}: the positions "
+    "of group {group!r} belong to the old topic; `marshal set-position {group} {topic} --to earliest` continues with "
+    "the new one",
+    BEYOND_END: "the position of group {group!r} in {where} is beyond the end of the partition{detail}: records were "
+    "lost, or the topic was created again. Nobody consumes the partition, even once it has grown past the position: "
+    "look at its records, then `marshal set-position {group} {where} --to latest` (or earliest, an offset, a time) "
+    "continues",
+    TRUNCATED: "{where} lost records that group {group!r} had read{detail}, as in an unclean leader election; other "
+    "records may be at their offsets. Nobody consumes it: look at its records, then `marshal set-position {group} "
+    "{where} --to POSITION` continues",
+    UNREADABLE: "no consumer of group {group!r} can read {where}{detail}, so nobody consumes it: check the rights "
+    "(`marshal doctor {group} --as consumer`) and the broker's log, then `marshal set-position {group} {where} "
+    "--shift-by 0` continues at the same position (what was finished above it comes again)",
+}
+PARKED_OTHERWISE: Final = (
+    "{where} is parked ({reason}), so nobody consumes it: `marshal explain {group} {where}` shows why, `marshal "
+    "set-position {group} {where} --to POSITION` continues"
+)
 
 
 class PartitionsParked(ClusterError):
     """A job that ends by itself has read what could be read, and partitions of its topics are parked.
 
-    Nobody may consume them until an admin has looked at them (PROTOCOL.md F6.4).
+    Nobody may consume them until an admin has looked at them (PROTOCOL.md F6.4). `parked`: by partition (topic:number),
+    why it is parked and what to do.
     """
 
     group: str
     parked: Mapping[str, str]
 
-    def __init__(self, group: str, parked: Mapping[str, str]) -> None:
-        """`parked`: by partition (topic:number), why it is parked and what to do."""
-        self.group, self.parked = group, dict(parked)
+    def sentence(self) -> str:
         what = "\n".join(f"  {name}: {reason}" for name, reason in self.parked.items())
-        super().__init__(
-            f"group {group!r}: the rest was read, and {len(self.parked)} partitions are parked, so nobody reads them:\n"
-            f"{what}"
+        return (
+            f"group {self.group!r}: the rest was read, and {len(self.parked)} partitions are parked, so nobody reads "
+            f"them:\n{what}"
         )
-
-
-class DataTopicRecreated(PartitionParked):
-    """A data topic was deleted and created again, so positions in it mean nothing (PROTOCOL.md D10).
-
-    `known`: the topic's id in the group's log; `found`: its id in the cluster; "" if unknown.
-    """
-
-    known: str
-    found: str
-
-    def __init__(self, group: str, topic: str, partition: int, known: str = "", found: str = "") -> None:
-        self.known, self.found = known, found
-        ids = f" (its id was {known}, now it is {found})" if known and found else ""
-        super().__init__(
-            group,
-            topic,
-            partition,
-            type(self).__name__,
-            f"topic {topic!r} was deleted and created again{ids}, so nobody consumes {topic}:{partition}: the "
-            f"positions of group {group!r} belong to the old topic; `marshal set-position {group} {topic} --to "
-            f"earliest` continues with the new one",
-        )
-
-
-class PositionBeyondEnd(PartitionParked):
-    """The group's position is beyond the end: data was lost or the topic recreated (PROTOCOL.md D6).
-
-    Consumers do not raise it; it says why the partition is parked. `detail`: position and end, as far as known.
-    """
-
-    def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
-        self.detail = detail
-        where = f"{topic}:{partition}"
-        super().__init__(
-            group,
-            topic,
-            partition,
-            type(self).__name__,
-            f"the position of group {group!r} in {where} is beyond the end of the partition"
-            f"{_in_brackets(detail)}: records were lost, or the topic was created again. Nobody consumes the "
-            f"partition, even once it has grown past the position: look at its records, then `marshal "
-            f"set-position {group} {where} --to latest` (or earliest, an offset, a time) continues",
-        )
-
-
-class PartitionTruncated(PartitionParked):
-    """A partition lost its newest records, which the group had read (PROTOCOL.md D6, KIP-320).
-
-    Consumers do not raise it; it says why the partition is parked. `detail`: the broker's words, as far as known.
-    """
-
-    def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
-        self.detail = detail
-        where = f"{topic}:{partition}"
-        super().__init__(
-            group,
-            topic,
-            partition,
-            type(self).__name__,
-            f"{where} lost records that group {group!r} had read{_in_brackets(detail)}, as in an unclean leader "
-            f"election; other records may be at their offsets. Nobody consumes it: look at its records, then "
-            f"`marshal set-position {group} {where} --to POSITION` continues",
-        )
-
-
-class PartitionUnreadable(PartitionParked):
-    """Kafka serves a partition to no consumer of the group (PROTOCOL.md D13).
-
-    It says why the partition is parked; a consumer that is refused everything it owns raises PartitionError as well.
-    `detail`: the cluster's words, as far as known.
-    """
-
-    def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
-        self.detail = detail
-        where = f"{topic}:{partition}"
-        super().__init__(
-            group,
-            topic,
-            partition,
-            type(self).__name__,
-            f"no consumer of group {group!r} can read {where}{_in_brackets(detail)}, so nobody consumes it: check "
-            f"the rights (`marshal doctor {group} --as consumer`) and the broker's log, then `marshal "
-            f"set-position {group} {where} --shift-by 0` continues at the same position "
-            f"(what was finished above it comes again)",
-        )
-
-
-def _in_brackets(detail: str) -> str:
-    return f" ({detail})" if detail else ""
 
 
 class RangeLost(ClusterError):
@@ -1249,15 +1077,12 @@ class RangeLost(ClusterError):
     start: int
     to: int
     reason: str
-    retriable: ClassVar[bool] = True
-
-    def __init__(self, topic: str, partition: int, start: int, to: int, reason: str) -> None:
-        self.topic, self.partition, self.start, self.to, self.reason = topic, partition, start, to, reason
-        super().__init__(
-            f"{topic}:{partition} [{start}, {to}) cannot be read any more ({reason}): retention deleted "
-            f"records before the job read them; run it again, lengthen retention.ms, or plan smaller "
-            f"batches"
-        )
+    retriable = True
+    TEXT = (
+        "{topic}:{partition} [{start}, {to}) cannot be read any more ({reason}): retention deleted "
+        "records before the job read them; run it again, lengthen retention.ms, or plan smaller "
+        "batches"
+    )
 
 
 class TopicRefused(ClusterError):
@@ -1265,10 +1090,7 @@ class TopicRefused(ClusterError):
 
     topic: str
     reason: str
-
-    def __init__(self, topic: str, reason: str) -> None:
-        self.topic, self.reason = topic, reason
-        super().__init__(f"Kafka refuses this for topic {topic!r}: {reason}")
+    TEXT = "Kafka refuses this for topic {topic!r}: {reason}"
 
 
 class PurgeRefused(ClusterError):
@@ -1277,13 +1099,10 @@ class PurgeRefused(ClusterError):
     topic: str
     partition: int
     reason: str
-
-    def __init__(self, topic: str, partition: int, reason: str) -> None:
-        self.topic, self.partition, self.reason = topic, partition, reason
-        super().__init__(
-            f"Kafka deletes no records of {topic}:{partition} ({reason}): the topic's cleanup.policy must contain "
-            "delete, and the client needs the right to delete"
-        )
+    TEXT = (
+        "Kafka deletes no records of {topic}:{partition} ({reason}): the topic's cleanup.policy must contain "
+        "delete, and the client needs the right to delete"
+    )
 
 
 class EmbeddedLogFull(ClusterError):
@@ -1293,13 +1112,10 @@ class EmbeddedLogFull(ClusterError):
     partition: int
     size_bytes: int
     limit_bytes: int
-
-    def __init__(self, topic: str, partition: int, size_bytes: int, limit_bytes: int) -> None:
-        self.topic, self.partition, self.size_bytes, self.limit_bytes = topic, partition, size_bytes, limit_bytes
-        super().__init__(
-            f"{topic}:{partition} of the embedded broker would hold {size_bytes} bytes, more than the "
-            f"{limit_bytes} that it keeps: produce less, or use a real broker"
-        )
+    TEXT = (
+        "{topic}:{partition} of the embedded broker would hold {size_bytes} bytes, more than the "
+        "{limit_bytes} that it keeps: produce less, or use a real broker"
+    )
 
 
 class CoordinationError(ClusterError):
@@ -1312,12 +1128,7 @@ class CoordinationTopicMissing(CoordinationError):
     topic: str
     reason: str
     command: str
-
-    def __init__(self, topic: str, reason: str, command: str) -> None:
-        self.topic, self.reason, self.command = topic, reason, command
-        super().__init__(
-            f"coordination topic {topic!r} is missing and was not created ({reason}); create it: {command}"
-        )
+    TEXT = "coordination topic {topic!r} is missing and was not created ({reason}); create it: {command}"
 
 
 class ForeignTopic(CoordinationError):
@@ -1325,13 +1136,10 @@ class ForeignTopic(CoordinationError):
 
     topic: str
     partition: str
-
-    def __init__(self, topic: str, partition: str) -> None:
-        self.topic, self.partition = topic, partition
-        super().__init__(
-            f"topic {topic!r} is no coordination topic: {partition} has messages, and the topic does not begin with "
-            f"records of this library; name another topic as the coordination topic, one that nobody writes to"
-        )
+    TEXT = (
+        "topic {topic!r} is no coordination topic: {partition} has messages, and the topic does not begin with "
+        "records of this library; name another topic as the coordination topic, one that nobody writes to"
+    )
 
 
 class WrongTopicSetting(CoordinationError):
@@ -1342,10 +1150,7 @@ class WrongTopicSetting(CoordinationError):
     value: str
     wanted: str
     command: str
-
-    def __init__(self, topic: str, setting: str, value: str, wanted: str, command: str) -> None:
-        self.topic, self.setting, self.value, self.wanted, self.command = topic, setting, value, wanted, command
-        super().__init__(f"coordination topic {topic!r} has {setting}={value}, it must be {wanted}: {command}")
+    TEXT = "coordination topic {topic!r} has {setting}={value}, it must be {wanted}: {command}"
 
 
 class TopicRecreated(CoordinationError):
@@ -1354,13 +1159,10 @@ class TopicRecreated(CoordinationError):
     log: int
     known: str
     found: str
-
-    def __init__(self, log: int, known: str, found: str) -> None:
-        self.log, self.known, self.found = log, known, found
-        super().__init__(
-            f"coordination partition {log} was recreated or lost records: known {known}, found {found}; "
-            f"restart the consumers once the topic is sound"
-        )
+    TEXT = (
+        "coordination partition {log} was recreated or lost records: known {known}, found {found}; "
+        "restart the consumers once the topic is sound"
+    )
 
 
 class LogGap(CoordinationError):
@@ -1369,13 +1171,10 @@ class LogGap(CoordinationError):
     log: int
     expected_offset: int
     found_offset: int
-
-    def __init__(self, log: int, expected_offset: int, found_offset: int) -> None:
-        self.log, self.expected_offset, self.found_offset = log, expected_offset, found_offset
-        super().__init__(
-            f"coordination partition {log} jumps from offset {expected_offset} to {found_offset}: it was "
-            f"compacted, written in transactions, or lost records"
-        )
+    TEXT = (
+        "coordination partition {log} jumps from offset {expected_offset} to {found_offset}: it was "
+        "compacted, written in transactions, or lost records"
+    )
 
 
 class HistoryTruncated(CoordinationError):
@@ -1383,14 +1182,11 @@ class HistoryTruncated(CoordinationError):
 
     log: int
     first_offset: int
-
-    def __init__(self, log: int, first_offset: int) -> None:
-        self.log, self.first_offset = log, first_offset
-        super().__init__(
-            f"coordination partition {log} begins at offset {first_offset}: its history was deleted, and no "
-            f"confirmed snapshot replaces it; check retention and cleanup.policy of the topic; "
-            f"`marshal log reset` restarts it without the positions that were there"
-        )
+    TEXT = (
+        "coordination partition {log} begins at offset {first_offset}: its history was deleted, and no "
+        "confirmed snapshot replaces it; check retention and cleanup.policy of the topic; "
+        "`marshal log reset` restarts it without the positions that were there"
+    )
 
 
 class HistoryRestarted(CoordinationError):
@@ -1399,13 +1195,10 @@ class HistoryRestarted(CoordinationError):
     log: int
     offset: int
     at: int
-
-    def __init__(self, log: int, offset: int, at: int) -> None:
-        self.log, self.offset, self.at = log, offset, at
-        super().__init__(
-            f"offset {offset} of coordination partition {log} restarts its history at offset {at}: what this "
-            f"process knows of it is void; restart the process"
-        )
+    TEXT = (
+        "offset {offset} of coordination partition {log} restarts its history at offset {at}: what this "
+        "process knows of it is void; restart the process"
+    )
 
 
 class SnapshotRefused(CoordinationError):
@@ -1414,14 +1207,11 @@ class SnapshotRefused(CoordinationError):
     log: int
     at: int
     older: int
-
-    def __init__(self, log: int, at: int, older: int) -> None:
-        self.log, self.at, self.older = log, at, older
-        super().__init__(
-            f"the snapshot of coordination partition {log} at offset {at} differs from what the log folds to "
-            f"from the snapshot at {older}: a process with a different fold wrote one of them; keep "
-            f"`marshal log dump` as evidence"
-        )
+    TEXT = (
+        "the snapshot of coordination partition {log} at offset {at} differs from what the log folds to "
+        "from the snapshot at {older}: a process with a different fold wrote one of them; keep "
+        "`marshal log dump` as evidence"
+    )
 
 
 class Diverged(CoordinationError):
@@ -1438,22 +1228,20 @@ class Diverged(CoordinationError):
     held: int
     again: int
     reason: str
-    evidence: str
-    args: tuple[Any, ...]
+    evidence: str = ""
 
-    def __init__(self, group: str, log: int, offset: int, held: int, again: int, reason: str) -> None:
-        self.group, self.log, self.offset = group, log, offset
-        self.held, self.again, self.reason, self.evidence = held, again, reason, ""
-        super().__init__(
-            f"group {group!r}: this process's state of coordination partition {log} is wrong from offset {offset} on "
-            f"({held:016x}, not {again:016x}): {reason}; the consumer has stopped; keep `marshal log dump` for a "
-            f"bug report, then restart the process"
+    def sentence(self) -> str:
+        kept = f"; its state is saved: `marshal diff {self.group} --state {self.evidence}`" if self.evidence else ""
+        return (
+            f"group {self.group!r}: this process's state of coordination partition {self.log} is wrong from offset "
+            f"{self.offset} on ({self.held:016x}, not {self.again:016x}): {self.reason}; the consumer has stopped; "
+            f"keep `marshal log dump` for a bug report, then restart the process{kept}"
         )
 
     def keep(self, path: str) -> None:
         """Notes the file in which the state was saved."""
         self.evidence = path
-        self.args = (f"{self.args[0]}; its state is saved: `marshal diff {self.group} --state {path}`",)
+        self.args = (self.sentence(),)
 
 
 class EnvelopeUnknown(CoordinationError):
@@ -1462,12 +1250,7 @@ class EnvelopeUnknown(CoordinationError):
     log: int
     offset: int
     version: int
-
-    def __init__(self, log: int, offset: int, version: int) -> None:
-        self.log, self.offset, self.version = log, offset, version
-        super().__init__(
-            f"offset {offset} of coordination partition {log} has envelope version {version}: upgrade this process"
-        )
+    TEXT = "offset {offset} of coordination partition {log} has envelope version {version}: upgrade this process"
 
 
 class ProtocolOutdated(CoordinationError):
@@ -1476,14 +1259,11 @@ class ProtocolOutdated(CoordinationError):
     log: int
     protocol: int
     known: int
-
-    def __init__(self, log: int, protocol: int, known: int) -> None:
-        self.log, self.protocol, self.known = log, protocol, known
-        super().__init__(
-            f"coordination partition {log} is a log of protocol {protocol}; this library reads only protocol "
-            f"{known}: keep a `marshal log dump` of the version that wrote it, then use a new coordination topic; "
-            f"consumers continue from the offsets mirrored to Kafka (start='committed')"
-        )
+    TEXT = (
+        "coordination partition {log} is a log of protocol {protocol}; this library reads only protocol "
+        "{known}: keep a `marshal log dump` of the version that wrote it, then use a new coordination topic; "
+        "consumers continue from the offsets mirrored to Kafka (start='committed')"
+    )
 
 
 class ProtocolUnknown(CoordinationError):
@@ -1492,10 +1272,7 @@ class ProtocolUnknown(CoordinationError):
     log: int
     what: str
     value: object
-
-    def __init__(self, log: int, what: str, value: object) -> None:
-        self.log, self.what, self.value = log, what, value
-        super().__init__(
-            f"coordination partition {log} was created with {what} {value!r}, which this library does not know: "
-            f"upgrade this process"
-        )
+    TEXT = (
+        "coordination partition {log} was created with {what} {value!r}, which this library does not know: "
+        "upgrade this process"
+    )

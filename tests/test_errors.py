@@ -1,12 +1,84 @@
-"""Errors reach another process unchanged; their texts do not grow without end."""
+"""Errors are one tree; their texts are built from their fields, reach another process unchanged, and do not grow."""
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import pickle
+from collections.abc import Sequence
+from typing import Any, get_type_hints
 
 import pytest
 
-from marshal_py.errors import GroupOpaque, InvalidOption, MarshalError, ModeMismatch, SessionCloned, first_of
+from marshal_py import errors
+from marshal_py.errors import (
+    DeserializationFailed,
+    Diverged,
+    GroupOpaque,
+    InvalidOption,
+    MarshalError,
+    ModeMismatch,
+    SessionCloned,
+    first_of,
+)
+
+CLASSES = {name: one for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, MarshalError)}
+VALUES: dict[Any, tuple[Any, ...]] = {
+    str: ("billing", ""),
+    int: (7,),
+    float: (2.5, 0.0, -1.0),
+    bool: (False, True),
+    object: (3,),
+    tuple[str, ...]: (("a", "b"), ()),
+    tuple[str, ...] | None: (None, ("a",)),
+    Sequence[tuple[str, int, int, int]]: ((("orders", 0, 1, 5),),),
+}
+
+
+def tree() -> dict[str, str]:
+    """The parent of each class in the tree at the top of errors.py."""
+    parents, above = {}, {0: "MarshalError"}
+    for line in (errors.__doc__ or "").splitlines():
+        branch, plus, rest = line.partition("+-- ")
+        if plus:
+            depth = len(branch) // 4
+            above[depth] = rest.split()[0]
+            parents[above[depth]] = above[depth - 1]
+    return parents
+
+
+def test_the_tree_at_the_top_is_the_tree() -> None:
+    assert tree() == {name: one.__mro__[1].__name__ for name, one in CLASSES.items() if one is not MarshalError}
+
+
+@pytest.mark.parametrize("name", [name for name, one in CLASSES.items() if inspect.signature(one).parameters])
+def test_a_text_is_built_from_the_fields(name: str) -> None:
+    """Every combination of values has a text, in which no field is left open."""
+    hints, fields = get_type_hints(CLASSES[name]), list(inspect.signature(CLASSES[name]).parameters)
+    for values in itertools.product(*(VALUES.get(hints[field], ({"t:0": ("a", "b")},)) for field in fields)):
+        error = CLASSES[name](*values)
+        assert [getattr(error, field) for field in fields] == list(values)
+        assert error.args == (error.sentence(),)
+        assert "{" not in str(error)
+
+
+def test_a_constructor_takes_its_fields_and_nothing_else() -> None:
+    """The type checker knows them too: tests/typing, and `make lint`."""
+    assert vars(GroupOpaque("billing", offset=9)) == {"group": "billing", "offset": 9}
+    for wrong in (lambda: GroupOpaque("billing"), lambda: GroupOpaque("billing", 9, 3), lambda: GroupOpaque(log=3)):  # type: ignore[call-arg]
+        with pytest.raises(TypeError):
+            wrong()
+
+
+def test_a_default_of_a_field_need_not_be_given() -> None:
+    assert InvalidOption("to", 5, "at least 6").given
+    assert str(DeserializationFailed("t", 0, 3, "key", "no UTF-8")).startswith("the key of t:0@3 cannot be")
+
+
+def test_what_is_noted_later_is_in_the_text() -> None:
+    error = Diverged("billing", 0, 5, 1, 2, "bits")
+    error.keep("state.bin")
+    assert str(error).endswith("restart the process; its state is saved: `marshal diff billing --state state.bin`")
 
 
 @pytest.mark.parametrize(

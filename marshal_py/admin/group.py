@@ -30,7 +30,7 @@ from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_smalle
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.values.group_config import Wanted
-from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
+from marshal_py.errors import AdminBusy, AdminGaveUp, GroupMissing, InvalidOption, MarshalError, PartitionParked
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group as GroupState
 from marshal_py.protocol.member.advisory import Advisory
@@ -314,7 +314,7 @@ class Group:
         """Makes a topic smaller for the group after Kafka's topic was created again with fewer partitions.
 
         Use it on clusters that have no topic ids. Where topics have ids, the group's log shows that the topic is
-        another one: then `shrink` raises DataTopicRecreated, and you call `set_position`, which accepts the new topic.
+        another one: then `shrink` raises PartitionParked, and you call `set_position`, which accepts the new topic.
 
         Returns the offset of the record that makes the change. `partitions`: how many the topic has afterwards; the
         group forgets the positions of the partitions with this number and above. The group is paused during the change;
@@ -339,7 +339,7 @@ class Group:
             found = of_shrink(runner.context, topic, partitions)
             try:
                 check_smaller(_state(runner), topic, runner.admin.describe_topic(topic), partitions)
-            except (InvalidOption, DataTopicRecreated) as error:
+            except (InvalidOption, PartitionParked) as error:
                 return found._replace(does=[*found.does, f"As things are it would be refused: {error}"])
             return found
 

@@ -12,14 +12,7 @@ from marshal_py.admin.plans.targets import SHIFT, TABLE, Facts, Target, resolve
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, find_recreated
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.values.start_positions import COMMITTED, TIME
-from marshal_py.errors import (
-    DataTopicRecreated,
-    GroupDeleted,
-    GroupMissing,
-    InvalidOption,
-    PositionNotMoved,
-    PositionOutOfRange,
-)
+from marshal_py.errors import GroupDeleted, GroupMissing, InvalidOption, PositionNotMoved, PositionOutOfRange
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport.ports import TopicInfo
@@ -31,7 +24,7 @@ class PositionResolver:
     def __init__(self, runner: OperationRunner, topics: str | Sequence[str | TopicPartition], target: Target) -> None:
         """Finds the partitions that `topics` and `target` name, and the topics among them that were created again.
 
-        Raises InvalidOption, GroupMissing and GroupDeleted. Raises DataTopicRecreated if a topic that was created again
+        Raises InvalidOption, GroupMissing and GroupDeleted. Raises PartitionParked if a topic that was created again
         is to be moved by a shift or to committed offsets, because both refer to the topic that is gone.
         """
         self._runner, self._target = runner, target
@@ -56,7 +49,7 @@ class PositionResolver:
         if target.kind in (SHIFT, COMMITTED):
             # A shift starts from a position of the topic that is gone, and committed offsets are such positions.
             for one in self.recreated.values():
-                raise DataTopicRecreated(group.name, one.topic, self._first_of(one.topic), one.known, one.found)
+                raise one.error(group.name, self._first_of(one.topic))
         # Offsets that the group commits while it releases its partitions must not change the target.
         committed = target.kind == COMMITTED
         self._committed = runner.admin.committed(runner.context.name, self.tps) if committed else {}

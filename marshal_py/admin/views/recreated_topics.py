@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from marshal_py.admin.views.suggestions import suggestion
-from marshal_py.errors import DataTopicRecreated, GroupMissing, InvalidOption
+from marshal_py.errors import GroupMissing, InvalidOption, PartitionParked
 from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire import parking
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Topology
 from marshal_py.transport.ports import TopicInfo
@@ -32,6 +33,11 @@ class RecreatedTopic(NamedTuple):
     def accepting(self, group: Group, token: int, by: str) -> Topology:
         """Returns the record by which the group accepts the new topic. `token`: of the pause in which it is sent."""
         return Topology(self.topic, self.partitions, group.topology_offset(self.topic), token, by, self.found)
+
+    def error(self, group: str, partition: int) -> PartitionParked:
+        """Returns the error for a call that would need the old topic."""
+        tp = TopicPartition(self.topic, partition)
+        return parking.error_of(group, tp, parking.RECREATED, self.known, self.found)
 
 
 def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, RecreatedTopic]:
@@ -82,12 +88,12 @@ def check_topology(
 
 
 def check_smaller(group: Group, topic: str, there: TopicInfo | None, partitions: int) -> None:
-    """Raises DataTopicRecreated or InvalidOption if a group's topic cannot get this smaller number of partitions.
+    """Raises PartitionParked or InvalidOption if a group's topic cannot get this smaller number of partitions.
 
     `there`: what the cluster says about the topic; None if it is not there.
     """
     for one in find_recreated(group, {} if there is None else {topic: there}).values():
-        raise DataTopicRecreated(group.name, topic, 0, one.known, one.found)
+        raise one.error(group.name, 0)
     if there is not None and there.partitions > partitions:
         raise InvalidOption(
             "partitions",

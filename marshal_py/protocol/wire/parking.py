@@ -1,55 +1,38 @@
 """Says why a partition is parked, in sentences that name the way out (PROTOCOL.md F6.4, F6.5).
 
 Nobody may claim a parked partition until a new generation begins, for example because an admin sets its position. The
-field `parked` of a Release holds the name of an error; this file alone turns it into that error. The sentences are
-in errors.py.
+field `parked` of a Release holds the reason; this file alone turns it into an error. The sentences are in errors.py.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from marshal_py.errors import (
-    DataTopicRecreated,
-    PartitionParked,
-    PartitionTruncated,
-    PartitionUnreadable,
-    PositionBeyondEnd,
-)
+from marshal_py.errors import BEYOND_END as BEYOND_END
+from marshal_py.errors import RECREATED as RECREATED
+from marshal_py.errors import TRUNCATED as TRUNCATED
+from marshal_py.errors import UNREADABLE as UNREADABLE
+from marshal_py.errors import PartitionParked
 from marshal_py.protocol.wire.identity import TopicPartition
 
-RECREATED: Final = DataTopicRecreated.__name__  # the topic has another id than in the log (D10)
-BEYOND_END: Final = PositionBeyondEnd.__name__  # the position is beyond the end of the partition (D6)
-TRUNCATED: Final = PartitionTruncated.__name__  # the partition has lost records that were read (D6)
-UNREADABLE: Final = PartitionUnreadable.__name__  # Kafka did not serve the partition to any member (D13)
-LAG_UNKNOWN: Final = frozenset(
-    {RECREATED, BEYOND_END, TRUNCATED}
-)  # the position is no offset of the partition's present messages
+# With these reasons the position is no offset of the partition's present messages.
+LAG_UNKNOWN: Final = frozenset({RECREATED, BEYOND_END, TRUNCATED})
 PARKED_REASON: Final = "parked"  # reason of a Release that parks without a detail
 
 
 def error_of(
     group: str, tp: TopicPartition, reason: str, known: str = "", found: str = "", detail: str = ""
 ) -> PartitionParked:
-    """Returns the error that says why a partition is parked. `reason`: the name of that error, as in the log.
+    """Returns the error that says why a partition is parked. `reason`: as in the log.
 
     `known`, `found`: the ids of its topic in the log and in the cluster, "" if unknown. `detail`: what the owner saw,
     from the field `reason` of its Release.
     """
-    match reason:
-        case DataTopicRecreated.__name__:
-            return DataTopicRecreated(group, *tp, known, found)
-        case PositionBeyondEnd.__name__:
-            return PositionBeyondEnd(group, *tp, _detail(detail))
-        case PartitionTruncated.__name__:
-            return PartitionTruncated(group, *tp, _detail(detail))
-        case PartitionUnreadable.__name__:
-            return PartitionUnreadable(group, *tp, _detail(detail))
-    return PartitionParked(group, *tp, reason)  # a reason of a newer library
-
-
-def _detail(said: str) -> str:
-    return "" if said == PARKED_REASON else said
+    if reason == RECREATED:
+        seen = f"its id was {known}, now it is {found}" if known and found else ""
+    else:
+        seen = "" if detail == PARKED_REASON else detail
+    return PartitionParked(group, *tp, reason, seen)
 
 
 def beyond_end(position: int, end: int) -> str:
