@@ -53,8 +53,8 @@ def test_the_files_that_contributing_names_exist() -> None:
 
 
 def test_every_line_that_is_logged_is_in_the_docs() -> None:
-    """docs/logging.md has each format with its level. To add a line, add a row."""
-    page = (ROOT / "docs" / "logging.md").read_text()
+    """docs/monitoring.md has each format with its level. To add a line, add a row."""
+    page = (ROOT / "docs" / "monitoring.md").read_text()
     levels = {
         "debug": "DEBUG",
         "info": "INFO",
@@ -75,12 +75,12 @@ def test_every_line_that_is_logged_is_in_the_docs() -> None:
                     level = levels[attr]
                     rows = [row for row in page.splitlines() if f"`{text.value}`" in row and f"| {level}" in row]
                     where = f"{file}:{node.lineno}"
-                    assert rows or attr == "log", f"{where}: {level} {text.value!r} is not in docs/logging.md"
+                    assert rows or attr == "log", f"{where}: {level} {text.value!r} is not in docs/monitoring.md"
     assert seen > 20, "loggers have another name now, and this test looks at nothing"
 
 
 def test_the_levels_of_events_are_in_the_docs() -> None:
-    page = (ROOT / "docs" / "logging.md").read_text()
+    page = (ROOT / "docs" / "monitoring.md").read_text()
     rows = {level: re.search(rf"^\| {level} \| `([a-z_ ]+)` \|$", page, re.MULTILINE) for level in ("WARNING", "INFO")}
     found = {level: set(row[1].split()) for level, row in rows.items() if row is not None}
     assert found == {"WARNING": ALARMING, "INFO": KINDS.keys() - ALARMING}

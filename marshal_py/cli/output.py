@@ -138,7 +138,7 @@ class _Stderr(logging.Handler):
 
 @contextmanager
 def logging_to_stderr() -> Iterator[None]:
-    """Shows the library's own log (docs/logging.md) on stderr: each event of a consumer is one line."""
+    """Shows the library's own log (docs/monitoring.md) on stderr: each event of a consumer is one line."""
     logger, handler = logging.getLogger("marshal_py"), _Stderr()
     before = logger.level
     logger.addHandler(handler)

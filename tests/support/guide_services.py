@@ -310,27 +310,27 @@ def options_of_the_history(at: Place) -> None:
         assert [one.value for one in consumer.fetch(MESSAGES, expires_s=DEADLINE_S)] == VALUES
 
 
-# --- docs/metrics.md, docs/logging.md
+# --- docs/monitoring.md
 
 
-@guide("docs/metrics.md", 0)
+@guide("docs/monitoring.md", 0)
 def figures(at: Place) -> None:
     at.cluster.create_topic(at.topic)
-    found = at.run("docs/metrics.md", 0)["figures"]
+    found = at.run("docs/monitoring.md", 0)["figures"]
     assert [one.group for one in found.consumers] == [at.group]
 
 
-@guide("docs/metrics.md", 1)
+@guide("docs/monitoring.md", 1)
 def exporter(at: Place) -> None:
     """On another port, which nobody uses."""
     at.fill()
     port = free_port()
-    block = at.block("docs/metrics.md", 1)
+    block = at.block("docs/monitoring.md", 1)
     assert block.count("9100") == 2
     with at.consumer() as consumer:
         assert len(consumer.fetch(MESSAGES, expires_s=DEADLINE_S)) == MESSAGES
         names: dict[str, Any] = {"marshal": at.marshal}
-        exec(compile(block.replace("9100", str(port)), "docs/metrics.md", "exec"), names)
+        exec(compile(block.replace("9100", str(port)), "docs/monitoring.md", "exec"), names)
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as answer:
                 text = answer.read().decode()
@@ -350,11 +350,11 @@ with marshal_py.connect(sys.argv[1]) as marshal, marshal.consumer(sys.argv[2], [
 """
 
 
-@guide("docs/logging.md", 0)
+@guide("docs/monitoring.md", 2)
 def lines_with_a_time(at: Place) -> None:
     """A program that begins with the block writes its events with their time."""
     at.cluster.create_topic(at.topic)
-    (at.folder / "logs.py").write_text(at.block("docs/logging.md", 0) + PROGRAM, encoding="utf-8")
+    (at.folder / "logs.py").write_text(at.block("docs/monitoring.md", 2) + PROGRAM, encoding="utf-8")
     with at.process(["logs.py", at.servers, at.group, at.topic]) as program:
         _, said = program.communicate(timeout=DEADLINE_S)
     assert program.returncode == 0, said

@@ -325,7 +325,7 @@ class ConsumerDriver:
         self._user_callbacks.notify(ready, bool(self.member.claims), self.member.pin)
 
     def publish(self, *advisories: Advisory) -> None:
-        """Adds advisories to `Consumer.events`, and to `logging` in as few lines as people need (docs/logging.md)."""
+        """Adds advisories to `Consumer.events`, and to `logging` in as few lines as people need."""
         if not advisories:
             return
         now_ms = self.context.clock.now().wall_ms

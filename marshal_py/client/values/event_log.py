@@ -1,4 +1,4 @@
-"""Writes a consumer's advisories to `logging`, in few lines, for people (docs/logging.md).
+"""Writes a consumer's advisories to `logging`, in few lines, for people (docs/monitoring.md).
 
 Advisories of kinds that often come by the dozen (TOGETHER) are held back, so that those that are alike make one line.
 They are written when an advisory of any other kind comes, when a step of the consumer brings none, or when the next

@@ -2,7 +2,7 @@
 
 Most follow from verdicts, so replaying the log gives them again (history/advisories.py). An event that no record
 implies is written as a Note of the same kind (PROTOCOL.md F10.1). Those in LOCAL are about one process and its
-connection, which may be unable to write at that moment: no log holds them. docs/advisories.md describes them for users.
+connection, which may be unable to write at that moment: no log holds them. docs/monitoring.md describes them for users.
 """
 
 from __future__ import annotations
