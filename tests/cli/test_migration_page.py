@@ -1,4 +1,4 @@
-"""The check of docs/migration.md on the way back: where the mirror is up to date, no word of it alarms."""
+"""The check of docs/operations.md on the way back: where the mirror is up to date, no word of it alarms."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import marshal_py
 from marshal_py.testing import EmbeddedCluster
 from tests.cli.shell import Shell, wait_until
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 PARTITIONS = 3  # the last one is empty
 
 
 def test_the_check_of_the_mirror_alarms_only_with_cause() -> None:
-    back = PAGE.read_text(encoding="utf-8").split("\n## Back\n")[1]
+    back = PAGE.read_text(encoding="utf-8").split("\n## Back to Kafka's consumer groups\n")[1]
     release, check = (
         shlex.split(found)[1:] for found in re.findall(r"^ +(marshal (?:release|set-pos).*)$", back, re.M)
     )

@@ -1,5 +1,5 @@
 """The minimal rights of each kind of client, on a Kafka with an authorizer: with these it works, and without any one
-of them an error names it (docs/access.md; marshal_py/admin/permissions.py).
+of them an error names it (docs/operations.md; marshal_py/admin/permissions.py).
 
 All tests use one broker with an authorizer, and each test has users of its own, so that no right of one helps another.
 """

@@ -1,4 +1,4 @@
-"""The memory of a consumer of large messages, in a process of its own, stays below the figure of docs/production.md."""
+"""The memory of a consumer of large messages, in a process of its own, stays below the figure of docs/operations.md."""
 
 from __future__ import annotations
 

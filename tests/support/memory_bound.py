@@ -1,4 +1,4 @@
-"""Measures the memory of consumers of large messages against the figure that docs/production.md names.
+"""Measures the memory of consumers of large messages against the figure that docs/operations.md names.
 
     python -m tests.support.memory_bound
     python -m tests.support.memory_bound --ways iterate consume --modes at_most_once --handler-ms 8000 --seconds 40
@@ -41,7 +41,7 @@ JOIN_S: Final = 60.0
 
 
 def documented_bytes(prefetch_bytes: int = PREFETCH_BYTES, brokers: int = 1, in_hand: int = 1) -> int:
-    """Returns the figure of docs/production.md, "Memory"."""
+    """Returns the figure of docs/operations.md, "Memory"."""
     return PROCESS_BYTES + 2 * prefetch_bytes + brokers * prefetch_bytes // 4 + in_hand * MESSAGE_BYTES
 
 

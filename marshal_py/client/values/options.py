@@ -115,7 +115,7 @@ class ConsumerOptions:
     in between repeats the letter. Only in at-least-once groups.
 
     `prefetch_bytes`: the most bytes of keys and values that are buffered, over all partitions; librdkafka gets as much
-    again. docs/production.md, "Memory", says what else takes memory.
+    again. docs/operations.md, "Memory", says what else takes memory.
 
     `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`
     was called. Then it moves, and in at-least-once mode its unacked messages are delivered again. None means 30 s, or
