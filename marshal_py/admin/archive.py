@@ -26,7 +26,7 @@ from marshal_py.transport.producer import KafkaProducer
 def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: bool = False) -> int:
     """Writes all logs as they are now, or with `group` only log 0 and the group's log. Returns the number of records.
 
-    `verdicts`: each line also contains the fold's verdict on its record. Raises ClusterUnreachable, CoordinationError.
+    `verdicts`: each line also contains the fold's verdict on its record.
     """
     logs = sorted({0, *observer.logs_of(group)})  # log 0 also without a root: its records may tell why
     bounds = observer.bounds(logs)
@@ -57,8 +57,7 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
 def load(path: Path, transport: KafkaTransport, topic: str) -> int:
     """Writes a dump into an empty coordination topic, which is created if it is missing. Returns the number of records.
 
-    The whole file is checked before anything is written. Raises DumpDamaged, LoadRefused, ProtocolOutdated,
-    CoordinationTopicMissing, WrongTopicSetting, ClusterUnreachable.
+    The whole file is checked before anything is written.
     """
     with Reader(path) as reader:
         header, root = reader.header, World(0)

@@ -24,9 +24,7 @@ class Groups:
         self._transport, self._topic, self._data_topic = transport, coordination_topic, data_topic
 
     def create(self, name: str, config: GroupConfig, reason: str) -> Group:
-        """Creates the group, or revives a deleted one; one that has these settings stays. Raises GroupExists,
-        InvalidName.
-        """
+        """Creates the group, or revives a deleted one; one that has these settings stays."""
         group = self._group(name)
         group.create(**config.named(), reason=reason)
         return group

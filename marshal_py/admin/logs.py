@@ -127,8 +127,7 @@ class LogConnection:
     def write(self, wait_s: float) -> Written | None:
         """Writes a snapshot of the state at the newest checkpoint. Waits up to `wait_s` until it is confirmed (N5, N6).
 
-        Returns None for a log of fewer than 16 records, which has no checkpoint yet. Raises GroupOpaque,
-        SnapshotNotConfirmed, ClusterUnreachable.
+        Returns None for a log of fewer than 16 records, which has no checkpoint yet.
         """
         there = [stored for stored in self.snapshotter.store.confirmed() if stored.at == self.wanted]
         if there:

@@ -21,8 +21,7 @@ SAMPLE_SILENCE_S: Final = 5.0  # between two of them: offsets at the end may hol
 def check(admin: ClusterAdmin, log: CoordinationLog, topic: str) -> None:
     """Raises ForeignTopic if `topic` has records, and none of the first ones is this library's.
 
-    `log`: reads `topic`. Log 0 begins first, and is asked unless its records are gone. Raises ClusterUnreachable,
-    AccessDenied.
+    `log`: reads `topic`. Log 0 begins first, and is asked unless its records are gone.
     """
     tps = [TopicPartition(topic, number) for number in range(admin.partition_count(topic) or 0)]
     found = {tp: bounds for tp, bounds in admin.bounds(tps).items() if bounds.first < bounds.end} if tps else {}

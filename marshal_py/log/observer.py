@@ -52,7 +52,7 @@ class Observer:
     """
 
     def __init__(self, transport: Transport, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
-        """Connects, and finds the root. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
+        """Connects, and finds the root.
 
         `topic`: the coordination topic. `timeout_s`: for how long a read waits for the next record. The attribute
         `root` is None if the topic has no Genesis yet, because no consumer has ever run; `root_value` has the root's
@@ -357,7 +357,7 @@ class Observer:
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the end offsets of these data partitions. Leaves out partitions that Kafka does not have.
 
-        Afterwards `topics` holds what Kafka says about their topics. Raises ClusterUnreachable.
+        Afterwards `topics` holds what Kafka says about their topics.
         """
         by_topic: dict[str, list[TopicPartition]] = {}  # so that each topic is described once
         for tp in tps:

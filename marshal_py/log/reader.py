@@ -37,7 +37,7 @@ class LogReader:
     def __init__(
         self, transport: Transport, topic: str, who: str, timeout_s: float = READ_TIMEOUT_S, *, writes: bool = False
     ) -> None:
-        """Connects. Raises CoordinationTopicMissing, ClusterUnreachable.
+        """Connects.
 
         `who`: what reads, for the client id. `timeout_s`: for how long a read waits for the next record. `writes`: it
         will write for certain, so the producer connects at once.

@@ -138,10 +138,7 @@ class Reads:
     # --- a batch
 
     def page(self, request: GetRequest) -> Page:
-        """Reads and returns the page that answers a batch request.
-
-        Raises TooManyKeys.
-        """
+        """Reads and returns the page that answers a batch request."""
         starts, ends = self._span(request)
         if request.multi_last is not None:
             lasts = self._newest(request, starts, ends)
@@ -298,7 +295,7 @@ class Reads:
     def partition_of(self, key: bytes, given: int | None) -> int | None:
         """Returns the number of the partition that the user or the topic's partitioner names for a key, if any does.
 
-        `given`: the partition that the user names, which is checked. Raises BadRequest, TopicMissing.
+        `given`: the partition that the user names, which is checked.
         """
         tps = self._partitions(GetRequest(next_by_key=key, partition=given))
         return None if given is None and self._choose is None else tps[0].partition

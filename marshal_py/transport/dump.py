@@ -232,10 +232,7 @@ class Reader:
 
 
 def memory_transport(path: Path) -> tuple[Header, MemoryTransport]:
-    """Returns a dump's header, and a cluster in memory that holds its logs, for tools that read a log.
-
-    Raises DumpDamaged.
-    """
+    """Returns a dump's header, and a cluster in memory that holds its logs, for tools that read a log."""
     broker = MemoryBroker()
     with Reader(path) as reader:
         header = reader.header

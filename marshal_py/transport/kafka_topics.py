@@ -79,7 +79,7 @@ class KafkaTopics:
     def _wait_until_shown(self, name: str, partitions: int, old_id: str = "") -> None:
         """Waits until the brokers show so many partitions, of another topic than the one with the id `old_id`.
 
-        Does not wait for a topic that this client may create or change and not see. Raises ClusterUnreachable.
+        Does not wait for a topic that this client may create or change and not see.
         """
 
         def shown() -> bool | None:

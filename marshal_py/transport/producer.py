@@ -90,7 +90,7 @@ class KafkaProducer:
         self._enqueue(topic, value, key, list(headers), -1 if partition is None else partition, timestamp_ms)
 
     def _partitions(self, topic: str) -> int:
-        """Returns the topic's partition count. Raises TopicMissing.
+        """Returns the topic's partition count.
 
         It is asked before the first message, because the embedded broker would create a missing topic.
         """

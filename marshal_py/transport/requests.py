@@ -179,7 +179,7 @@ def list_offsets(
 
     One request per spec asks for all partitions, and all requests wait together. `specs`: OffsetSpecs, for example
     `OffsetSpec.latest()`. `exists`: the partitions are known to exist, so a broker that does not know them yet is asked
-    again. Raises ClusterUnreachable, AccessDenied.
+    again.
     """
     deadline, passing = time.monotonic() + timeout_s, _MOVING | (_UNKNOWN if exists else frozenset())
     client.listen().forget()
@@ -224,10 +224,7 @@ def list_bounds(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     exists: bool = False,
 ) -> tuple[dict[TopicPartition, Bounds], list[dict[TopicPartition, int]]]:
-    """Returns first and end offset of each partition, and for each time the first offset at or after it, if any.
-
-    Raises what `list_offsets` raises.
-    """
+    """Returns first and end offset of each partition, and for each time the first offset at or after it, if any."""
     specs = [OffsetSpec.earliest(), OffsetSpec.latest()]  # type: ignore[no-untyped-call]
     specs += [OffsetSpec.for_timestamp(at_ms) for at_ms in times_ms]
     first, end, *found = list_offsets(client, tps, specs, timeout_s, given, isolation=isolation, exists=exists)

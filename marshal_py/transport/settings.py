@@ -106,10 +106,7 @@ PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})
 
 
 def from_user(servers: str | Mapping[str, Any]) -> Settings:
-    """Returns the caller's settings, given as a bootstrap string or a mapping of librdkafka's keys.
-
-    Raises InvalidOption.
-    """
+    """Returns the caller's settings, given as a bootstrap string or a mapping of librdkafka's keys."""
     if not isinstance(servers, str | Mapping):
         raise InvalidOption("servers", servers, "a text of host:port, a comma between several, or a mapping")
     given: Settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)

@@ -163,8 +163,6 @@ class ConfigPlan(ChangePlan):
         """Plans the change to `wanted`, the new settings, as `check_settings` takes them, or a function that returns
         them for the settings as they are. `create`: whether to create the group, or revive a deleted one; a group that
         has these settings already is left as it is.
-
-        Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption.
         """
         group = context.group
         self.creates = create

@@ -210,10 +210,7 @@ def _there(context: GroupContext) -> Group:
 
 
 def check_pause(context: GroupContext, now: Instant, token: int | None, adopt: bool, take_over: bool) -> None:
-    """Checks that no pause is running, or only one that the operation may work in, take over or end (M2).
-
-    Raises AdminBusy.
-    """
+    """Checks that no pause is running, or only one that the operation may work in, take over or end (M2)."""
     group = context.group
     if group is not None and group.paused and not take_over and not is_named(context, group, token, adopt):
         raise busy(context, group, now)

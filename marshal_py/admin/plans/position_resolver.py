@@ -24,8 +24,8 @@ class PositionResolver:
     def __init__(self, runner: OperationRunner, topics: str | Sequence[str | TopicPartition], target: Target) -> None:
         """Finds the partitions that `topics` and `target` name, and the topics among them that were created again.
 
-        Raises InvalidOption, GroupMissing and GroupDeleted. Raises PartitionParked if a topic that was created again
-        is to be moved by a shift or to committed offsets, because both refer to the topic that is gone.
+        Raises PartitionParked if a topic that was created again is to be moved by a shift or to committed offsets,
+        because both refer to the topic that is gone.
         """
         self._runner, self._target = runner, target
         given = [topics] if isinstance(topics, str) else list(topics)

@@ -59,7 +59,7 @@ class OperationRunner:
     def __init__(
         self, transport: Transport, topic: str, group: str, timeout_s: float, author: Author | None = None
     ) -> None:
-        """Folds the group's log to its end. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
+        """Folds the group's log to its end.
 
         For a group that has never been used it raises nothing: `context.group` is None then.
         """

@@ -40,8 +40,8 @@ class Target(NamedTuple):
 
 
 def parse(text: str) -> Target:
-    """Returns the target that the text of `--to` names; a file is parsed by `parse_table`. Raises InvalidOption. A time
-    without a zone is UTC, as in Kafka's own tool.
+    """Returns the target that the text of `--to` names; a file is parsed by `parse_table`. A time without a zone is
+    UTC, as in Kafka's own tool.
     """
     if text in (EARLIEST, LATEST, COMMITTED):
         return Target(text)
