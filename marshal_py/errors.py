@@ -48,7 +48,7 @@
     |   +-- SettingsChanged       another admin changed the group's settings at the same time
     |   +-- MembersAlive          consumers are alive where there must be none
     |   +-- WriteFenced           a later owner of a partition has already written to the same table
-    |   +-- LedgerMoved           another writer added rows for the same partitions (retriable)
+    |   +-- TableChanged          another writer added rows for the same partitions (retriable)
     |   +-- OffsetsUnclear        a table no longer knows whether it has messages that come again
     |   +-- ClaimLost             claims were released or lost before a batch was committed or an ack was confirmed
     |   +-- AckNotConfirmed       the log did not accept an ack in time (retriable)
@@ -733,7 +733,7 @@ class WriteFenced(PeerError):
     )
 
 
-class LedgerMoved(PeerError):
+class TableChanged(PeerError):
     """Another writer added rows for the same partitions to the table. Nothing was written."""
 
     path: str

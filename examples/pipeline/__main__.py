@@ -175,7 +175,7 @@ def judge(report: Mapping[str, Any], topic: Iterable[Seen], dead_letters: Iterab
     wrong = wrong_hours(report["hours"], good)
     counted = sum(orders for _, _, orders in report["hours"])
     print(f"produced        {len(produced):>8}")
-    print(f"handled         {len(stored):>8}   rows of the table, Parquet by day")
+    print(f"handled         {len(stored):>8}   rows of the Delta table, by day")
     print(f"dead-lettered   {len(dead):>8}   ({sum(dead.values()) - len(dead)} of them sent again after a kill)")
     print(f"counted by hour {counted:>8}   in {report['days']} days; later ones came after their hour was closed")
     for line in wrong:

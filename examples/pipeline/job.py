@@ -10,23 +10,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from examples.pipeline.orders import parse
-from examples.pipeline.service import bury
-from marshal_py.spark import Ledger, local_session
+from examples.pipeline.service import bury, orders_table
+from marshal_py.spark import local_session
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from marshal_py.spark.sinks.ledger import Entry
 
 ROWS_PER_BATCH = 1_500
 PARSED = (
@@ -38,10 +38,10 @@ PARSED = (
 def main(servers: str, topic: str, group: str, folder: str) -> None:
     spark = local_session("local[2]", name="orders", settings={"spark.local.dir": f"{folder}/local"})
     spark.sparkContext.setLogLevel("ERROR")
-    ledger = Ledger(folder)
+    orders = orders_table(folder)
     store = (
         parsed(stream(spark, servers, topic, group))
-        .writeStream.foreachBatch(ledger.sink(storing(KafkaProducer(KafkaTransport(servers, 30.0)))))
+        .writeStream.foreachBatch(orders.sink(storing(KafkaProducer(KafkaTransport(servers, 30.0)))))
         .option("checkpointLocation", f"{folder}/checkpoints/store")
         .queryName("store")
         .start()
@@ -65,7 +65,7 @@ def main(servers: str, topic: str, group: str, folder: str) -> None:
     for query in (store, count):
         query.stop()
     report = Path(folder, "report.json")
-    report.with_suffix(".new").write_text(json.dumps(figures(spark, ledger, folder)))
+    report.with_suffix(".new").write_text(json.dumps(figures(spark, folder)))
     report.with_suffix(".new").rename(report)
     spark.stop()
 
@@ -103,19 +103,17 @@ def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         yield pa.RecordBatch.from_arrays([pa.array(c) if isinstance(c, list) else c for c in columns], names)
 
 
-def storing(sink: KafkaProducer) -> Any:
-    """Returns a sink that writes good orders to Parquet by day, and malformed ones to the dead-letter topic."""
+def storing(sink: KafkaProducer) -> Callable[[DataFrame], DataFrame]:
+    """Returns a function that sends malformed orders to the dead-letter topic, and returns the rows for the table."""
 
-    def handle(df: DataFrame, entry: Entry) -> None:
+    def change(df: DataFrame) -> DataFrame:
         for row in df.where("problem <> ''").select("topic", "partition", "offset", "value", "problem").collect():
             bury(sink, row.topic, row.partition, row.offset, bytes(row.value), row.problem)
         sink.flush()
         good = df.where("problem = ''").drop("token", "source", "value", "problem")
-        good.withColumn("day", F.date_format("event_time", "yyyy-MM-dd")).write.partitionBy("day").parquet(
-            entry.folder("orders")
-        )
+        return good.withColumn("day", F.date_format("event_time", "yyyy-MM-dd"))
 
-    return handle
+    return change
 
 
 def hourly(df: DataFrame) -> DataFrame:
@@ -130,13 +128,14 @@ def hourly(df: DataFrame) -> DataFrame:
     )
 
 
-def figures(spark: SparkSession, ledger: Ledger, folder: str) -> dict[str, Any]:
+def figures(spark: SparkSession, folder: str) -> dict[str, Any]:
     """The contents of the tables, which __main__.py compares with the topic."""
-    stored = ledger.read(spark, "orders").groupBy("partition", "offset").count().collect()
+    rows = DeltaTable(orders_table(folder).uri).to_pyarrow_table(columns=["partition", "offset"])
+    stored = Counter(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True))
     hours = spark.read.parquet(f"{folder}/hourly").select(F.unix_millis("start").alias("ms"), "product", "orders")
     days = spark.read.parquet(f"{folder}/hourly").select("day").distinct().count()
     return {
-        "stored": [[row["partition"], row["offset"], row["count"]] for row in stored],
+        "stored": [[*place, count] for place, count in stored.items()],
         "days": days,
         "hours": [[row.ms, row["product"], row.orders] for row in hours.collect()],
     }

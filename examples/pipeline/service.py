@@ -10,17 +10,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 import marshal_py
 from examples.pipeline.orders import parse
 from marshal_py.errors import ClaimLost, WriteFenced
-from marshal_py.spark import Ledger, write_batch
-from marshal_py.spark.sinks.ledger import Entry
+from marshal_py.spark import DeltaOutput, write_batch
+from marshal_py.spark.sinks.delta import DeltaEntry
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 
-ROWS = 400  # per entry of the ledger
+ROWS = 400  # per commit of the table
 DEAD = ".dead"  # the dead-letter topic has the topic's name with this suffix
 SCHEMA = pa.schema(
     [
@@ -31,12 +30,18 @@ SCHEMA = pa.schema(
         ("product", pa.string()),
         ("cents", pa.int64()),
         ("event_time", pa.timestamp("us", "UTC")),
+        ("day", pa.string()),
     ]
 )
 
 
+def orders_table(folder: str) -> DeltaOutput:
+    """Returns the table that the service and the query write to: Delta Lake, with a folder of Parquet files per day."""
+    return DeltaOutput(f"{folder}/orders", partition_by=("day",))
+
+
 def main(servers: str, topic: str, group: str, folder: str) -> None:
-    ledger, sink = Ledger(folder), KafkaProducer(KafkaTransport(servers, 30.0))
+    orders, sink = orders_table(folder), KafkaProducer(KafkaTransport(servers, 30.0))
     with (
         marshal_py.connect(servers) as marshal,
         marshal.consumer(group, [topic], start="earliest", heartbeat_interval_s=1.0) as consumer,
@@ -46,13 +51,13 @@ def main(servers: str, topic: str, group: str, folder: str) -> None:
             batch = consumer.fetch(ROWS, expires_s=0.5)
             try:
                 if batch:
-                    write_batch(ledger, batch, lambda messages, entry: write(messages, entry, sink))
+                    write_batch(orders, batch, lambda messages, entry: write(messages, entry, sink))
                     batch.ack()
             except (WriteFenced, ClaimLost) as error:
                 print(f"dropped: {error}", flush=True)  # another member owns the partition now and writes it
 
 
-def write(messages: list[marshal_py.Message], entry: Entry, sink: KafkaProducer) -> None:
+def write(messages: list[marshal_py.Message], entry: DeltaEntry, sink: KafkaProducer) -> None:
     """Writes the messages that are not in the table yet. Called again, with fewer, if another writer was faster."""
     rows: list[dict[str, Any]] = []
     for message in messages:
@@ -74,9 +79,7 @@ def write(messages: list[marshal_py.Message], entry: Entry, sink: KafkaProducer)
             }
         )
     sink.flush()
-    if rows:
-        table = pa.Table.from_pylist(rows, SCHEMA.append(pa.field("day", pa.string())))
-        pq.write_to_dataset(table, entry.folder("orders"), partition_cols=["day"])
+    entry.append(pa.Table.from_pylist(rows, SCHEMA))
 
 
 def bury(sink: KafkaProducer, topic: str, partition: int, offset: int, value: bytes | None, problem: str) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from marshal_py.spark import Database, DeltaOutput, IcebergOutput, Ledger
+from marshal_py.spark import Database, DeltaOutput, IcebergOutput
 from marshal_py.spark.sinks.guards import Sink
 
 if TYPE_CHECKING:
@@ -49,31 +48,6 @@ def arrow(rows: Rows) -> pa.Table:
 
 def pairs(table: pa.Table) -> Rows:
     return sorted(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
-
-
-def ledger(folder: Path) -> Target:
-    table = Ledger(folder / "ledger")
-
-    def sink(written: Callable[[], None]) -> Callable[[DataFrame, int], None]:
-        def handle(df: DataFrame, entry: Any) -> None:
-            df.selectExpr(*COLUMNS).write.parquet(entry.folder("rows"))
-            written()
-
-        return table.sink(handle)
-
-    def store(entry: Any, rows: Rows) -> None:
-        into = Path(entry.folder("rows"))
-        into.mkdir(parents=True)
-        pq.write_table(arrow(rows), into / "0.parquet")
-
-    def found() -> Rows:
-        return sorted(
-            row
-            for into in Ledger(folder / "ledger").folders("rows")
-            for row in pairs(pq.ParquetDataset(into, partitioning=None).read())
-        )
-
-    return Target(table, sink, store, found)
 
 
 def database(folder: Path) -> Target:
@@ -167,4 +141,4 @@ def appending(table: Any) -> Callable[[Callable[[], None]], Callable[[DataFrame,
     return sink
 
 
-KINDS = {"ledger": ledger, "database": database, "delta": delta, "iceberg": iceberg}
+KINDS = {"delta": delta, "iceberg": iceberg, "database": database}

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from marshal_py import errors
-from marshal_py.spark import Ledger
 from marshal_py.spark.log.log_tables import STATE_TABLES
 from marshal_py.spark.log.replay_streams import PROVIDER
 from marshal_py.spark.log.reports import QUESTIONS
 from marshal_py.spark.stream.aliases import ALIASES, JAVA, REFUSED
 from marshal_py.spark.stream.options import OPTIONS
 from tests.spark.kafka_topic import KafkaTopic
+from tests.spark.targets import pairs
 from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:
@@ -58,15 +59,14 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
     program, add below what it leaves.
     """
     orders = KafkaTopic(kafka, topic, partitions=2)
-    assert len(PROGRAMS) == TEXT.count("```python") == 9
+    assert len(PROGRAMS) == TEXT.count("```python") == 8
     gaps: list[set[tuple[Any, ...]]] = []
     for _ in range(times):
         orders.fill(MESSAGES)
         run(spark, orders, tmp_path)
         once = Counter(orders.written)
-        # The first job and "Writing once": every message once, although the checkpoint was deleted.
-        assert counted(Ledger(tmp_path / "orders").read(spark, "orders")) == once
-        assert counted(Ledger(tmp_path / "ledger").read(spark, "orders")) == once
+        # The first job: every message once, although the checkpoint was deleted.
+        assert Counter(pairs(DeltaTable(str(tmp_path / "orders")).to_pyarrow_table())) == once
         # Claimed batches: they append whatever they are given, and have no checkpoint. The positions do it.
         assert counted(spark.read.parquet(f"{tmp_path}/audited")) == once
         # The archive: what is new in the log is added to it, nothing else.
@@ -78,8 +78,8 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
         ended = spark.sql("SELECT * FROM marshal_gaps WHERE to_time IS NOT NULL").collect()
         assert gaps[-1] == {tuple(row) for row in ended}
         # The others (a backfill, a listener, the log as tables, a sweep) show something and leave nothing.
-        left = {"orders", "audited", "ledger", "archive", "gaps"}
-        checkpoints = {f"{name}-checkpoint" for name in ("orders", "ledger", "gaps")}
+        left = {"orders", "audited", "archive", "gaps"}
+        checkpoints = {f"{name}-checkpoint" for name in ("orders", "gaps")}
         assert {path.name for path in tmp_path.iterdir()} == left | checkpoints
         for name in checkpoints:
             shutil.rmtree(tmp_path / name)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
+from deltalake import DeltaTable
 
-from marshal_py.spark import Ledger
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, KEEP_FOREVER
 from tests.spark.test_docs import PROGRAMS
 from tests.support.kafka import start_guarded
@@ -31,12 +31,12 @@ def test_the_first_job_on_a_broker_that_creates_topics_automatically(spark: Spar
         program = PROGRAMS[0].replace("localhost:9092", broker.bootstrap).replace('"/data/', f'"{tmp_path}/')
         assert "spark.stop()" in program
         exec(program.replace("spark.stop()", "pass"), {})  # the session is that of all tests
-        rows = Ledger(tmp_path / "orders").read(spark, "orders").collect()
+        rows = DeltaTable(str(tmp_path / "orders")).to_pyarrow_table()
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         topics = admin.list_topics(timeout=30).topics
         (asked,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, "__marshal")]).values()
         config = asked.result(30)
-    assert sorted(int(row.value) for row in rows) == list(range(MESSAGES))
+    assert sorted(map(int, rows["value"].to_pylist())) == list(range(MESSAGES))
     assert len(topics["__marshal"].partitions) == COORDINATION_PARTITIONS
     assert {name: config[name].value for name in KEEP_FOREVER} == KEEP_FOREVER
     assert {name for name in topics if not name.startswith("__")} == {"orders"}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
+from deltalake import DeltaTable
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from marshal_py.spark import Ledger
 from tests.spark.kafka_topic import KafkaTopic
 from tests.spark.test_docs import adapted
 from tests.support.kafka import Cluster, TopicFactory
@@ -41,7 +41,7 @@ VALUES = [
     HEADER + b"\2\2\x08\x07",
     b"\0" + 4 * b"\xff" + b"\0",
 ]
-JSON = {0: (1, 2.5), 1: (2, None), 3: (None, None)}  # by offset; the others are dead letters
+JSON = {0: (1, 2.5), 1: (2, None), 3: (None, None)}  # by offset; the others are malformed
 PROTOBUF = {3: None, 7: (7, 0.0), 8: (0, 0.0), 11: (0, 0.0)}  # by offset; the others have an error
 
 
@@ -80,27 +80,25 @@ def test_a_message_that_cannot_be_decoded_is_a_row_and_no_error(
             sys.modules.pop(name.removesuffix(".py"), None)
 
     offsets = set(range(len(VALUES)))
-    table = Ledger(tmp_path / "json")
-    good = table.read(spark, "orders").collect()
-    assert sorted((row.offset, (row.id, row.amount)) for row in good) == sorted(JSON.items())
-    dead = table.read(spark, "dead_letters").collect()
-    assert sorted((row.offset, bytes(row.value)) for row in dead) == [
-        (offset, VALUES[offset]) for offset in sorted(offsets - JSON.keys())
-    ]
+    rows = DeltaTable(str(tmp_path / "json")).to_pyarrow_table().to_pylist()
+    found = {row["offset"]: (row["id"], row["amount"], row["malformed"]) for row in rows}
+    bad = {offset: (None, None, VALUES[offset]) for offset in offsets - JSON.keys()}
+    assert len(rows) == len(offsets)
+    assert found == {offset: (*fields, None) for offset, fields in JSON.items()} | bad
 
-    rows = Ledger(tmp_path / "protobuf").read(spark, "orders").collect()
-    assert sorted(row.offset for row in rows) == sorted(offsets)
+    rows = DeltaTable(str(tmp_path / "protobuf")).to_pyarrow_table().to_pylist()
+    assert sorted(row["offset"] for row in rows) == sorted(offsets)
     for row in rows:
-        if row.offset in PROTOBUF:
-            assert (row.error, row.value) == (None, None)
-            assert (row.order and tuple(row.order)) == PROTOBUF[row.offset]
+        if row["offset"] in PROTOBUF:
+            assert (row["error"], row["value"]) == (None, None)
+            assert (row["order"] and tuple(row["order"].values())) == PROTOBUF[row["offset"]]
         else:
-            assert row.error
-            assert (row.order, bytes(row.value)) == (None, VALUES[row.offset])
+            assert row["error"]
+            assert (row["order"], row["value"]) == (None, VALUES[row["offset"]])
 
     raw = spark.createDataFrame([(value,) for value in VALUES], "value BINARY")
-    found = raw.select(names["SCHEMA_ID"], names["AVRO"], names["PROTOBUF"]).collect()
-    for value, (schema, avro, protobuf) in zip(VALUES, found, strict=True):
+    bodies = raw.select(names["SCHEMA_ID"], names["AVRO"], names["PROTOBUF"]).collect()
+    for value, (schema, avro, protobuf) in zip(VALUES, bodies, strict=True):
         framed = value is not None and len(value) > 5 and value.startswith(b"\0")
         assert (schema, avro) == ((int.from_bytes(value[1:5], "big"), value[5:]) if framed else (None, None)), value
         assert protobuf == (value[6:] if framed and value[5:6] == b"\0" else None)

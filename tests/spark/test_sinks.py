@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions
 
 from marshal_py.client.values.finished import Ranges, Source, Span
-from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
+from marshal_py.errors import InvalidOption, TableChanged, WriteFenced
 from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark import IcebergOutput, write_batch
 from marshal_py.spark.stream.tasks import source_text
@@ -53,8 +53,6 @@ def finished(target: Target, partition: int = 0) -> dict[str, Ranges]:
     kind = type(table).__name__
     if kind == "Database":
         found = table.finished(GROUP, "orders")
-    elif kind == "Ledger":
-        found = table.finished()
     else:
         found = table.finished("orders", partition)
     return {source.topic_id: ranges for source, ranges in found.items() if source.partition == partition}
@@ -67,8 +65,6 @@ def rewind(target: Target, to: int, topic_id: str | None = None) -> None:
     if kind == "Database":
         undo = f'DELETE FROM rows WHERE partition = 0 AND "offset" >= {to}'
         table.rewind(GROUP, "orders", [0], to=to, topic_id=topic_id, undo=lambda cursor: cursor.execute(undo))
-    elif kind == "Ledger":
-        table.rewind("orders", 0, to, topic_id)
     else:
         table.rewind("orders", 0, to, where="true", topic_id=topic_id)  # it has no column topic
 
@@ -169,7 +165,6 @@ def test_the_history_of_a_table_begun_at_the_end_is_written(target: Target) -> N
     assert target.rows() == [(0, offset) for offset in range(510)]
 
 
-@pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "ledger"], indirect=True)
 def test_a_rewound_table_takes_the_messages_again(target: Target) -> None:
     """A hole, then a rewind into it: what is kept below stays, what is above comes again."""
     for start, to in ((0, 5), (8, 20)):
@@ -248,7 +243,7 @@ def test_a_writer_that_was_overtaken_must_begin_again(target: Target) -> None:
     """An earlier owner's batch was committed first: the later owner must not write its rows again."""
     late = target.table.begin(span(9, 0, 15))
     write(target, target.table.begin(span(5, 0, 10)))
-    with pytest.raises(LedgerMoved):
+    with pytest.raises(TableChanged):
         write(target, late)
     write(target, target.table.begin(span(9, 0, 15)))
     assert target.rows() == [(0, offset) for offset in range(15)]
@@ -262,6 +257,34 @@ def test_writers_of_other_partitions_do_not_hinder_each_other(target: Target) ->
     write(target, target.table.begin(span(6, 100, 102, partition=1)))
     write(target, mine)
     assert target.rows() == [(0, 0), (0, 1), (0, 2), (1, 100), (1, 101), (2, 0)]
+
+
+def test_compaction_while_others_write_keeps_what_a_delta_table_has(tmp_path: Path) -> None:
+    """By Delta's own tools: what the table knows survives them, and a batch that began before can be committed."""
+    target = KINDS["delta"](tmp_path)
+    for start in range(0, 8, 2):
+        write(target, target.table.begin(span(5, start, start + 2)))
+    late = target.table.begin(span(5, 8, 10))
+    target.store(late, [(0, 8), (0, 9)])
+    merged = target.table.table()
+    assert merged.optimize.compact()["numFilesRemoved"] == 4
+    late.commit()
+    merged = target.table.table()
+    merged.create_checkpoint()
+    assert len(merged.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)) == 4
+    write(target, target.table.begin(span(9, 5, 12)))
+    assert target.rows() == [(0, offset) for offset in range(12)]
+    assert finished(target) == {OLD: ((0, 12),)}
+
+
+@pytest.mark.parametrize("target", LAKES, indirect=True)
+def test_a_batch_without_rows_moves_the_position(target: Target) -> None:
+    """A service that sent all of its messages elsewhere: they must not come again."""
+    for start in (0, 3):
+        with target.table.begin(span(5, start, start + 3)) as entry:
+            target.store(entry, [])
+            entry.commit()
+    assert (finished(target), target.rows()) == ({OLD: ((0, 6),)}, [])
 
 
 class Killed(Exception):
@@ -304,6 +327,36 @@ def test_a_backfill_goes_into_the_table_of_the_stream(spark: SparkSession, tmp_p
     effects = KINDS["database"](tmp_path)
     with pytest.raises(InvalidOption, match="whose effects these are"):
         effects.sink(quietly)(backfill(spark, 0, 1), 0)
+
+
+def test_a_fenced_batch_is_dropped_and_the_query_continues(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later owner has written the partition while this batch ran, and handles its rows."""
+    target = KINDS["delta"](tmp_path)
+    write(target, target.table.begin(span(8, 0, 3)))
+    sink = target.sink(quietly)
+    sink(batch(spark, 5, [(0, 2), (0, 9)]), 0)
+    sink(batch(spark, 5, [(0, 9), (1, 40)]), 1)
+    assert target.rows() == [(0, 0), (0, 1), (0, 2), (1, 40)], "rows that no other owner has written are written"
+    assert "orders:0 from 2 to 9: belong to a later owner" in caplog.text
+    sink(batch(spark, 8, [(0, 1), (0, 2)]), 2)
+    assert "batch 2: left out of" in caplog.text
+    assert "orders:0 from 1 to 2: are in the table already" in caplog.text
+
+
+def test_a_sink_that_was_overtaken_begins_again(spark: SparkSession, tmp_path: Path) -> None:
+    """An earlier owner commits two of its three rows before it."""
+    target, written = KINDS["delta"](tmp_path), list[int]()
+
+    def overtake() -> None:
+        written.append(len(target.rows()))
+        if len(written) == 1:
+            write(target, target.table.begin(span(5, 0, 2)))
+
+    target.sink(overtake)(batch(spark, 8, [(0, 0), (0, 1), (0, 2)]), 0)
+    assert written == [0, 2]
+    assert target.rows() == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_rows_that_are_no_messages_are_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -12,14 +12,24 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deltalake import DeltaTable
+
 import marshal_py
-from marshal_py.spark import Ledger, archive, claimed_batches, local_session, read_archive, replay, runs, sweep, views
+from marshal_py.spark import (
+    DeltaOutput,
+    archive,
+    claimed_batches,
+    local_session,
+    read_archive,
+    replay,
+    runs,
+    sweep,
+    views,
+)
 from marshal_sim.cluster.scenario import Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from marshal_py.spark.sinks.ledger import Entry
 
 SMALL = Options(clients=2, partitions=2, interval_ms=1_000, intervals=4)
 
@@ -43,22 +53,19 @@ def take_batches(spark: SparkSession, options: dict[str, str], folder: Path) -> 
 
 def stream(spark: SparkSession, options: dict[str, str], folder: Path) -> list[list[int]]:
     """Runs a query whose sink is a function of this program; returns the rows that it wrote."""
-    ledger = Ledger(folder / "ledger")
-
-    def handle(df: DataFrame, entry: Entry) -> None:
-        df.select("partition", "offset").write.parquet(entry.folder("orders"))
-
+    orders = DeltaOutput(str(folder / "orders"))
     query = (
         spark.readStream.format("marshal")
         .options(**options)
         .load()
-        .writeStream.foreachBatch(ledger.sink(handle))
+        .writeStream.foreachBatch(orders.sink(lambda df: df.select("partition", "offset")))
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    return places(ledger.read(spark, "orders"))
+    rows = DeltaTable(orders.uri).to_pyarrow_table()
+    return sorted([row["partition"], row["offset"]] for row in rows.to_pylist())
 
 
 def fold(spark: SparkSession, options: dict[str, str], folder: Path) -> list[list[Any]]:

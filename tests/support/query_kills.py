@@ -227,7 +227,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS")
-    parser.add_argument("--table", choices=KINDS, default="ledger")
+    parser.add_argument("--table", choices=KINDS, default="delta")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--member", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("database", "delta", "guards", "iceberg", "ledger")
+DOORS: Final = ("database", "delta", "guards", "iceberg")

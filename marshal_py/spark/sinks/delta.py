@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame
 
 from marshal_py.client.values.finished import Kept, Source, Span
-from marshal_py.errors import InvalidOption, LedgerMoved
+from marshal_py.errors import InvalidOption, TableChanged
 from marshal_py.spark.sinks import delta_ranges, lakes
 from marshal_py.spark.sinks.delta_rules import Rules, nullable
 from marshal_py.spark.sinks.lakes import check_names
@@ -78,7 +78,7 @@ class DeltaEntry(lakes.LakeEntry):
             try:
                 table.alter.add_columns(new, commit_properties=CommitProperties(max_commit_retries=0))
             except CommitFailedError as error:
-                raise LedgerMoved(self.name) from error
+                raise TableChanged(self.name) from error
             self.recheck(self._read())
             rules = Rules(self._ensure_table(lambda: None), self.name)
         self._rules = rules
@@ -115,7 +115,7 @@ class DeltaEntry(lakes.LakeEntry):
     def _read_again(self) -> Mapping[Source, Kept]:
         found = self._read()
         if self._rules is not None and Rules(self._ensure_table(lambda: None), self.name) != self._rules:
-            raise LedgerMoved(self.name)
+            raise TableChanged(self.name)
         return found
 
 
@@ -197,4 +197,4 @@ class DeltaOutput(lakes.LakeOutput):
                 # No row was deleted, so delta-rs has committed nothing.
                 table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
         except CommitFailedError as error:
-            raise LedgerMoved(self.name) from error
+            raise TableChanged(self.name) from error

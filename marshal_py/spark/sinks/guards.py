@@ -7,7 +7,7 @@ Spark's batch numbers are not used: they start again with each checkpoint folder
 entry.
 
 The rules are the same for all tables and are here alone. How a table changes rows and ranges in one transaction is in
-its own file: ledger.py, database.py, delta.py, iceberg.py.
+its own file: delta.py, iceberg.py, database.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from marshal_py.client.values.finished import (
     union,
     without,
 )
-from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
+from marshal_py.errors import InvalidOption, TableChanged, WriteFenced
 
 logger: Final = logging.getLogger("marshal_py.spark")
 
@@ -85,18 +85,18 @@ class Entry(ABC):
 
     def recheck(self, known: Mapping[Source, Kept]) -> None:
         """Checks that no other writer has written these partitions since the entry began. Raises WriteFenced,
-        LedgerMoved.
+        TableChanged.
         """
         check_fence(self.name, self.spans, known)
         for source, seen in self.seen.items():
             if known.get(source, Kept()).finished != seen.finished:
-                raise LedgerMoved(self.name)
+                raise TableChanged(self.name)
 
     @abstractmethod
     def commit(self) -> None:
         """Adds the rows to the table and the batch's offsets to its ranges, in one transaction.
 
-        Raises WriteFenced if a later owner has written one of the partitions, and LedgerMoved if another writer has
+        Raises WriteFenced if a later owner has written one of the partitions, and TableChanged if another writer has
         written them since the entry began.
         """
 
@@ -146,7 +146,7 @@ class Report(NamedTuple):
 def _write(table: Table[E], spans: Mapping[Source, Span], write: Callable[[E], object]) -> Report:
     """Writes a batch; tries again if another writer was faster. What later owners have is left out.
 
-    Raises LedgerMoved and WriteFenced if others were faster TRIES_MAX times.
+    Raises TableChanged and WriteFenced if others were faster TRIES_MAX times.
     """
     mine, fenced = dict(spans), dict[Source, Span]()
     for left in reversed(range(TRIES_MAX)):
@@ -155,7 +155,7 @@ def _write(table: Table[E], spans: Mapping[Source, Span], write: Callable[[E], o
                 write(entry)
                 entry.commit()
             return _report(entry.missing, mine, fenced)
-        except LedgerMoved:
+        except TableChanged:
             if not left:
                 raise
         except WriteFenced:
@@ -223,7 +223,7 @@ def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], 
     writer was faster, it is called again, with fewer messages. Messages of a partition that a later owner has written
     are left out. Ack the batch afterwards: for messages of a later owner that changes nothing.
 
-    Raises WriteFenced if later owners have all its partitions: then do not ack. Raises LedgerMoved if other writers
+    Raises WriteFenced if later owners have all its partitions: then do not ack. Raises TableChanged if other writers
     were faster ten times, and OffsetsUnclear.
     """
     spans, given = spans_of_messages(batch)

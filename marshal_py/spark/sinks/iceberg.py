@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from marshal_py.client.values.finished import Finished, Kept, Source, Span
-from marshal_py.errors import InvalidOption, LedgerMoved
+from marshal_py.errors import InvalidOption, TableChanged
 from marshal_py.spark.sinks import lakes
 from marshal_py.spark.sinks.lakes import check_names
 from marshal_py.spark.sinks.parquet_files import Broken, not_null, nulls_in, refuse, spark_uri_of, write_files
@@ -106,7 +106,7 @@ class IcebergEntry(lakes.LakeEntry):
                 with self._table.update_schema() as update:
                     update.union_by_name(pa.schema(new))
             except CommitFailedException as error:
-                raise LedgerMoved(self.name) from error
+                raise TableChanged(self.name) from error
             self.recheck(self._read())
 
     def _commit_once(self) -> None:
@@ -129,7 +129,7 @@ class IcebergEntry(lakes.LakeEntry):
         before = self._table.schema()
         found = self._read()
         if self._table.schema() != before:
-            raise LedgerMoved(self.name)
+            raise TableChanged(self.name)
         return found
 
 
@@ -180,7 +180,7 @@ class IcebergOutput(lakes.LakeOutput):
                     warnings.simplefilter("ignore", UserWarning)  # that no row matches, which is no mistake here
                     transaction.delete(where)
         except CommitFailedException as error:
-            raise LedgerMoved(self.name) from error
+            raise TableChanged(self.name) from error
 
 
 def _known_in(table: IcebergTable, spans: Mapping[Source, Span]) -> dict[Source, Kept]:

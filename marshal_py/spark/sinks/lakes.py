@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from marshal_py.client.values.finished import Kept, Ranges, Source, Span
-from marshal_py.errors import InvalidOption, LedgerMoved
+from marshal_py.errors import InvalidOption, TableChanged
 from marshal_py.spark.sinks import guards
 from marshal_py.spark.sinks.guards import Sink, named
 
@@ -48,7 +48,7 @@ class LakeEntry(guards.Entry):
             self._rows = self._fitted(rows)
 
     def commit(self) -> None:
-        """Adds the rows and their offsets, in one commit. Raises WriteFenced, or LedgerMoved if another writer has
+        """Adds the rows and their offsets, in one commit. Raises WriteFenced, or TableChanged if another writer has
         written the partitions or changed the table's columns.
         """
         for left in reversed(range(COMMITS_MAX)):
@@ -58,7 +58,7 @@ class LakeEntry(guards.Entry):
                 return
             except self.CONFLICT as error:
                 if not left:
-                    raise LedgerMoved(self.name) from error
+                    raise TableChanged(self.name) from error
             self.recheck(self._read_again())
 
     @abstractmethod
@@ -81,7 +81,7 @@ class LakeEntry(guards.Entry):
     def _read_again(self) -> Mapping[Source, Kept]:
         """Reads the table as it is now, and returns what it knows of the entry's sources.
 
-        Raises LedgerMoved if rows that were checked may not fit any more.
+        Raises TableChanged if rows that were checked may not fit any more.
         """
 
 
@@ -111,7 +111,7 @@ class LakeOutput(ABC):
 
     @abstractmethod
     def _rewound(self, source: Source, kept: Kept, where: str) -> None:
-        """Commits the change. Raises LedgerMoved if another writer committed meanwhile."""
+        """Commits the change. Raises TableChanged if another writer committed meanwhile."""
 
     def finished(self, topic: str, partition: int) -> dict[Source, Ranges]:
         """Returns which offsets of the partition the table has: ascending ranges [start, to).
@@ -134,7 +134,7 @@ class LakeOutput(ABC):
         second time.
 
         Pause the group meanwhile, and move its position back then. What was never written, such as the history before
-        the group's start, needs no rewind. Returns the source. Raises InvalidOption, LedgerMoved.
+        the group's start, needs no rewind. Returns the source. Raises InvalidOption, TableChanged.
         """
         if to < 0:
             raise InvalidOption("to", to, "an offset from 0 on")
