@@ -1,4 +1,4 @@
-"""How fast is the history of a whole coordination topic folded: in one process, by tasks on Spark, and as a stream?
+"""How fast is the history of a whole coordination topic folded: in one process, and by tasks on Spark?
 
 An archive has sixteen logs, each as 20 consumers of one group with 100 partitions write it. All contestants read the
 same files and fold each log in the order of its offsets, with the digest of the group at every checkpoint. If the
@@ -25,9 +25,8 @@ from marshal_py.log.replay import Beginning
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.protocol.wire.routing import HASH_NAME, route
-from marshal_py.spark import local_session, replay, replay_stream
+from marshal_py.spark import local_session, replay
 from marshal_py.spark.log import columns
-from marshal_py.spark.log.replay_streams import PROVIDER, ROCKSDB
 from marshal_py.spark.log.replays import folding
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ TABLES: Final = ["digests"]
 # The JVM's own compilers, as a cluster has them; those of local_session are for short runs.
 SETTINGS: Final = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
 DAY: Final = "day=1970-01-01"
-FILES_PER_BATCH: Final = 8  # of the stream: two batches, so that state is written and read back
 
 
 @contextmanager
@@ -95,51 +93,26 @@ def in_tasks(spark: SparkSession, folder: Path, root: Genesis) -> pa.Table:
     return replay(spark.read.parquet(str(folder)), TABLES, root=root).toArrow()
 
 
-def as_source(spark: SparkSession, folder: Path) -> pa.Table:
-    return spark.read.format("marshal-state").option("table", "digests").load(str(folder)).toArrow()
-
-
-def as_stream(spark: SparkSession, folder: Path, root: Genesis, out: Path) -> pa.Table:
-    schema = columns.spark_schema(columns.raw_fields())
-    raw = spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_BATCH).parquet(str(folder))
-    query = (
-        replay_stream(raw, root, TABLES)
-        .writeStream.format("parquet")
-        .option("path", str(out / "rows"))
-        .option("checkpointLocation", str(out / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    return spark.read.parquet(str(out / "rows")).toArrow()
-
-
 def run(environment: BenchEnvironment, tiny: bool) -> Result:
     logs, records, rounds = (LOGS_TINY, RECORDS_TINY, 1) if tiny else (LOGS, RECORDS, ROUNDS)
-    folder, out = environment.folder / "replay", environment.folder / "replayed"
+    folder = environment.folder / "replay"
     folder.mkdir()
     written = write(folder, logs, records)
     root = Genesis(INCARNATION, logs, HASH_NAME, 2)
     with spark_session() as spark:
-        before = spark.conf.get(PROVIDER)
-        spark.conf.set(PROVIDER, ROCKSDB)
         contestants: dict[str, Callable[[], pa.Table]] = {
             "one process": lambda: one_process(folder, root),
             "replay() on Spark, local[2]": lambda: in_tasks(spark, folder, root),
-            "marshal-state on Spark, local[2]": lambda: as_source(spark, folder),
-            "replay_stream() on Spark, local[2]": lambda: as_stream(spark, folder, root, out),
         }
         contestants["replay() on Spark, local[2]"]()  # starts the workers
         rates: dict[str, list[float]] = {name: [] for name in contestants}
         marks: dict[str, str] = {}
         for _ in range(rounds):
             for name, fold in contestants.items():
-                shutil.rmtree(out, ignore_errors=True)
                 began = time.perf_counter()
                 table = fold()
                 rates[name].append(written / (time.perf_counter() - began) / 1000)
                 marks[name] = _mark(table)
-        spark.conf.set(PROVIDER, before)
     shutil.rmtree(folder)
     if len(set(marks.values())) != 1:
         raise RuntimeError(f"the digests differ: {marks}")

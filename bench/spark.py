@@ -23,11 +23,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import marshal_py
 from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.replay import SETTINGS, spark_session
 from bench.spark_floor import NAME, FloorSource
-from marshal_py.spark import claimed_batches, local_session
+from marshal_py.spark import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +43,7 @@ ROUNDS: Final = 5
 WAIT_S: Final = 300
 STARTS_MAX: Final = 3  # of one query
 NOT_STARTED: Final = "Python worker failed to connect back"
-OURS, THEIRS, MIXED = "marshal", "Spark's own", "claimed batches, reader=jvm"
+OURS, THEIRS = "marshal", "Spark's own"
 FLOOR: Final = "Python without Kafka"
 FORMATS: Final = {OURS: "marshal", THEIRS: "kafka", FLOOR: NAME}
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -148,28 +147,6 @@ class Runner:
             "batches_s": [p.batchDuration / 1000 for p in batches],
         }
 
-    def claimed(self, topic: str, batch: int) -> dict[str, Any]:
-        """Runs claimed batches that Spark's own source reads, into the sink that discards them."""
-        self.number += 1
-        began_s, began_spent_s, rows, batches_s = time.perf_counter(), spent_s(), 0, []
-        with (
-            marshal_py.connect(self.job["bootstrap"], coordination_topic=self.job["log"]) as marshal,
-            marshal.consumer(f"{self.job['group']}-{self.number}", [topic], start="earliest") as consumer,
-            claimed_batches(self.spark, consumer, max_rows=batch, until="latest", reader="jvm") as batches,
-        ):
-            for claimed in batches:
-                batch_s = time.perf_counter()
-                claimed.df.write.format("noop").mode("overwrite").save()
-                claimed.commit()
-                batches_s.append(time.perf_counter() - batch_s)
-                rows += sum(one.to - one.start for one in claimed.ranges)
-        return {
-            "rows": rows,
-            "took_s": time.perf_counter() - began_s,
-            "spent_s": spent_s() - began_spent_s,
-            "batches_s": batches_s,
-        }
-
     def turns(self, names: list[str], rounds: int, *args: Any) -> dict[str, list[dict[str, Any]]]:
         """Runs each of `names` in turn. The first round, in which code is loaded and compiled, is left out."""
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -184,8 +161,6 @@ def contest(job: Mapping[str, Any], spark: SparkSession, missing: str) -> dict[s
     names, rounds = [OURS] if missing else [THEIRS, OURS], job["rounds"]
     wide = [*names, FLOOR]
     found = {sink: runner.turns(wide, rounds, job["wide"], job["rows"], sink) for sink in ("noop", "parquet")}
-    if not missing:
-        found["noop"][MIXED] = [runner.claimed(job["wide"], job["rows"]) for _ in range(rounds + 1)][1:]
     found["thin"] = runner.turns(names, min(rounds, 1), job["thin"], THIN * THIN_ROWS)
     found["few"] = runner.turns(names, rounds, job["few"], FEW * WIDE)
     return {"missing": missing, "found": found}

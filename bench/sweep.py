@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.replay import spark_session
-from marshal_py.spark import runs, sweep
 from marshal_sim.tools import sweep as local
+from marshal_sim.tools.spark_sweeps import runs, sweep
 
 SEEDS: Final = 240
 SEEDS_TINY: Final = 4

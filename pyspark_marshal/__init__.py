@@ -5,7 +5,7 @@ Must import nothing but Spark's base class before it is used: every process that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader
     from pyspark.sql.types import StructType
 
+    from marshal_py.spark.stream.backfills import BackfillOptions
+    from marshal_py.spark.stream.ranges import RangeOptions
     from marshal_py.spark.stream.stream_source import StreamReader
 
 
 class DefaultSource(DataSource):
     """A structured stream that is a member of a group (spark/stream/stream_source.py), or a batch read without group
-    and claims (spark/stream/backfills.py). Spark does not say which one it wants the schema of; the option `group`
-    does.
+    and claims: between two points (spark/stream/backfills.py), or of the option `ranges`, which claimed batches give
+    (spark/stream/ranges.py). Spark does not say which one it wants the schema of; the options do.
     """
 
     @classmethod
@@ -27,12 +29,17 @@ class DefaultSource(DataSource):
         return "marshal"
 
     def schema(self) -> str:
-        from marshal_py.spark.stream.backfills import BackfillOptions
         from marshal_py.spark.stream.messages import spark_schema
         from marshal_py.spark.stream.options import StreamOptions
 
-        kind = StreamOptions if self.options.get("group") else BackfillOptions
-        return spark_schema(kind.of(self.options).columns)  # raises InvalidOption at load()
+        options: Any = StreamOptions.of(self.options) if self.options.get("group") else self._batch_options()
+        return spark_schema(options.columns)  # raises InvalidOption at load()
+
+    def _batch_options(self) -> BackfillOptions | RangeOptions:
+        from marshal_py.spark.stream.backfills import BackfillOptions
+        from marshal_py.spark.stream.ranges import RangeOptions
+
+        return (RangeOptions if "ranges" in self.options else BackfillOptions).of(self.options)
 
     def streamReader(self, schema: StructType | None) -> StreamReader:
         """`schema` may be the user's, which Spark passes here first. Raises InvalidOption."""
@@ -49,7 +56,8 @@ class DefaultSource(DataSource):
         """Raises InvalidOption."""
         from marshal_py.spark.stream.backfills import BackfillOptions, BackfillReader
         from marshal_py.spark.stream.messages import check_schema
+        from marshal_py.spark.stream.ranges import RangesReader
 
-        options = BackfillOptions.of(self.options)
+        options = self._batch_options()
         check_schema(schema.simpleString(), options.columns)
-        return BackfillReader(options)
+        return BackfillReader(options) if isinstance(options, BackfillOptions) else RangesReader(options)

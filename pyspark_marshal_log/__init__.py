@@ -5,7 +5,7 @@ Must import nothing but Spark's base class before it is used: every process that
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 
@@ -23,8 +23,3 @@ class DefaultSource(DataSource):
         from marshal_py.spark.log import log_tables
 
         return log_tables.log_reader(self.options)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from marshal_py.spark.log import log_tables
-
-        return log_tables.log_stream(self.options)

@@ -29,6 +29,7 @@ IN_MEMORY: Final = {name: guide for name, guide in GUIDES.items() if name not in
 # Two blocks of spark-formats.md run nowhere: one needs a schema registry, one a package of the JVM. Both say so.
 ELSEWHERE: Final = {
     ("docs/spark.md", None): "tests/spark/test_docs.py",
+    ("docs/spark-log.md", None): "tests/spark/test_docs.py",
     ("docs/sinks.md", None): "tests/spark/test_sinks_guide.py",
     ("docs/spark-formats.md", None): "tests/spark/test_formats_guide.py",
     ("docs/keys.md", 2): "tests/spark/test_keys_page.py",

@@ -19,7 +19,7 @@ from marshal_py.errors import InvalidOption
 from marshal_py.spark import require_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ARCHIVE_EXAMPLE: Final = output.example("marshal spark archive marshal-archive --bootstrap-servers localhost:9092")
 REPORT_EXAMPLE: Final = output.example("marshal spark report --only take_overs --only lag --json")
@@ -83,7 +83,7 @@ def report(
 ) -> None:
     """Answer questions of operators: take-over times, races, gaps, lag, messages redelivered or lost, pauses, moves.
 
-    The questions are SQL; docs/spark.md lists them.
+    The questions are SQL; docs/spark-log.md lists them.
     """
     require_spark()
     from marshal_py.spark.log import reports
@@ -91,14 +91,18 @@ def report(
 
     moment = None if at is None else _time(at)
     source = {name: text for name, text in (("group", group), ("since", since), ("until", until)) if text is not None}
-    if path is not None:
-        source["path"] = _located(path, master)
-    else:
+    located = None if path is None else _located(path, master)
+    if located is None:
         source |= as_options(options.settings())
         source["coordination_topic"] = options.coordination_topic
+    elif Path(located).is_file():
+        source["path"] = located
+    elif since is not None or until is not None:
+        raise typer.BadParameter("--since and --until are for the live topic and for dumps; an archive is folded whole")
     names = reports.check_questions(only or [], moment)
     with _session("marshal spark report", master) as session:
-        found = reports.report(session, source, names, moment)
+        given = source if located is None or "path" in source else _of_archive(session, located, group)
+        found = reports.report(session, given, names, moment)
     if options.as_json:
         output.print_json(
             {name: [{key: _plain(value) for key, value in row.items()} for row in rows] for name, rows in found.items()}
@@ -106,6 +110,17 @@ def report(
         return
     for name, rows in found.items():
         _print(reports.QUESTIONS[name].title, rows)
+
+
+def _of_archive(session: SparkSession, path: str, group: str | None) -> DataFrame:
+    """Returns what the records of an archive mean, of all groups or of one. Raises CommandFailed."""
+    from marshal_py.spark.log import archives, replays
+
+    records = archives.read_archive(session, path)
+    if records is None:
+        raise output.CommandFailed(f"--path {path!r}: there is no dump, and no archive with records")
+    folded = replays.replay(records)
+    return folded if group is None else folded.where(folded["group"] == group)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message
-from marshal_py.client.planner import Planner
 from marshal_py.client.receive import seeking
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
@@ -29,7 +28,7 @@ from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values import requests
 from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
 from marshal_py.client.values.waits import Poll, PollAhead, Wait, complete, following
-from marshal_py.errors import AlreadyConsuming, ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError
+from marshal_py.errors import AlreadyConsuming, ConcurrentUse, InvalidOption, MarshalError
 from marshal_py.transport.serialization import K_co, V_co, check_plain
 
 C = TypeVar("C", bound=Consuming[Any, Any])
@@ -56,7 +55,6 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._handles = Handles(driver.member.name)
         self._seeking = threading.RLock()  # held by `seek` alone
         driver.queue.delivery.handle_of = self._handles.make
-        self._planner: Planner | None = None
         self._consuming: Consuming[K_co, V_co] | None = None
 
     def drain(self, timeout_s: float | None = None) -> None:
@@ -89,8 +87,6 @@ class Consumer(Membership, Generic[K_co, V_co]):
         if consuming is not None and not consuming.closed and call.verb not in (ConsumeDemand.verb, "flush"):
             raise AlreadyConsuming(call.verb)
         super()._enter(call)
-        if self._planner is not None and call.verb != "flush":
-            raise ConsumerClosed("fetching side of the Consumer", "it plans ranges that others read")
 
     def fetch(
         self,
@@ -344,27 +340,3 @@ class Consumer(Membership, Generic[K_co, V_co]):
             deadline = self._context.monotonic() + timeout_s
             tp = requests.check_partition(partition)
             self._context.complete(seeking.seek(self._driver, self._ending, tp, offset, deadline))
-
-    # --- planning
-
-    def plan_ranges(self) -> Planner:
-        """Turns this consumer permanently into one that plans ranges for other readers, and returns its planner.
-
-        It fetches nothing any more. In at-least-once mode messages that were fetched and not delivered are planned
-        again. In at-most-once mode messages that were granted and not delivered are dropped: nobody gets them, and
-        `grants_dropped` of the consumer's metrics counts them. `Marshal.planner` makes a planner that has fetched
-        nothing before. Raises ConcurrentUse, ReentrantCall, ConsumerClosed; InvalidOption if the consumer has a
-        `dead_letter_topic` or `max_acks_pending`.
-        """
-        if self._planner is None:
-            self._queue.options.check_planning()
-            call = Call("plan_ranges")
-            try:
-                self._enter(call)
-                with self._context.lock:
-                    self._driver.plan_ranges()
-                self._planner = Planner(self._context, self._driver, self.connection, self._ending)
-            finally:  # as in fetch
-                if self._inside is call:
-                    self._inside = self._user = None
-        return self._planner

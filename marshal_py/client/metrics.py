@@ -51,10 +51,10 @@ class ConsumerMetrics(Struct, frozen=True):
     `round_trip_ms`: how many ms passed until its last heartbeat was read back; -1 before the first one. `take_overs`:
     claims of partitions whose owner was evicted. `parked`: the partitions of its topics that no member may consume
     until an admin has looked at them. `in_flight`: messages delivered and not acked. `grants_dropped`: offsets that
-    were granted, not delivered, and dropped, because the lease or the claim was lost or because `Consumer.plan_ranges`
-    was called; a stop, a pause or a planned move drops none (PROTOCOL.md D3). `grants_lost`: offsets that were granted
-    to the last owner of a partition that this consumer took over, and that this owner, whose session ended without
-    giving them back, may have lost: at most so many. `naks`: messages that handlers gave back;
+    were granted, not delivered, and dropped, because the lease or the claim was lost; a stop, a pause or a planned move
+    drops none (PROTOCOL.md D3). `grants_lost`: offsets that were granted to the last owner of a partition that this
+    consumer took over, and that this owner, whose session ended without giving them back, may have lost: at most so
+    many. `naks`: messages that handlers gave back;
     `redelivered`: deliveries of such messages; `terminated`: messages that handlers ended by `term`.
     `dead_letters`: messages that Kafka has acknowledged in the dead-letter topic. `last_asked_ms`: for how many ms the
     program has been in no call that asks for messages (`fetch`, `next`, a loop, `consume`), since the consumer was made

@@ -120,10 +120,7 @@ class ClaimedBatch:
 
 
 class Planner(Membership):
-    """Plans ranges of offsets for other readers, as a member of a group.
-
-    `Marshal.planner` and `Consumer.plan_ranges` make one.
-    """
+    """Plans ranges of offsets for other readers, as a member of a group. `Marshal.planner` makes one."""
 
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
         super().__init__(context, driver, connection, ending)

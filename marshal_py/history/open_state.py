@@ -1,8 +1,7 @@
 """Holds what has begun and not ended at a point of a log: sessions, claims, spans without an owner, pauses.
 
 It says also since when. The world forgets when these things began, because no rule needs it; timeline.py remembers it
-for people. Everything here is a plain value that msgspec encodes and decodes: Spark keeps it in checkpoints, so an
-encoded field keeps the name in `rename` even where the attribute has another one. No row is made here.
+for people. No row is made here.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class Presence(Struct):
         return until_ms
 
 
-class OpenGroup(Struct, rename={"sessions": "stays"}):
+class OpenGroup(Struct):
     """Holds what has begun and not ended in one group; ended sessions are kept, too.
 
     `sessions`: by session number. `claims`: by epoch. `spans`: the spans without an owner, by topic, then by partition.
@@ -132,7 +131,7 @@ class OpenGroup(Struct, rename={"sessions": "stays"}):
         return None if span is None else span.client
 
 
-class OpenState(Struct, rename={"groups": "tracks"}):
+class OpenState(Struct):
     """Holds everything that a Timeline knows besides its world.
 
     `touched`: groups that had records since the last checkpoint. `time_ms`: timestamp of the last record.

@@ -92,18 +92,17 @@ def part_of(group: Group, claim: Claim) -> Partition:
 class Timeline:
     """Folds a log onto `world` and collects rows. `take` returns the rows that were made since its last call."""
 
-    def __init__(self, world: World, wanted: Collection[str] = tuple(TABLES), known: OpenState | None = None) -> None:
+    def __init__(self, world: World, wanted: Collection[str] = tuple(TABLES)) -> None:
         """Starts after the part of the log that `world` holds; a fresh world holds none. `wanted`: names of tables.
 
-        `known`: the attribute `open` of another Timeline of this log at the same offset. Without it, the times at which
-        open sessions, claims, spans and pauses began are unknown. Raises InvalidOption if a wanted table does not
-        exist.
+        When that began which is open in `world` (sessions, claims, spans, pauses) is unknown. Raises InvalidOption if
+        a wanted table does not exist.
         """
         for name in wanted:
             if name not in TABLES:
                 raise InvalidOption("tables", name, f"one of {', '.join(TABLES)}")
         self.world = world
-        self.open: OpenState = open_state_of(world) if known is None else known
+        self.open: OpenState = open_state_of(world)
         self._wanted = frozenset(wanted)
         self._wants_records = "records" in self._wanted  # kept because it is needed for every record
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name in self._wanted}

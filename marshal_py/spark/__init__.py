@@ -1,4 +1,4 @@
-"""Pipelines on PySpark: claimed streams and batches, the coordination log as tables, sweeps on a cluster.
+"""Pipelines on PySpark: claimed streams and batches, tables, the coordination log as data.
 
 Spark is an extra (`pip install 'marshal_py[spark]'`), and importing it takes a second. So this file imports it only
 when a name is used; without Spark that raises MissingSpark, which says what to install.
@@ -29,15 +29,11 @@ _FILES: Final = {
     "QueryListener": "marshal_py.spark.stream.listener",
     "archive": "marshal_py.spark.log.archives",
     "claimed_batches": "marshal_py.spark.stream.batches",
-    "find_root": "marshal_py.spark.log.replays",
     "local_session": "marshal_py.spark.stream.session",
     "prometheus_gauges": "marshal_py.spark.stream.listener",
     "read_archive": "marshal_py.spark.log.archives",
     "replay": "marshal_py.spark.log.replays",
-    "replay_stream": "marshal_py.spark.log.replay_streams",
     "report": "marshal_py.spark.log.reports",
-    "runs": "marshal_sim.tools.spark_sweeps",
-    "sweep": "marshal_sim.tools.spark_sweeps",
     "views": "marshal_py.spark.log.reports",
     "write_batch": "marshal_py.spark.sinks.guards",
 }
@@ -49,15 +45,11 @@ __all__ = [  # __getattr__ provides them
     "QueryListener",
     "archive",
     "claimed_batches",
-    "find_root",
     "local_session",
     "prometheus_gauges",
     "read_archive",
     "replay",
-    "replay_stream",
     "report",
-    "runs",
-    "sweep",
     "views",
     "write_batch",
 ]

@@ -68,8 +68,7 @@ async def collect(consumer: aio.AsyncConsumer[Any, Any], count: int) -> list[tup
 # What only the synchronous front has, and why.
 MISSING = {
     Consumer: {
-        "plan_ranges",  # for Spark, whose threads block anyway
-        "wait_joined",  # `consumer(...)` has waited for it
+        "wait_joined"  # `consumer(...)` has waited for it
     },
     Marshal: {"planner", "connect"},  # planners are for Spark; aio.connect connects
     Topic: {"create_group", "update_group", "create_or_update_group", "group"},  # AsyncMarshal has them

@@ -808,16 +808,6 @@ def test_a_connection_that_is_lost_ends_nothing(memory: MemoryTestCluster) -> No
         assert "heartbeat_missed" not in [event.kind for event in consumer.events()]
 
 
-def test_a_consumer_that_plans_ranges_does_not_consume(memory: MemoryTestCluster) -> None:
-    """ADR-37: "409 Consumer is push based" """
-    topic = memory.topic()
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        consumer.plan_ranges()
-        for verb in (consumer.consume, consumer.fetch, lambda: next(consumer.fetch_each(1))):
-            with pytest.raises(ConsumerClosed, match="it plans ranges"):
-                verb()
-
-
 def test_fetch_each_delivers_messages_as_they_come(cluster: TestCluster) -> None:
     """ADR-37: "the messages will be delivered via a callback with some signal to indicate that the fetch has finished
     (could be message is null) or via some iterator functionality where getting the next message will block until a

@@ -22,7 +22,7 @@ from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.testing import MemoryCluster
-from tests.support.client_fixtures import DEADLINE_S, joined, until
+from tests.support.client_fixtures import DEADLINE_S, joined, planning, until
 
 WAITS: dict[str, Callable[[Consumer, Message], object]] = {
     "flush": lambda consumer, message: consumer.flush(DEADLINE_S),
@@ -343,21 +343,20 @@ def test_an_ack_below_a_finished_message_that_the_log_has_may_be_lost() -> None:
     assert lost.after(0) == {claim.tp: True}
 
 
-def _planning(cluster: MemoryCluster) -> tuple[Consumer, Planner]:
+def _planning(cluster: MemoryCluster) -> Planner:
     cluster.create_topic("orders", partitions=2)
     for partition in (0, 1):
         cluster.produce_many("orders", [b"x"] * 5, partition=partition)
-    consumer = joined(cluster.connect(), "billing", ["orders"])
-    planner = consumer.plan_ranges()
+    planner = planning(cluster.connect(), "billing", ["orders"])
     assert planner.settle(DEADLINE_S)
-    return consumer, planner
+    return planner
 
 
 def test_a_commit_of_planned_ranges_whose_claims_are_lost_before_the_log_has_them_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with MemoryCluster() as cluster:
-        consumer, planner = _planning(cluster)
+        planner = _planning(cluster)
         batch = planner.batch(100)
         found: list[MarshalError] = []
 
@@ -368,12 +367,12 @@ def test_a_commit_of_planned_ranges_whose_claims_are_lost_before_the_log_has_the
                 found.append(error)
 
         with monkeypatch.context() as patch:
-            patch.setattr(consumer._driver.context.coordination, "append", lambda *_: True)
+            patch.setattr(planner._driver.context.coordination, "append", lambda *_: True)
             thread = threading.Thread(target=commit, daemon=True)
             thread.start()
-            claims = consumer._member.claims
+            claims = planner._member.claims
             until(lambda: all(claim.position() == 5 for claim in claims.values()), "the ranges are finished")
-            cluster.evict(consumer)
+            cluster.evict(planner)
             thread.join(DEADLINE_S)
         assert [type(error) for error in found] == [ClaimLost]
         again = cluster.run_until(lambda: planner.batch(100, wait_s=0))
@@ -386,20 +385,20 @@ def test_a_querys_batch_is_not_planned_again_if_its_claims_are_lost_before_the_l
 ) -> None:
     """The query has committed it. This process claims the partitions again, and moves their positions then."""
     with MemoryCluster() as cluster:
-        consumer, planner = _planning(cluster)
-        batches, now = planner.micro_batches(), consumer._driver.context.clock.now
-        start = {"b": 0, "i": planner.incarnation.hex(), "s": consumer._member.session, "r": {}}
+        planner = _planning(cluster)
+        batches, now = planner.micro_batches(), planner._driver.context.clock.now
+        start = {"b": 0, "i": planner.incarnation.hex(), "s": planner._member.session, "r": {}}
         end = batches.plan(start, planner.plan(100), now())
         assert len(end["r"]) == 2
         with monkeypatch.context() as patch:
-            patch.setattr(consumer._driver.context.coordination, "append", lambda *_: True)
+            patch.setattr(planner._driver.context.coordination, "append", lambda *_: True)
             assert batches.commit(end, now())
-            cluster.evict(consumer)
-        cluster.run_until(lambda: len(consumer.claims()) == 2)
+            cluster.evict(planner)
+        cluster.run_until(lambda: len(planner.claims()) == 2)
         assert planner.plan(100), "the log has none of it"
         assert batches.commit(end, now()), "a position moves"
         planner.flush()
         assert planner.plan(100) == []
-        group = consumer._member.group
+        group = planner._member.group
         assert group is not None
         assert [part.position for part in group.partitions.values()] == [5, 5]

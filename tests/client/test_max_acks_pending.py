@@ -331,7 +331,3 @@ def test_in_at_most_once_mode_and_for_ranges_it_is_refused(memory: MemoryTestClu
         ConsumerOptions(max_acks_pending=1, delivery="at_most_once")
     with memory.connect() as marshal, pytest.raises(InvalidOption, match=r"max_acks_pending=1 .* plans ranges"):
         marshal.planner(memory.group(), [memory.topic()], max_acks_pending=1)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [memory.topic()], max_acks_pending=1) as consumer:
-        with pytest.raises(InvalidOption, match=r"max_acks_pending=1 .* plans ranges"):
-            consumer.plan_ranges()
-        assert consumer.next(expires_s=0) is None, "the consumer is unchanged"

@@ -434,16 +434,6 @@ def test_in_at_most_once_groups_they_are_refused_by_name(memory: MemoryTestClust
             consumer.stop()
 
 
-def test_what_waits_when_a_consumer_begins_to_plan_ranges_is_not_forgotten(memory: MemoryTestCluster) -> None:
-    """Nobody delivers it again under this claim; it is unanswered from then on, and the handler timeout ends that."""
-    with memory.reading(1) as consumer:
-        assert one(consumer).nak(NEVER_S)
-        (claim,) = consumer._member.claims.values()
-        assert claim.handler_since_ms() is None
-        consumer.plan_ranges()
-        assert claim.handler_since_ms() is not None
-
-
 @pytest.mark.parametrize(
     ("first", "second", "returned", "done"),
     [

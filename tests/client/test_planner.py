@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 
-from marshal_py import Consumer
 from marshal_py.client.planner import Planner
 from marshal_py.client.ranges.ranges import share
 from marshal_py.errors import BatchNotCommitted, BatchOverdue, ClaimLost, ConsumerClosed, InvalidOption
@@ -20,6 +22,7 @@ from tests.support.client_fixtures import (
     joined,
     owns,
     places,
+    planning,
     positions,
     until,
 )
@@ -31,10 +34,18 @@ def spans(batch: object) -> list[tuple[int, int, int]]:
     return [(one.partition, one.start, one.to) for one in batch.ranges]  # type: ignore[attr-defined]
 
 
-def planning(consumer: Consumer) -> Planner:
-    planner = consumer.plan_ranges()
+def settled(planner: Planner) -> Planner:
     assert planner.settle(30.0)
     return planner
+
+
+@contextlib.contextmanager
+def reading(cluster: TestCluster, count: int) -> Iterator[Planner]:
+    """The only planner of a new group, and of a new topic that has `count` messages in one partition."""
+    topic = cluster.topic()
+    cluster.fill(topic, 0, count)
+    with cluster.connect() as marshal, planning(marshal, cluster.group(), [topic]) as planner:
+        yield settled(planner)
 
 
 def test_batches_take_turns_and_positions_follow_commits(cluster: TestCluster) -> None:
@@ -44,8 +55,8 @@ def test_batches_take_turns_and_positions_follow_commits(cluster: TestCluster) -
     cluster.fill(topic, 1, 5)
     group = cluster.group()
     with cluster.connect() as marshal:
-        with joined(marshal, group, [topic]) as consumer:
-            planner = planning(consumer)
+        with planning(marshal, group, [topic]) as consumer:
+            planner = settled(consumer)
             first = planner.batch(20)
             assert spans(first) == [(1, 0, 5), (0, 0, 15)]
             assert positions(consumer) == {0: 0, 1: 0}
@@ -62,8 +73,8 @@ def test_batches_take_turns_and_positions_follow_commits(cluster: TestCluster) -
 
 def test_no_data_makes_an_empty_batch(cluster: TestCluster) -> None:
     topic = cluster.topic()
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], start_fallback="earliest") as consumer:
-        planner = planning(consumer)
+    with cluster.connect() as marshal, planning(marshal, cluster.group(), [topic]) as consumer:
+        planner = settled(consumer)
         assert not planner.batch(10, wait_s=0.0)
         cluster.fill(topic, 0, 3)
         batch = planner.batch(10)
@@ -72,31 +83,9 @@ def test_no_data_makes_an_empty_batch(cluster: TestCluster) -> None:
         assert until(lambda: consumer.cached_info().lag == 0, "the lag is known without fetching")
 
 
-def test_what_was_fetched_before_is_planned_again(cluster: TestCluster) -> None:
-    """A delivered message that is not acked stays in flight; only the others are planned."""
-    with cluster.reading(30) as consumer:
-        held = collect(consumer, 10, ack=False)
-        planner = planning(consumer)
-        batch = planner.batch(100)
-        assert spans(batch) == [(0, 10, 30)]
-        batch.commit()
-        assert positions(consumer) == {0: 0}
-        assert all(message.ack() for message in held)
-        consumer.flush()
-        assert positions(consumer) == {0: 30}
-
-
-def test_a_planner_fetches_no_more(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        assert consumer.plan_ranges() is consumer.plan_ranges()
-        with pytest.raises(ConsumerClosed, match="it plans ranges that others read"):
-            consumer.fetch(1, expires_s=0)
-
-
 def test_the_next_batch_needs_the_last_one_done(memory: MemoryTestCluster) -> None:
-    with memory.reading(9) as consumer:
-        planner = planning(consumer)
+    with reading(memory, 9) as consumer:
+        planner = settled(consumer)
         planner.batch(4)
         with pytest.raises(BatchNotCommitted, match=r"the last batch of 4 offsets .* batch\.commit\(\)"):
             planner.batch(4)
@@ -110,8 +99,8 @@ def test_a_claim_lost_before_the_commit_is_named(memory: MemoryTestCluster) -> N
     memory.fill(topic, 1, 5)
     group = memory.group()
     with memory.connect() as marshal:
-        consumer = joined(marshal, group, [topic])
-        batch = planning(consumer).batch(100)
+        consumer = planning(marshal, group, [topic])
+        batch = settled(consumer).batch(100)
         batch.check()
         consumer.stop()
         with pytest.raises(ConsumerClosed):
@@ -127,8 +116,8 @@ def test_in_a_pause_the_batch_is_released_after_an_interval(cluster: TestCluster
     topic = cluster.topic()
     cluster.fill(topic, 0, 8)
     group = cluster.group()
-    with cluster.connect() as marshal, joined(marshal, group, [topic], heartbeat_interval_s=INTERVAL_S) as consumer:
-        planner = planning(consumer)
+    with cluster.connect() as marshal, planning(marshal, group, [topic], heartbeat_interval_s=INTERVAL_S) as consumer:
+        planner = settled(consumer)
         batch = planner.batch(100)
         token = batch.token
         admin = marshal.group(group)
@@ -147,8 +136,8 @@ def test_in_a_pause_the_batch_is_released_after_an_interval(cluster: TestCluster
 
 def test_without_a_lease_nothing_is_delivered(embedded: EmbeddedTestCluster) -> None:
     """D8, D9: the gate of a range is the gate of a message."""
-    with embedded.reading(5) as consumer:
-        planner = planning(consumer)
+    with reading(embedded, 5) as consumer:
+        planner = settled(consumer)
         wanted = planner.plan(10)
         assert len(wanted) == 1
         embedded.broker.broker_down()
@@ -169,8 +158,8 @@ def test_a_lost_range_is_noted_and_passed(cluster: TestCluster) -> None:
     topic = cluster.topic()
     cluster.fill(topic, 0, 40)
     group = cluster.group()
-    with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
-        planner = planning(consumer)
+    with cluster.connect() as marshal, planning(marshal, group, [topic]) as consumer:
+        planner = settled(consumer)
         planner.batch(10).commit()
         cluster.truncate(topic, 0, 25)
         batch = planner.batch(100)
@@ -188,8 +177,8 @@ def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryTestCluste
     for partition in (0, 1):
         memory.fill(topic, partition, 5)
     with memory.connect() as marshal:
-        with joined(marshal, group, [topic]) as consumer:
-            planner = planning(consumer)
+        with planning(marshal, group, [topic]) as consumer:
+            planner = settled(consumer)
             planner.batch(10).commit()
             memory.broker.topics[topic][0].clear()
             memory.fill(topic, 1, 5, first=5)
@@ -201,8 +190,8 @@ def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryTestCluste
             assert "PositionBeyondEnd: " in reported.text
             assert "position 5, end 0" in reported.text
         memory.fill(topic, 1, 5, first=10)
-        with joined(marshal, group, [topic]) as consumer:
-            planner = planning(consumer)
+        with planning(marshal, group, [topic]) as consumer:
+            planner = settled(consumer)
             assert planner.settle(), "a parked partition is nobody's"
             assert spans(planner.batch(10)) == [(1, 10, 15)]
 
@@ -213,10 +202,8 @@ def test_a_range_has_the_handler_timeout_for_a_hand_over(memory: MemoryTestClust
     for options, wanted_ms in (({}, 90_000), ({"hand_over_timeout_s": 5.0}, 5_000)):
         with (
             memory.connect() as marshal,
-            joined(marshal, group, [topic], handler_timeout_s=timeout_s, **options) as consumer,
+            planning(marshal, group, [topic], handler_timeout_s=timeout_s, **options) as consumer,
         ):
-            assert consumer._member.options.hand_over_timeout_ms == int(1000 * options.get("hand_over_timeout_s", 30.0))
-            consumer.plan_ranges()
             assert consumer._member.options.hand_over_timeout_ms == wanted_ms
 
 
@@ -225,8 +212,8 @@ def test_a_silent_user_loses_the_consumer(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     group = memory.group()
     with memory.connect() as marshal:
-        consumer = joined(marshal, group, [topic], handler_timeout_s=1.0)
-        planner = planning(consumer)
+        consumer = planning(marshal, group, [topic], handler_timeout_s=1.0)
+        planner = settled(consumer)
         with joined(marshal, group, [topic]) as successor:
             until(owns(successor, 0), "the successor has the partition")
             with pytest.raises(BatchOverdue, match=r"not called for 1 s"):
@@ -239,8 +226,8 @@ def test_at_most_once_a_batch_is_granted_before_it_is_there(cluster: TestCluster
     cluster.fill(topic, 1, 30)
     group = cluster.group()
     with cluster.connect() as marshal:
-        with joined(marshal, group, [topic], delivery=AMO) as consumer:
-            planner = planning(consumer)
+        with planning(marshal, group, [topic], delivery=AMO) as consumer:
+            planner = settled(consumer)
             batch = planner.batch(20)
             assert sorted(spans(batch)) == [(0, 0, 10), (1, 0, 10)]
             granted = cluster.granted(group)
@@ -256,8 +243,8 @@ def test_planning_alone_grants_nothing(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 30)
     group = memory.group()
-    with memory.connect() as marshal, joined(marshal, group, [topic], delivery=AMO) as consumer:
-        planner = planning(consumer)
+    with memory.connect() as marshal, planning(marshal, group, [topic], delivery=AMO) as consumer:
+        planner = settled(consumer)
         (wanted,) = planner.plan(10)
         assert memory.accepted(group, ClaimingMessages) == []
         assert planner.plan(10) == [wanted]
@@ -270,8 +257,8 @@ def test_a_plan_ends_at_its_bound(memory: MemoryTestCluster) -> None:
     topic = memory.topic(2)
     memory.fill(topic, 0, 10)
     memory.fill(topic, 1, 10)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        planner = planning(consumer)
+    with memory.connect() as marshal, planning(marshal, memory.group(), [topic]) as consumer:
+        planner = settled(consumer)
         assert planner.ends() == {TopicPartition(topic, 0): 10, TopicPartition(topic, 1): 10}
         found = planner.plan(None, {TopicPartition(topic, 1): 7})
         assert [(one.partition, one.start, one.to) for one in found] == [(1, 0, 7)]
@@ -281,10 +268,10 @@ def test_a_member_that_joins_waits_for_its_share(cluster: TestCluster) -> None:
     """Settled means that no live member is about to hand a partition over."""
     topic = cluster.topic(4)
     group = cluster.group()
-    with cluster.connect() as marshal, cluster.connect() as other, joined(marshal, group, [topic]) as first:
-        planning(first)
-        with joined(other, group, [topic]) as second:
-            assert second.plan_ranges().settle(30.0)
+    with cluster.connect() as marshal, cluster.connect() as other, planning(marshal, group, [topic]) as first:
+        settled(first)
+        with planning(other, group, [topic]) as second:
+            settled(second)
             assert (len(first.claims()), len(second.claims())) == (2, 2)
 
 
@@ -292,8 +279,8 @@ def test_local_pauses_hold_for_planning(memory: MemoryTestCluster) -> None:
     topic = memory.topic(2)
     memory.fill(topic, 0, 3)
     memory.fill(topic, 1, 3)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        planner = planning(consumer)
+    with memory.connect() as marshal, planning(marshal, memory.group(), [topic]) as consumer:
+        planner = settled(consumer)
         consumer.pause([(topic, 0)])
         planner.batch(10).commit()
         assert positions(consumer) == {0: 0, 1: 3}
@@ -349,8 +336,8 @@ def test_what_an_earlier_owner_finished_is_planned_around(cluster: TestCluster) 
             messages = collect(consumer, 30, ack=False)
             for number in (*range(3, 10), *range(12, 20)):
                 messages[number].ack()
-        with joined(marshal, group, [topic]) as consumer:
-            planner = planning(consumer)
+        with planning(marshal, group, [topic]) as consumer:
+            planner = settled(consumer)
             found = []
             for _ in range(12):
                 with planner.batch(3, wait_s=10.0) as batch:

@@ -15,7 +15,7 @@ from marshal_py import Consumer, Marshal
 from marshal_py.errors import ReentrantCall
 from tests.support.client_fixtures import MemoryTestCluster, collect, joined, owns, places, until
 
-TAKING = ("fetch", "next", "iteration", "flush", "plan_ranges")
+TAKING = ("fetch", "next", "iteration", "flush")
 WAITING = ("stop", "drain", "info", "close", "consumer")
 LOOKING = ("claims", "cached_info", "metrics", "pause", "resume")
 ANYWHERE = ("request_stop", "closed", "stopping", "group")
@@ -28,7 +28,6 @@ def verbs(marshal: Marshal, consumer: Consumer, topic: str) -> dict[str, Callabl
         "next": lambda: consumer.next(0),
         "iteration": lambda: next(iter(consumer)),
         "flush": consumer.flush,
-        "plan_ranges": consumer.plan_ranges,
         "stop": consumer.stop,
         "drain": lambda: consumer.drain(0),
         "info": consumer.info,

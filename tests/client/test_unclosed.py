@@ -104,7 +104,6 @@ USES: dict[str, tuple[Callable[[Marshal, str, str], object], str]] = {
     "an iteration": (an_iteration, "Consumer"),
     "a context of consume": (lambda marshal, group, topic: joined(marshal, group, [topic]).consume(), "Consumer"),
     "a planner": (lambda marshal, group, topic: marshal.planner(group, [topic]), "Planner"),
-    "a consumer that plans": (lambda marshal, group, topic: joined(marshal, group, [topic]).plan_ranges(), "Planner"),
 }
 
 

@@ -213,8 +213,6 @@ def test_the_size_of_what_waits_is_known_at_every_step() -> None:
     run.finish(1)
     found.forget_finished(0)
     assert found.size_bytes == 11_001
-    tracker.end_redeliveries(0)
-    assert found.size_bytes == 0
 
 
 def test_a_message_on_its_way_to_a_dead_letter_topic() -> None:
@@ -252,16 +250,3 @@ def test_what_earlier_owners_delivered_too_often_is_found() -> None:
             found.append(offset)
             offset += 1
         assert found == [100 + index for index, count in enumerate(counts) if count >= times]
-
-
-def test_the_waits_end_when_nothing_is_delivered_again() -> None:
-    """D4, D14: the messages are silent from then on, so that the claim ends in time; their count was reported."""
-    tracker, run = delivered(3)
-    tracker.give_back(run, 0, None, 10)
-    taken(tracker, 10)
-    tracker.give_back(run, 0, None, 5_000)
-    tracker.post(run, 1)
-    run.finish(2)
-    tracker.end_redeliveries(700)
-    assert (tracker.held, tracker.oldest()) == (2, (700, 0))
-    assert (tracker.delivery_count(0), taken(tracker, 9_000)) == (2, [])

@@ -12,6 +12,7 @@ from confluent_kafka.cimpl import TopicPartition as KafkaPartition
 
 import marshal_py
 from marshal_py import Consumer, Marshal
+from marshal_py.client.planner import Planner
 from marshal_py.log.observer import Observer
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import Cluster, TopicFactory
@@ -111,6 +112,11 @@ class KafkaTopic:
 
     def consumer(self, marshal: Marshal, **options: Any) -> Consumer:
         return marshal.consumer(
+            self.group, [self.topic], **{"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options}
+        )
+
+    def planner(self, marshal: Marshal, **options: Any) -> Planner:
+        return marshal.planner(
             self.group, [self.topic], **{"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options}
         )
 

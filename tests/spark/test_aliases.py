@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -28,13 +27,9 @@ OLD = {
     "subscribe": "orders,payments",
     "startingOffsets": "earliest",
     "maxOffsetsPerTrigger": "5000",
-    "minOffsetsPerTrigger": "7",
     "minPartitions": "16",
-    "includeHeaders": "false",
     "failOnDataLoss": "false",
-    "kafkaConsumer.pollTimeoutMs": "90000",
     "kafka.security.protocol": "SASL_SSL",
-    "startingOffsetsByTimestampStrategy": "latest",
 }
 NEEDED = {"group": "g", "subscribe": "t", "kafka.bootstrap.servers": "127.0.0.1:1"}
 
@@ -44,12 +39,9 @@ def test_a_query_moves_from_sparks_own_source_with_its_options() -> None:
     for given in ({**OLD, "group": "billing"}, CaseInsensitiveDict({**OLD, "GROUP": "billing"})):
         options = StreamOptions.of(given)
         assert (options.group, options.topics, options.rows_max) == ("billing", ("orders", "payments"), 5000)
-        assert (options.rows_min, options.delay_s) == (7, 900.0)
         assert (options.consumer, options.min_partitions) == ({"start": "earliest"}, 16)
-        assert options.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "token", "source")
-        assert options.read_timeout_s == 90.0
         assert options.kafka == {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_SSL"}
-    assert "headers" not in DefaultSource(CaseInsensitiveDict({**OLD, "group": "g"})).schema()  # type: ignore[arg-type]
+    assert "headers" in DefaultSource(CaseInsensitiveDict({**OLD, "group": "g"})).schema()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +68,7 @@ def test_upper_and_lower_case_do_not_matter_in_names(given: dict[str, str]) -> N
     [
         ("startingOffsets", "latest", "latest"),
         ("startingOffsets", '{"t":{"0":23,"1":-2}}', '{"t":{"0":23,"1":-2}}'),
-        ("startingTimestamp", "1738324800000", "2025-01-31T12:00:00+00:00"),
-        ("startingTimestamp", "0", "1970-01-01T00:00:00+00:00"),
-        (
-            "startingOffsetsByTimestamp",
-            '{"t":{"0":1738324800000, "1": 1000}}',
-            '{"t": {"0": "2025-01-31T12:00:00+00:00", "1": "1970-01-01T00:00:01+00:00"}}',
-        ),
+        ("startingOffsets", "Earliest", "earliest"),
     ],
 )
 def test_where_a_query_begins(name: str, value: str, start: str) -> None:
@@ -102,12 +88,6 @@ def test_an_option_without_an_equivalent_is_refused_with_advice(name: str) -> No
     ("name", "value", "says"),
     [
         ("failOnDataLoss", "true", "noted as lost"),
-        ("startingOffsetsByTimestampStrategy", "error", "begin at their end"),
-        ("includeHeaders", "yes", "true or false"),
-        ("startingTimestamp", "yesterday", "ms since 1970"),
-        ("startingOffsetsByTimestamp", "1000", "JSON as"),
-        ("startingOffsetsByTimestamp", '{"t":{"0":null}}', "JSON as"),
-        ("kafkaConsumer.pollTimeoutMs", "1 year", "one of us, ms"),
         ("startingOffsets", '{"x":{"0":1}}', "none of the"),
         ("minPartitions", "0", "from 1 on"),
         ("maxOffsetsPerTrigger", "all", "from 1 on"),
@@ -122,18 +102,7 @@ def test_a_wrong_value_is_refused_at_load(name: str, value: str, says: str) -> N
 def test_two_names_of_one_option_must_have_the_same_value() -> None:
     assert StreamOptions.of({**NEEDED, "topics": "t"}).topics == ("t",)
     with pytest.raises(InvalidOption, match="startingOffsets says the same"):
-        StreamOptions.of({**NEEDED, "startingOffsets": "earliest", "startingTimestamp": "0"})
-    with pytest.raises(InvalidOption, match="includeHeaders"):
-        StreamOptions.of({**NEEDED, "columns": "value", "includeHeaders": "true"})
-
-
-@pytest.mark.parametrize(
-    ("given", "delay_s"),
-    [("15m", 900.0), ("500ms", 0.5), ("2s", 2.0), ("1h", 3600.0), ("250", 0.25), ("3 min", 180.0), ("1D", 86_400.0)],
-)
-def test_durations_have_sparks_units(given: str, delay_s: float) -> None:
-    """Without a unit they are ms."""
-    assert StreamOptions.of({**NEEDED, "minOffsetsPerTrigger": "7", "maxTriggerDelay": given}).delay_s == delay_s
+        StreamOptions.of({**NEEDED, "startingOffsets": "earliest", "start": "latest"})
 
 
 def test_a_pattern_replaces_topics() -> None:
@@ -195,15 +164,7 @@ def test_advice_names_options_that_are_not_refused_there() -> None:
 
 def test_every_alias_leads_to_an_option() -> None:
     """No other test would find a spelling mistake in the table."""
-    values = {
-        "startingOffsetsByTimestamp": json.dumps({"t": {"0": 5}}),
-        "startingTimestamp": "5",
-        "startingOffsets": "earliest",
-        "includeHeaders": "true",
-        "failOnDataLoss": "false",
-        "startingOffsetsByTimestampStrategy": "latest",
-        "kafkaConsumer.pollTimeoutMs": "5000",
-    }
+    values = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
     for name in ALIASES:
         given = {"group": "g", "topics": "t", "bootstrap.servers": "a:1", "min_rows_per_batch": "5"}
         given[name] = values.get(name, "5")

@@ -29,15 +29,15 @@ def test_a_job_writes_everything_once_and_a_second_one_continues(
     tokens = set()
     with orders.connect() as marshal:
         for _ in range(2):
-            with orders.consumer(marshal) as consumer:
-                with claimed_batches(spark, consumer, max_rows=500, wait_s=0) as batches:
+            with orders.planner(marshal) as planner:
+                with claimed_batches(spark, planner, max_rows=500, wait_s=0) as batches:
                     for batch in batches:
                         assert sum(r.to - r.start for r in batch.ranges) <= 500
                         batch.check()
                         batch.df.write.mode("append").parquet(out)
                         batch.commit()
                         tokens.add(str(batch.token))
-                assert {info.position for info in consumer.claims().values()} == {400}
+                assert {info.position for info in planner.claims().values()} == {400}
     written = spark.read.parquet(out)
     assert offsets_of(written) == sorted(orders.written)
     assert {row.token for row in written.select("token").distinct().collect()} >= tokens
@@ -47,11 +47,11 @@ def test_a_job_writes_everything_once_and_a_second_one_continues(
 def test_a_batch_that_is_not_committed_comes_again(spark: SparkSession, make_topic: MakeTopic) -> None:
     orders = make_topic(1)
     orders.fill(10)
-    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
-        with claimed_batches(spark, consumer, wait_s=0) as batches:
+    with orders.connect() as marshal, orders.planner(marshal) as planner:
+        with claimed_batches(spark, planner, wait_s=0) as batches:
             for _ in batches:
                 break
-        with claimed_batches(spark, consumer, wait_s=0) as batches:
+        with claimed_batches(spark, planner, wait_s=0) as batches:
             first = next(iter(batches))
             assert offsets_of(first.df) == [(0, offset) for offset in range(10)]
             with pytest.raises(BatchNotCommitted):
@@ -64,11 +64,11 @@ def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, make_topi
     """A batch that was granted and not committed is lost; no later batch has its messages."""
     orders = make_topic(1)
     orders.fill(20)
-    with orders.connect() as marshal, orders.consumer(marshal, delivery="at_most_once") as consumer:
-        with claimed_batches(spark, consumer, max_rows=5, wait_s=0, columns=("offset", "partition")) as batches:
+    with orders.connect() as marshal, orders.planner(marshal, delivery="at_most_once") as planner:
+        with claimed_batches(spark, planner, max_rows=5, wait_s=0, columns=("offset", "partition")) as batches:
             assert offsets_of(next(iter(batches)).df) == [(0, offset) for offset in range(5)]
         seen = []
-        with claimed_batches(spark, consumer, wait_s=0) as batches:
+        with claimed_batches(spark, planner, wait_s=0) as batches:
             for batch in batches:
                 seen += offsets_of(batch.df)
                 batch.commit()
@@ -80,8 +80,8 @@ def test_a_rewind_loses_the_claim_and_the_batch_is_planned_again(spark: SparkSes
     orders.fill(12)
     with (
         orders.connect() as marshal,
-        orders.consumer(marshal) as consumer,
-        claimed_batches(spark, consumer, max_rows=6) as batches,
+        orders.planner(marshal) as planner,
+        claimed_batches(spark, planner, max_rows=6) as batches,
     ):
         turns = iter(batches)
         next(turns).commit()
@@ -101,17 +101,17 @@ def test_batches_end_at_until(spark: SparkSession, make_topic: MakeTopic) -> Non
     orders = make_topic(2)
     orders.fill(10)
     until = json.dumps({orders.topic: {"0": 4, "1": -1}})
-    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
+    with orders.connect() as marshal, orders.planner(marshal) as planner:
         seen = []
-        with claimed_batches(spark, consumer, max_rows=5, until=until) as batches:
+        with claimed_batches(spark, planner, max_rows=5, until=until) as batches:
             for batch in batches:
                 seen += [(one.partition, at) for one in batch.ranges for at in range(one.start, one.to)]
                 batch.commit()
         assert sorted(seen) == [(0, at) for at in range(4)] + [(1, at) for at in range(10)]
-        assert {tp.partition: info.position for tp, info in consumer.claims().items()} == {0: 4, 1: 10}
-        assert list(claimed_batches(spark, consumer, until=until)) == []
+        assert {tp.partition: info.position for tp, info in planner.claims().items()} == {0: 4, 1: 10}
+        assert list(claimed_batches(spark, planner, until=until)) == []
         with pytest.raises(PositionOutOfRange, match="no position 11"):
-            claimed_batches(spark, consumer, until=json.dumps({orders.topic: {"0": 11, "1": -1}}))
+            claimed_batches(spark, planner, until=json.dumps({orders.topic: {"0": 11, "1": -1}}))
 
 
 @pytest.mark.parametrize("numbers", [(0,), (0, 1)])
@@ -121,15 +121,15 @@ def test_batches_that_end_fail_if_partitions_are_parked(
     """F6.4: the others are read before. Without an end there is no such error."""
     orders = make_topic(2)
     orders.fill(10)
-    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
-        wait_for(lambda: len(consumer.claims()) == 2, "it has both")
+    with orders.connect() as marshal, orders.planner(marshal) as planner:
+        wait_for(lambda: len(planner.claims()) == 2, "it has both")
         for number in numbers:
-            consumer._driver.park(TopicPartition(orders.topic, number), "PartitionTruncated", "a test")
-        wait_for(lambda: len(consumer._driver.parked()) == len(numbers), "they are parked")
+            planner._driver.park(TopicPartition(orders.topic, number), "PartitionTruncated", "a test")
+        wait_for(lambda: len(planner._driver.parked()) == len(numbers), "they are parked")
         seen: list[tuple[int, int]] = []
 
         def read_all() -> None:
-            with claimed_batches(spark, consumer, until="latest") as batches:
+            with claimed_batches(spark, planner, until="latest") as batches:
                 for batch in batches:
                     seen.extend(offsets_of(batch.df))
                     batch.commit()
@@ -138,7 +138,7 @@ def test_batches_that_end_fail_if_partitions_are_parked(
             read_all()
         assert list(raised.value.parked) == [f"{orders.topic}:{number}" for number in numbers]
         assert seen == [(1, at) for at in range(10)] * (1 not in numbers)
-        with claimed_batches(spark, consumer, wait_s=0) as batches:
+        with claimed_batches(spark, planner, wait_s=0) as batches:
             assert list(batches) == []
 
 
@@ -148,29 +148,20 @@ def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
     broker.create_topic("orders", 1)
     with (
         marshal_py.connect(MemoryTransport(broker)) as marshal,
-        marshal.consumer("g", ["orders"]) as consumer,
+        marshal.planner("g", ["orders"]) as planner,
         pytest.raises(InvalidOption, match=r"bootstrap\.servers"),
     ):
-        claimed_batches(spark, consumer)
+        claimed_batches(spark, planner)
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"max_rows": 0},
-        {"wait_s": -1.0},
-        {"columns": ["values"]},
-        {"min_partitions": 0},
-        {"until": "soon"},
-        {"reader": "scala"},
-        {"jvm_options": {}},
-    ],
+    "options", [{"max_rows": 0}, {"wait_s": -1.0}, {"columns": ["values"]}, {"min_partitions": 0}, {"until": "soon"}]
 )
 def test_a_bad_argument_is_named(spark: SparkSession, make_topic: MakeTopic, options: dict[str, Any]) -> None:
     orders = make_topic(1)
     with (
         orders.connect() as marshal,
-        orders.consumer(marshal) as consumer,
+        orders.planner(marshal) as planner,
         pytest.raises(InvalidOption, match=next(iter(options))),
     ):
-        claimed_batches(spark, consumer, **options)
+        claimed_batches(spark, planner, **options)

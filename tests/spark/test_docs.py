@@ -1,4 +1,4 @@
-"""docs/spark.md is true: its programs run, its SQL is that of the reports, its names exist. Read from the file."""
+"""docs/spark.md and docs/spark-log.md are true: programs run, the SQL is that of the reports, names exist."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from deltalake import DeltaTable
 
 from marshal_py import errors
 from marshal_py.spark.log.log_tables import STATE_TABLES
-from marshal_py.spark.log.replay_streams import PROVIDER
 from marshal_py.spark.log.reports import QUESTIONS
-from marshal_py.spark.stream.aliases import ALIASES, JAVA, REFUSED
+from marshal_py.spark.stream.aliases import ALIASES, REFUSED
 from marshal_py.spark.stream.options import OPTIONS
 from tests.spark.kafka_topic import KafkaTopic
 from tests.spark.targets import pairs
@@ -24,8 +23,12 @@ from tests.support.kafka import Cluster, TopicFactory
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TEXT = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "spark.md").read_text(encoding="utf-8")
+LOG_TEXT = (DOCS / "spark-log.md").read_text(encoding="utf-8")
+FENCED = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PROGRAMS = FENCED.findall(TEXT)
+LOG_PROGRAMS = FENCED.findall(LOG_TEXT)
 MESSAGES = 10  # per partition and time
 
 
@@ -59,13 +62,12 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
     program, add below what it leaves.
     """
     orders = KafkaTopic(kafka, topic, partitions=2)
-    assert len(PROGRAMS) == TEXT.count("```python") == 8
-    gaps: list[set[tuple[Any, ...]]] = []
+    assert (len(PROGRAMS), len(LOG_PROGRAMS)) == (4, 2)
     for _ in range(times):
         orders.fill(MESSAGES)
         run(spark, orders, tmp_path)
         once = Counter(orders.written)
-        # The first job: every message once, although the checkpoint was deleted.
+        # The first job and the backfill: every message once, although the checkpoint was deleted.
         assert Counter(pairs(DeltaTable(str(tmp_path / "orders")).to_pyarrow_table())) == once
         # Claimed batches: they append whatever they are given, and have no checkpoint. The positions do it.
         assert counted(spark.read.parquet(f"{tmp_path}/audited")) == once
@@ -73,29 +75,20 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
         archived = Counter((row.log, row.offset) for row in spark.read.parquet(f"{tmp_path}/archive").collect())
         assert archived
         assert set(archived.values()) == {1}
-        # The stream over the log: without its checkpoint the rows of the first time come again, the same ones.
-        gaps.append({tuple(row) for row in spark.read.parquet(f"{tmp_path}/gaps").distinct().collect()})
-        ended = spark.sql("SELECT * FROM marshal_gaps WHERE to_time IS NOT NULL").collect()
-        assert gaps[-1] == {tuple(row) for row in ended}
-        # The others (a backfill, a listener, the log as tables, a sweep) show something and leave nothing.
-        left = {"orders", "audited", "archive", "gaps"}
-        checkpoints = {f"{name}-checkpoint" for name in ("orders", "gaps")}
-        assert {path.name for path in tmp_path.iterdir()} == left | checkpoints
-        for name in checkpoints:
-            shutil.rmtree(tmp_path / name)
-    assert gaps[0] < gaps[1] if times == 2 else gaps[0]
+        # The others (a listener, the log as tables) show something and leave nothing.
+        assert {path.name for path in tmp_path.iterdir()} == {"orders", "audited", "archive", "orders-checkpoint"}
+        shutil.rmtree(tmp_path / "orders-checkpoint")
 
 
 def run(spark: SparkSession, orders: KafkaTopic, folder: Path) -> None:
     """Runs all programs in one namespace; removes what they leave in the session."""
     names: dict[str, Any] = {}
-    before = spark.conf.get(PROVIDER)
     try:
-        for number, program in enumerate(PROGRAMS):
-            code = adapted(program, orders, folder)
-            exec(compile(code, f"docs/spark.md, program {number + 1}", "exec"), names)
+        for number, program in enumerate((*PROGRAMS, *LOG_PROGRAMS)):
+            code = adapted(program, orders, folder).replace('"start", "2025-01-31"', '"start", "earliest"')
+            code = code.replace('"until", "2025-02-01"', '"until", "latest"')  # the topic has no messages of that day
+            exec(compile(code, f"the pages' program {number + 1}", "exec"), names)
     finally:
-        spark.conf.set(PROVIDER, before)
         if "listener" in names:  # else an earlier program has failed
             spark.streams.removeListener(names["listener"])
         if "folded" in names:
@@ -110,10 +103,10 @@ def counted(table: DataFrame) -> Counter[tuple[int, int]]:
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_questions_are_those_of_the_report(name: str) -> None:
     """test_reports.py runs them; this checks that the document shows the same SQL."""
-    shown = dict(re.findall(r"\*\*(\w+)\*\* — [^\n]+\n\n```sql\n(.*?)\n```", TEXT, re.DOTALL))
+    shown = dict(re.findall(r"\*\*(\w+)\*\* — [^\n]+\n\n```sql\n(.*?)\n```", LOG_TEXT, re.DOTALL))
     assert shown.keys() == QUESTIONS.keys()
     assert shown[name] == QUESTIONS[name].sql.strip()
-    assert f"**{name}** — {QUESTIONS[name].title}." in TEXT
+    assert f"**{name}** — {QUESTIONS[name].title}." in LOG_TEXT
 
 
 def test_the_names_exist() -> None:
@@ -122,17 +115,16 @@ def test_the_names_exist() -> None:
     named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", table))
     assert len(named) > 8
     assert {name for name in named if not hasattr(errors, name)} == set()
-    rows = TEXT.partition("| table | a row is |")[2].partition("\n\n")[0]
+    rows = LOG_TEXT.partition("| table | a row is |")[2].partition("\n\n")[0]
     assert {
         name for cell in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE) for name in re.findall(r"\w+", cell)
     } == set(STATE_TABLES)
     assert first_cells("| option | default | |") == {*OPTIONS, "kafka.*"} - {"start_fallback"}
-    assert first_cells('| option of `format("kafka")` | here |') == {
-        *ALIASES,
-        *REFUSED,
-        *(f"kafka.{name}" for name in JAVA),
-        "kafka.*",
-    }
+    assert first_cells('| option of `format("kafka")` | here |') == {*ALIASES, "kafka.*"}
+    below = TEXT.partition('| option of `format("kafka")` | here |')[2].partition("## ")[0]
+    assert {
+        name for name in re.findall(r"`(kafka[.][a-z.]+|[a-z]+(?:[A-Z][a-z]+)+)`", below) if name not in ALIASES
+    } <= {*REFUSED, "kafka.ssl.ca.location", "kafka.sasl.jaas.config"}
 
 
 def first_cells(heading: str) -> set[str]:

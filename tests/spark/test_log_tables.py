@@ -1,38 +1,32 @@
-"""The coordination log as tables, from a live topic, a dump file and an archive: the rows of a fold in one process."""
+"""The coordination log as tables, from a live topic, a dump and an archive: the rows of a fold in one process."""
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet
+import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from pyspark.errors import PySparkException
 
-from marshal_py.errors import HistoryTruncated, InvalidOption, LogGap, TopicRecreated
+from marshal_py.errors import HistoryTruncated, InvalidOption, TopicRecreated
 from marshal_py.history.tables import TABLES
 from marshal_py.spark import archive, read_archive, replay
 from marshal_py.spark.log import columns
 from marshal_py.spark.log.archives import Archived, write_archive
-from marshal_py.spark.log.log_sources import ArchiveSource
-from marshal_py.spark.log.log_tables import STATE_TABLES, LogSpan, RawStream, log_stream
+from marshal_py.spark.log.log_tables import STATE_TABLES
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import LogRecord
 from marshal_py.transport.producer import KafkaProducer
 from tests.spark.test_replay import bag
 from tests.support.differential_log import genesis
-from tests.support.kafka import Cluster, TopicFactory, wait_until
+from tests.support.kafka import Cluster, TopicFactory
 from tests.support.logs import BEGIN_MS, Raw, folded, groups_of, root, topic, with_snapshots
 
 if TYPE_CHECKING:
@@ -108,7 +102,7 @@ def test_a_dump(spark: SparkSession, dump: str) -> None:
 
 
 def test_an_archive_that_grows(spark: SparkSession, live: dict[str, str], tmp_path: Path, kafka: Cluster) -> None:
-    """Several runs, one of them interrupted; then the archive is read in three ways."""
+    """Several runs, one of them interrupted; then the archive is folded."""
     path, topic = str(tmp_path / "archive"), live["coordination_topic"]
     partial = [row for row in ROWS if row[1] < 100]
     write_archive(_raw(spark, partial), path)
@@ -121,14 +115,12 @@ def test_an_archive_that_grows(spark: SparkSession, live: dict[str, str], tmp_pa
     assert days == {"day=2025-11-21"}
     # As if the last run had been interrupted: a file of log 1 is missing, a file of log 2 is there twice.
     for file in (tmp_path / "archive" / "log=1").rglob("*.parquet"):
-        if ArchiveSource(path)._offsets_in(str(file))[0] >= 100:
+        if pq.ParquetFile(file).read(["offset"])["offset"][0].as_py() >= 100:
             file.unlink()
     (file,) = islice((tmp_path / "archive" / "log=2").rglob("*.parquet"), 1)
     shutil.copy(file, file.with_name("again-" + file.name))
     done = archive(spark, kafka.bootstrap, path, coordination_topic=topic)
     assert [run.first for run in done] == [RECORDS, 100, RECORDS, RECORDS]
-    assert bag(read(spark, "marshal-log", {"path": path})) == expected(["records"])
-    assert bag(read(spark, "marshal-state", {"path": path})) == expected(STATE_TABLES)
     held = read_archive(spark, path)
     assert held is not None
     assert bag(replay(held).toArrow()) == expected(tuple(TABLES))
@@ -160,45 +152,12 @@ def test_an_archive_with_a_hole_is_an_error(spark: SparkSession, tmp_path: Path)
     """L8."""
     path = str(tmp_path / "archive")
     write_archive(_raw(spark, [row for row in ROWS if row[0] > 0 or not 50 <= row[1] < 60]), path)
-    with pytest.raises(LogGap, match="jumps from offset 50 to 60"):
-        list(ArchiveSource(path).read(0, 0, RECORDS))
+    held = read_archive(spark, path)
+    assert held is not None
     with pytest.raises(PySparkException, match="jumps from offset 50 to 60"):
+        replay(held).collect()
+    with pytest.raises(PySparkException, match=r"an archive is a table: replay\(read_archive\(spark, path\)\)"):
         read(spark, "marshal-state", {"path": path})
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_files_that_overlap_in_any_way_are_one_log(seed: int, tmp_path: Path) -> None:
-    """Interrupted runs that were repeated, days that writers disagree about: each record comes once, in order."""
-    random = Random(seed)
-    rows = [row for row in ROWS if row[0] == 0]
-    cuts = sorted({0, *random.sample(range(1, RECORDS), 5), RECORDS})
-    pieces = [rows[a:b] for a, b in pairwise(cuts)]  # no two overlap
-    for _ in range(seed):  # some are there again, some lie over a cut, some miss every third record
-        first = random.randrange(RECORDS)
-        pieces.append(rows[first : first + random.randrange(1, 90) : random.choice((1, 3))])
-    for number, piece in enumerate(pieces):
-        folder = tmp_path / "log=0" / f"day=1970-01-{1 + number:02}"
-        folder.mkdir(parents=True)
-        table = pa.Table.from_batches(columns.raw_batches(iter(piece))).drop_columns("log")
-        pyarrow.parquet.write_table(table, folder / "records.parquet")
-    (tmp_path / "_SUCCESS").touch()
-    (tmp_path / "log=0" / "_temporary").mkdir()
-    (tmp_path / "log=0" / "_temporary" / "cut-off.parquet").touch()
-    source = ArchiveSource(str(tmp_path))
-    assert source.spans() == {0: (0, RECORDS)}
-    assert list(source.read(0, 0, RECORDS)) == rows
-    for first, end in ((0, 1), (17, 18), (40, 260), (RECORDS - 1, RECORDS)):
-        assert list(source.read(0, first, end)) == rows[first:end]
-
-
-@pytest.mark.parametrize(("name", "content"), [("day=1970-01-01/of.parquet", b""), ("log=0/note.txt", b"no Parquet")])
-def test_a_folder_that_is_no_archive_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
-    (tmp_path / name).parent.mkdir()
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InvalidOption, match="path="):
-        ArchiveSource(str(tmp_path)).spans()
-    with pytest.raises(InvalidOption, match="path="):
-        ArchiveSource(str(tmp_path / "none")).spans()
 
 
 # --- what is asked
@@ -242,61 +201,6 @@ def test_a_coordination_topic_without_records_is_empty(
     options = {"bootstrap.servers": kafka.bootstrap, "coordination_topic": topic(2)}
     assert read(spark, "marshal-log", options).num_rows == 0
     assert read(spark, "marshal-state", options, table="gaps").num_rows == 0
-
-
-def reader_of(options: dict[str, str]) -> RawStream:
-    """A reader as a new process has it."""
-    found: RawStream = pickle.loads(pickle.dumps(log_stream({**options, "raw": "true"})))
-    return found
-
-
-def test_a_stream_of_the_log_refuses_the_checkpoint_of_another(live: dict[str, str], tmp_path: Path) -> None:
-    """Its offsets would skip records of this log, and `replay_stream` would fold two histories as one."""
-    other = [
-        (log, offset, time_ms, key, ANOTHER if (log, offset) == (0, 0) else value)
-        for log, offset, time_ms, key, value in ROWS
-    ]
-    first = reader_of({"path": write_dump(tmp_path / "other.dump", other)})
-    start = first.latestOffset(first.initialOffset())
-    assert first.partitions(first.initialOffset(), start) == [LogSpan(log, 0, RECORDS) for log in range(PARTITIONS)]
-    stream = reader_of(live)
-    foreign = {"0": 12, "1": 3}  # as other sources write it
-    for call in (
-        lambda: stream.latestOffset(start),
-        lambda: reader_of(live).partitions(stream.initialOffset(), start),  # a batch that was not committed
-    ):
-        with pytest.raises(InvalidOption, match=r"another coordination topic.*take another checkpointLocation"):
-            call()
-    for call in (lambda: stream.latestOffset(foreign), lambda: stream.partitions(foreign, foreign)):
-        with pytest.raises(InvalidOption, match="checkpoint of another source: use a new folder"):
-            call()
-    end = stream.latestOffset(stream.initialOffset())
-    again = reader_of(live)
-    assert again.latestOffset(end) == end
-    assert again.partitions(end, end) == []
-
-
-def test_a_stream_ends_when_its_log_is_created_again(live: dict[str, str], kafka: Cluster) -> None:
-    """While it runs, and when it is started again, also before a client has written to the new topic."""
-    admin, name = AdminClient({"bootstrap.servers": kafka.bootstrap}), live["coordination_topic"]
-    stream = reader_of(live)
-    end = stream.latestOffset(stream.initialOffset())
-    admin.delete_topics([name])[name].result(DEADLINE_S)
-
-    def created() -> bool:
-        try:
-            admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(DEADLINE_S)
-        except KafkaException:  # the old one is still being deleted
-            return False
-        return True
-
-    wait_until(created, DEADLINE_S, "the topic is created again")
-    with pytest.raises(TopicRecreated, match="known topic id"):
-        stream.latestOffset(end)
-    with pytest.raises(InvalidOption, match="or from before it was created again"):
-        reader_of(live).latestOffset(end)
-    fresh = reader_of(live)
-    assert fresh.latestOffset(fresh.initialOffset()) == fresh.initialOffset()
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,17 @@ from marshal_py.spark.stream import messages, range_reader
 from marshal_py.spark.stream.messages import Run, arrow_schema, as_arrow, columns_of
 from marshal_py.spark.stream.options import as_options, kafka_options
 from marshal_py.spark.stream.range_reader import RangePartition
-from marshal_py.spark.stream.ranges import RangesReader, ranges_json
+from marshal_py.spark.stream.ranges import RangeOptions, RangesReader, ranges_json
 from marshal_py.spark.stream.tasks import Piece, pieces_of
 from marshal_py.transport import settings
 from marshal_py.transport.ports import RawMessage
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
+
+
+def reader_of(options: dict[str, str]) -> RangesReader:
+    return RangesReader(RangeOptions.of(options))
 
 
 def read(orders: KafkaTopic, start: int, to: int, *, timeout_s: float = 30.0, **options: str) -> pa.Table:
@@ -36,7 +40,7 @@ def read(orders: KafkaTopic, start: int, to: int, *, timeout_s: float = 30.0, **
         "ranges": ranges_json([Piece(orders.topic, 0, start, to, "t")]),
         **options,
     }
-    reader = RangesReader(given)
+    reader = reader_of(given)
     parts = reader.partitions()
     far, far_parts = pickle.loads(cloudpickle.dumps((reader, parts)))
     return pa.Table.from_batches(
@@ -176,7 +180,9 @@ def test_ranges_of_several_partitions_share_a_task_and_a_client(make_topic: Make
         Piece(orders.topic, 2, 29, 30, "c"),
         Piece(orders.topic, 3, 28, 35, "d"),
     ]
-    reader = RangesReader({"bootstrap.servers": orders.bootstrap, "ranges": ranges_json(wanted), "min_partitions": "1"})
+    reader = RangesReader(
+        RangeOptions.of({"bootstrap.servers": orders.bootstrap, "ranges": ranges_json(wanted), "min_partitions": "1"})
+    )
     (task,) = reader.partitions()
     found = pa.Table.from_batches(list(reader.read(task)))
     rows = sorted(
@@ -209,7 +215,9 @@ def test_the_next_task_of_a_worker_reuses_its_client(make_topic: MakeTopic, monk
             pieces = ranges_json(
                 [Piece(orders.topic, partition, start, to, "t"), Piece(orders.topic, 1 - partition, 7, 8, "u")]
             )
-            reader = RangesReader({"bootstrap.servers": orders.bootstrap, "ranges": pieces, "min_partitions": "1"})
+            reader = RangesReader(
+                RangeOptions.of({"bootstrap.servers": orders.bootstrap, "ranges": pieces, "min_partitions": "1"})
+            )
             found = pa.Table.from_batches([batch for task in reader.partitions() for batch in reader.read(task)])
             own = found.filter(pa.compute.equal(found["token"], "t"))
             assert own["offset"].to_pylist() == list(range(start, to))
@@ -235,7 +243,7 @@ def test_a_worker_spares_its_collector_what_it_has_loaded_once(monkeypatch: pyte
 
 
 def test_an_empty_range_makes_no_task() -> None:
-    reader = RangesReader({**SERVERS, "ranges": ranges_json([Piece("t", 0, 5, 5, "t")])})
+    reader = reader_of({**SERVERS, "ranges": ranges_json([Piece("t", 0, 5, 5, "t")])})
     assert reader.partitions() == []
     assert list(reader.read(type("Empty", (), {})())) == []  # type: ignore[arg-type]  # Spark makes one of its own
 
@@ -243,7 +251,7 @@ def test_an_empty_range_makes_no_task() -> None:
 def test_ranges_are_passed_as_json() -> None:
     token = Token(bytes(16), 7)
     (piece,) = pieces_of([ClaimedRange("orders", 3, 10, 20, token, 0, "id")], "g")
-    (part,) = RangesReader({**SERVERS, "ranges": ranges_json([piece])}).partitions()
+    (part,) = reader_of({**SERVERS, "ranges": ranges_json([piece])}).partitions()
     assert isinstance(part, RangePartition)
     assert part.value == (Piece("orders", 3, 10, 20, str(token), "id 10 20 g"),)
 
@@ -269,7 +277,7 @@ def test_ranges_are_passed_as_json() -> None:
 )
 def test_a_bad_option_is_named(name: str, value: str) -> None:
     with pytest.raises(InvalidOption, match=name.removeprefix("kafka.")):
-        RangesReader({**SERVERS, "ranges": "[]", name: value})
+        reader_of({**SERVERS, "ranges": "[]", name: value})
 
 
 def test_settings_are_passed_as_options() -> None:

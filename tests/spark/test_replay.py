@@ -15,8 +15,9 @@ from pyspark.errors import PySparkException
 
 from marshal_py.errors import HistoryTruncated, InvalidOption
 from marshal_py.history.tables import TABLES
-from marshal_py.spark import find_root, replay
+from marshal_py.spark import replay
 from marshal_py.spark.log import columns
+from marshal_py.spark.log.replays import find_root
 from tests.support.logs import Raw, folded, root, topic, with_snapshots
 
 if TYPE_CHECKING:

@@ -260,13 +260,14 @@ def test_a_report_for_people(run: Callable[..., Result], dump: str) -> None:
         (
             ["report", "--path", "/nowhere"],
             1,
-            "marshal: --path '/nowhere' is not allowed: an archive or a dump that can be",
+            "marshal: --path '/nowhere': there is no dump, and no archive with records",
         ),
         (
             ["report", "--path", "DUMP", "--since", "once"],
             1,
             "marshal: --since 'once' is not allowed: an offset or an ISO",
         ),
+        (["report", "--path", "/nowhere", "--since", "5"], 2, "an archive is folded whole"),
         (["report", "--path", "CUT"], 1, "marshal: coordination partition 1 begins at offset 40"),
         (["archive"], 2, "Missing argument"),
     ],

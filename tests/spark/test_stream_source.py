@@ -29,7 +29,7 @@ from marshal_py.spark.log.log_tables import state_reader
 from marshal_py.spark.stream import stream_source
 from marshal_py.spark.stream.backfills import BackfillOptions, BackfillReader
 from marshal_py.spark.stream.options import StreamOptions
-from marshal_py.spark.stream.ranges import RangesReader
+from marshal_py.spark.stream.ranges import RangeOptions, RangesReader
 from marshal_py.spark.stream.stream_source import QueryMember, StreamReader
 from pyspark_marshal import DefaultSource
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic
@@ -738,7 +738,7 @@ def _backfill(options: dict[str, str]) -> None:
 
 def _ranges(options: dict[str, str]) -> None:
     kept = {name: value for name, value in options.items() if name not in ("group", "topics")}
-    reader = RangesReader({**kept, "ranges": '[["t", 0, 0, 1, "", "id 0 1 "]]'})
+    reader = RangesReader(RangeOptions.of({**kept, "ranges": '[["t", 0, 0, 1, "", "id 0 1 "]]'}))
     list(reader.read(reader.partitions()[0]))
 
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from marshal_py.errors import InvalidOption
-from marshal_py.spark import runs, sweep
 from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.judge.evidence import Violation
 from marshal_sim.tools import sweep as local
-from marshal_sim.tools.spark_sweeps import Run, _row
+from marshal_sim.tools.spark_sweeps import Run, _row, runs, sweep
 from tests.support.command_line import invoke
 
 if TYPE_CHECKING:

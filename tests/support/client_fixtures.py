@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import marshal_py
 from marshal_py import Batch, Consumer, Marshal, Message
+from marshal_py.client.planner import Planner
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.verdict import Verdict
 from marshal_py.protocol.fold.world import World
@@ -200,6 +201,12 @@ def joined(marshal: Marshal, group: str, topics: Iterable[str], **options: Any) 
     """A consumer with this suite's defaults: the shortest interval, from the beginning."""
     options = {"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options}
     return marshal.consumer(group, list(topics), **options)
+
+
+def planning(marshal: Marshal, group: str, topics: Iterable[str], **options: Any) -> Planner:
+    """A planner with the same defaults."""
+    options = {"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options}
+    return marshal.planner(group, list(topics), **options)
 
 
 def collect(consumer: Consumer, count: int, *, ack: bool = True, deadline_s: float = DEADLINE_S) -> list[Message]:

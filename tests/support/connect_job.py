@@ -15,18 +15,9 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 
 import marshal_py
-from marshal_py.spark import (
-    DeltaOutput,
-    archive,
-    claimed_batches,
-    local_session,
-    read_archive,
-    replay,
-    runs,
-    sweep,
-    views,
-)
+from marshal_py.spark import DeltaOutput, archive, claimed_batches, local_session, read_archive, replay, views
 from marshal_sim.cluster.scenario import Options
+from marshal_sim.tools.spark_sweeps import runs, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,8 +32,8 @@ def take_batches(spark: SparkSession, options: dict[str, str], folder: Path) -> 
         marshal_py.connect(
             options["bootstrap.servers"], coordination_topic=options["coordination_topic"], coordination_partitions=2
         ) as marshal,
-        marshal.consumer(options["group"], [options["topics"]], start="earliest", heartbeat_interval_s=1.0) as consumer,
-        claimed_batches(spark, consumer, max_rows=50, wait_s=0) as batches,
+        marshal.planner(options["group"], [options["topics"]], start="earliest", heartbeat_interval_s=1.0) as planner,
+        claimed_batches(spark, planner, max_rows=50, wait_s=0) as batches,
     ):
         for batch in batches:
             batch.check()

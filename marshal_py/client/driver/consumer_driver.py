@@ -129,15 +129,6 @@ class ConsumerDriver:
     def source(self) -> DataSource | UnfetchedSource:
         return self.claims.source
 
-    def plan_ranges(self) -> PlannedClaims:
-        """Turns a consumer that fetches messages permanently into one that plans ranges; returns its new claims."""
-        fetched = self.claims
-        assert isinstance(fetched, FetchedClaims)  # a Consumer does it once
-        planned = self._planned_claims(fetched.source)
-        planned.adopt(fetched)
-        self.claims = planned
-        return planned
-
     def _planned_claims(self, source: DataSource) -> PlannedClaims:
         return PlannedClaims(
             self.context,

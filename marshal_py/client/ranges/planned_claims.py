@@ -14,11 +14,10 @@ from msgspec import structs
 
 from marshal_py.client.connection.background_worker import Ask, TaskSteps
 from marshal_py.client.connection.context import Context
-from marshal_py.client.delivery.fetched_claims import FetchedClaims, positions_of
+from marshal_py.client.delivery.fetched_claims import positions_of
 from marshal_py.client.ranges.ranges import Ranges
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
 from marshal_py.transport.ports import Bounds, Broken, DataSource, OutOfRange
@@ -82,22 +81,6 @@ class PlannedClaims:
         self.source: UnfetchedSource = UnfetchedSource(source)
         self.queue: Ranges = Ranges(member, incarnation)
         self._called_ms: int | None = None  # None until the group has this member: a join may take long
-
-    def adopt(self, fetched: FetchedClaims) -> None:
-        """Takes over the claims of a consumer that has fetched until now.
-
-        In at-least-once mode what was not delivered is planned again. In at-most-once mode what was granted and not
-        delivered is dropped (D3).
-        """
-        self.queue.adopt(self._member.claims.values())
-        self.queue.prefetching.update(tp for tp, buffer in fetched.queue.buffers.items() if buffer.claim is None)
-        fetched.queue.drop([*fetched.queue.buffers])
-        fetched.close()
-        for claim in self._member.claims.values():
-            if isinstance(claim.tracker, AtLeastOnce):
-                claim.tracker.end_redeliveries(self._context.clock.now().mono_ms)
-        fetched.drop([*self._member.claims.values()])
-        self.called()
 
     def open(self, claims: Sequence[Claim]) -> None:
         """Begins to plan ranges of these claims, which the log has accepted."""

@@ -211,20 +211,6 @@ class Ranges:
 
     # --- planning
 
-    def adopt(self, claims: Iterable[Claim]) -> None:
-        """Takes over the claims of a consumer that has fetched messages until now.
-
-        In at-least-once mode what was not delivered is planned again. In at-most-once mode planning continues after the
-        last granted offset: what was granted and not delivered is dropped, and counted in `grants_dropped` (D3).
-        """
-        for claim in claims:
-            if isinstance(claim.tracker, AtLeastOnce):
-                start = claim.tracker.forget_undelivered()
-            else:
-                self.member.drop_grants(claim)
-                start = claim.tracker.delivered_to
-            self.open([claim], {claim.tp: start})
-
     def available(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, tuple[int, int]]:
         """Returns the offsets [start, to) that each claim could deliver next, below the end in `bounds`.
 

@@ -385,18 +385,6 @@ class AtLeastOnce:
         run.take_up(index, None)
         run.finish(index)
 
-    def end_redeliveries(self, mono_ms: int) -> None:
-        """Ends all waits at `mono_ms`, because the driver delivers nothing again under this claim.
-
-        The messages count as held by silent handlers from now on, so the claim ends after the handler timeout (D4), and
-        the next owner delivers them.
-        """
-        if self.redeliveries is not None:
-            self.redeliveries.end()
-        for run in self.runs:
-            for index in [*(run.aside or ())]:
-                run.take_up(index, mono_ms)
-
     def _redeliveries(self) -> Redeliveries:
         if self.redeliveries is None:
             self.redeliveries = Redeliveries()

@@ -115,13 +115,6 @@ class Redeliveries:
         self.again[one.offset] = self.again.get(one.offset, 1) - 1
         self.give_back(one.run, one.at, one.message, one.due_ms, one.size_bytes)
 
-    def end(self) -> None:
-        """Forgets the messages that wait; what is known of deliveries stays."""
-        self.waiting.clear()
-        self.size_bytes = 0
-        self.posted.clear()
-        self._due.clear()
-
     def forget_finished(self, position: int) -> None:
         """Forgets what lies below the position, and messages that were finished while they waited."""
         for one in [one for one in self.waiting.values() if one.run.is_finished(one.at)]:

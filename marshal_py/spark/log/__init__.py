@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("archives", "replay_streams", "replays", "reports")
+DOORS: Final = ("archives", "replays", "reports")

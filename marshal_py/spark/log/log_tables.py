@@ -2,7 +2,7 @@
 
 One task per log reads it from its beginning in the order of its offsets, folds it with the library's own rationalizer
 and yields the rows of history/timeline.py; there is no shuffle. `since` and `until` must limit only the rows, not the
-fold. With `raw` nothing is folded, and any range can be read, also as a stream.
+fold. With `raw` nothing is folded, and any range can be read.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from marshal_py.admin.plans.targets import Target, parse
@@ -28,14 +27,11 @@ from marshal_py.protocol.wire.records import Genesis
 from marshal_py.protocol.wire.routing import route
 from marshal_py.spark.log import columns
 from marshal_py.spark.log.log_sources import root_of, source_of
-from marshal_py.spark.stream.checkpoints import check_maker, other_log
 from marshal_py.transport.ports import Bounds
 
 STATE_TABLES: Final = tuple(name for name in TABLES if name != "records")
 ROWS_HELD_MAX: Final = columns.BATCH_ROWS  # rows that a task collects before they go to the JVM
 CHECK_EVERY: Final = 1_024  # offsets between two checks of how many rows are collected
-
-FIRST: Final[dict[str, Any]] = {"logs_of": "", "next": {}}  # the offset of a stream before its first batch
 
 _SOURCE: Final = frozenset({"path", "bootstrap.servers", "coordination_topic"})
 _LOG: Final = _SOURCE | {"group", "since", "until", "raw", "ranges"}
@@ -144,69 +140,6 @@ def _ranges(text: str | None) -> dict[int, Bounds] | None:
         return {int(log): Bounds(int(first), int(end)) for log, (first, end) in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidOption("ranges", text, 'JSON like {"0": [first, end]}') from error
-
-
-def log_stream(options: Mapping[str, str]) -> DataSourceStreamReader:
-    if not is_raw(options):
-        raise InvalidOption("raw", "false", "a stream of the log needs raw=true; replay_stream folds it")
-    return RawStream(options)
-
-
-class RawStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the live log from its beginning.
-
-    Its offset, which Spark keeps, is {"logs_of": incarnation in hex, "next": {log: next offset}}.
-    """
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        if "ranges" in options:
-            raise InvalidOption("ranges", options["ranges"], "not for a stream, which starts at the beginning")
-        self._reader = RawReader(options)
-        self._source = source_of(options)
-        self._incarnation = b""  # that of the source's logs, which a process reads once; b"" if no client has written
-        self._target: dict[str, Any] | None = None  # where a query with availableNow ends
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._end()
-
-    def _end(self) -> dict[str, Any]:
-        """Returns the offset behind what is there; FIRST if no client has written yet."""
-        spans = self._source.spans()  # raises TopicRecreated if it is not the topic that was read before
-        root = None if self._incarnation else root_of(self._source)
-        if root is not None:
-            self._incarnation = root.incarnation
-        if not self._incarnation:
-            return FIRST
-        ends = {str(log): bounds.end for log, bounds in sorted(spans.items())}
-        return {"logs_of": self._incarnation.hex(), "next": ends}
-
-    def _check_ours(self, start: dict[str, Any], offset: dict[str, Any]) -> None:
-        """Checks that the offset is of this source's logs. Offsets of others would skip records, or fold two histories
-        as one. Raises InvalidOption.
-        """
-        check_maker(offset, "logs_of", str, start)
-        wrong = "" if offset == FIRST else other_log(offset["logs_of"], self._incarnation)
-        if wrong:
-            rule = f"{wrong}: take another checkpointLocation, and the stream begins at the first record; or read the "
-            raise InvalidOption("checkpointLocation", json.dumps(start), rule + "logs that the checkpoint is from")
-
-    def initialOffset(self) -> dict[str, Any]:
-        return FIRST
-
-    def latestOffset(self, start: dict[str, Any], limit: Any = None) -> dict[str, Any]:
-        end = self._end() if self._target is None else self._target
-        self._check_ours(start, start)
-        return start if end == start else end
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if not self._incarnation:  # a batch of an earlier run
-            self._end()
-        self._check_ours(start, end)
-        begun = start["next"]
-        return [LogSpan(int(log), begun.get(log, 0), to) for log, to in end["next"].items() if begun.get(log, 0) < to]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._reader.read(partition)
 
 
 # --- marshal-state

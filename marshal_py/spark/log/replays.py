@@ -1,4 +1,4 @@
-"""Folds any DataFrame of raw records with the library's own rationalizer, in parallel. Streams: replay_streams.py.
+"""Folds any DataFrame of raw records with the library's own rationalizer, in parallel.
 
 Each log is one history, so a log must never span two tasks: its records go to one task, sorted by offset, which folds
 them as they arrive. The rows are the same as those of a fold in one process.

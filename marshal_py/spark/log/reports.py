@@ -1,6 +1,6 @@
 """Reports on the coordination log: questions in SQL over its tables, and their answers. Must not fold itself.
 
-The questions are data. docs/spark.md shows each of them, and a test keeps the two equal.
+The questions are data. docs/spark-log.md shows each of them, and a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -176,28 +176,30 @@ def views(folded: DataFrame, prefix: str = PREFIX) -> list[str]:
 
 
 @contextmanager
-def _views_of(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
+def _views_of(folded: DataFrame) -> Iterator[None]:
     """Creates the views of one fold, for the time of the `with` block. The fold stays cached for that time."""
-    folded = spark.read.format("marshal-state").options(**options).load().persist()
+    folded.persist()
     names = views(folded)
     try:
         yield
     finally:
         for name in names:
-            spark.catalog.dropTempView(name)
+            folded.sparkSession.catalog.dropTempView(name)
         folded.unpersist()
 
 
 def report(
-    spark: SparkSession, options: Mapping[str, str], names: Sequence[str] = (), at: datetime | None = None
+    spark: SparkSession, source: Mapping[str, str] | DataFrame, names: Sequence[str] = (), at: datetime | None = None
 ) -> dict[str, list[dict[str, Any]]]:
     """Answers the questions of these names, by default all. "owners" needs `at`, and is left out if `at` is None.
 
-    `options` are those of format("marshal-state"): bootstrap.servers or path, group, since, until. Returns, for each
-    question, rows as dictionaries; times have a zone. Raises InvalidOption.
+    `source`: options of format("marshal-state"), which are bootstrap.servers or path (of a dump), group, since, until;
+    or the wide DataFrame that `replay` gives, for example of an archive. Returns, for each question, rows as
+    dictionaries; times have a zone. Raises InvalidOption.
     """
     wanted = check_questions(names, at)
-    with _views_of(spark, options):
+    folded = spark.read.format("marshal-state").options(**source).load() if isinstance(source, Mapping) else source
+    with _views_of(folded):
         return {name: _answer(spark, name, at).toArrow().to_pylist() for name in wanted}
 
 

@@ -49,7 +49,9 @@ class DeltaEntry(lakes.LakeEntry):
         table = self._fit(rows.limit(0).toArrow().schema)
         assert self._rules is not None
         lacking = {name: F.lit(None).cast(kind) for name, kind in self._rules.lacking(rows.columns).items()}
-        rows = rows.withColumns(lacking).select(*self._rules.names)
+        if lacking:  # a client of Spark Connect refuses none
+            rows = rows.withColumns(lacking)
+        rows = rows.select(*self._rules.names)
         partition_by = table.metadata().partition_columns
         written = write_files(rows, self._output.spark_uri, partition_by, self._rules.conditions())
         self._rules.check_files(written)

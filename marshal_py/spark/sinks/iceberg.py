@@ -55,7 +55,9 @@ class IcebergEntry(lakes.LakeEntry):
                 pa.table({name: [] for name in lacking}, schema=pa.schema([types.field(name) for name in lacking]))
             ).schema
             lacking = {name: F.lit(None).cast(empty[name].dataType) for name in lacking}
-        rows = rows.withColumns(lacking).select(*types.names)
+        if lacking:  # a client of Spark Connect refuses none
+            rows = rows.withColumns(lacking)
+        rows = rows.select(*types.names)
         open_ones = [one.name for one in rows.schema.fields if one.nullable and not types.field(one.name).nullable]
         try:
             checked = not_null(rows, open_ones) if open_ones else rows

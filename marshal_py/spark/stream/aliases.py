@@ -6,18 +6,13 @@ backfills.py check them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from marshal_py.errors import InvalidOption
-from marshal_py.spark.stream.messages import COLUMNS
 
-_UNITS_MS: Final = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_TIME: Final = re.compile(r"(\d{1,15}) *([a-z]*)")
 _JAAS: Final = re.compile(r"\s*[\w.]*\.(?:PlainLoginModule|ScramLoginModule)\s+required\s(.*);\s*", re.DOTALL)
 _PAIR: Final = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;]+))""")
 
@@ -32,44 +27,9 @@ class Alias(NamedTuple):
     convert: Callable[[str], str] = str
 
 
-def _seconds(text: str) -> str:
-    """Returns the seconds of a duration like "5s" or "2 min", as text. A number without a unit is in ms."""
-    found = _TIME.fullmatch(text.strip().lower())
-    if found is None or (found[2] or "ms") not in _UNITS_MS:
-        raise ValueError(f"a number with one of {', '.join(_UNITS_MS)}")
-    return f"{int(found[1]) * _UNITS_MS[found[2] or 'ms'] / 1000:g}"
-
-
-def _iso_time(ms: object) -> str:
-    if isinstance(ms, bool) or not isinstance(ms, int | str):
-        raise ValueError("ms since 1970")
-    try:
-        return datetime.fromtimestamp(int(ms) / 1000, UTC).isoformat()
-    except (ValueError, OverflowError, OSError) as error:
-        raise ValueError("ms since 1970") from error
-
-
-def _iso_times(text: str) -> str:
-    try:
-        return json.dumps(
-            {
-                topic: {number: _iso_time(ms) for number, ms in partitions.items()}
-                for topic, partitions in json.loads(text).items()
-            }
-        )
-    except (ValueError, AttributeError) as error:
-        raise ValueError('JSON as {"topic": {"0": 1738324800000}}') from error
-
-
 def _offsets(text: str) -> str:
     """Returns the text in lower case if it is "earliest" or "latest", which Spark accepts in upper case, too."""
     return text.lower() if text.lower() in ("earliest", "latest") else text
-
-
-def _with_headers(text: str) -> str:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("true or false")
-    return ",".join(name for name in COLUMNS if name != "headers" or text.lower() == "true")
 
 
 def _only(value: str, reason: str) -> Callable[[str], str]:
@@ -81,28 +41,20 @@ def _only(value: str, reason: str) -> Callable[[str], str]:
     return convert
 
 
+# What a job that moves here most often has.
 ALIASES: Final[Mapping[str, Alias]] = {
     "kafka.bootstrap.servers": Alias("bootstrap.servers"),
     "subscribe": Alias("topics"),
     "subscribePattern": Alias("topics_pattern"),
     "startingOffsets": Alias("start", _offsets),
-    "startingTimestamp": Alias("start", _iso_time),
-    "startingOffsetsByTimestamp": Alias("start", _iso_times),
-    "startingOffsetsByTimestampStrategy": Alias(
-        "", _only("latest", "where no message is as new, partitions begin at their end")
-    ),
     "maxOffsetsPerTrigger": Alias("max_rows_per_batch"),
-    "minOffsetsPerTrigger": Alias("min_rows_per_batch"),
-    "maxTriggerDelay": Alias("max_batch_delay_s", _seconds),
     "minPartitions": Alias("min_partitions"),
-    "includeHeaders": Alias("columns", _with_headers),
-    "kafkaConsumer.pollTimeoutMs": Alias("read_timeout_s", _seconds),
     "failOnDataLoss": Alias(
         "",
         _only(
             "false",
             "messages that retention deleted before they were read are skipped, and noted as lost in the log "
-            "(docs/spark.md, table lost): put an alarm on that",
+            "(docs/spark-log.md, table lost): put an alarm on that",
         ),
     ),
 }
@@ -110,13 +62,24 @@ ALIASES: Final[Mapping[str, Alias]] = {
 # For a batch read, which has an end. It has no group for which a loss could be noted in the log, so it fails instead.
 BATCH_READ_ALIASES: Final[Mapping[str, Alias]] = {
     "endingOffsets": Alias("until", _offsets),
-    "endingTimestamp": Alias("until", _iso_time),
-    "endingOffsetsByTimestamp": Alias("until", _iso_times),
     "failOnDataLoss": Alias("", _only("true", "a batch read fails where messages were deleted: start it later")),
 }
 
+_TIME: Final = "it takes a time, too: 2025-01-31T12:00:00Z, or ms since 1970"
+# Less frequent ones, which have an option here.
+_START: Final = f"use the option start; {_TIME}"
+_OTHER_NAMES: Final = {
+    "startingTimestamp": _START,
+    "startingOffsetsByTimestamp": _START,
+    "startingOffsetsByTimestampStrategy": "leave it out: a partition without such a message begins at its end",
+    "minOffsetsPerTrigger": "use the option min_rows_per_batch",
+    "maxTriggerDelay": "use the option max_batch_delay_s, in seconds",
+    "includeHeaders": "use the option columns: it names the columns that you want; without it headers are included",
+    "kafkaConsumer.pollTimeoutMs": "use the option read_timeout_s, in seconds",
+}
 _ENDLESS: Final = "a stream has no end; with trigger(availableNow=True) a query reads what is there when it starts"
 REFUSED: Final[Mapping[str, str]] = {
+    **_OTHER_NAMES,
     "assign": "members claim partitions: name topics, and limit how many this query claims by max_claims",
     "endingOffsets": _ENDLESS,
     "endingTimestamp": _ENDLESS,
@@ -133,7 +96,13 @@ REFUSED: Final[Mapping[str, str]] = {
 # In a batch read, where the advice for a stream would name options that a batch read refuses.
 _NO_GROUP: Final = "a batch read has no group: leave it out; a stream has the option group instead"
 _RETRIES: Final = "the cluster is asked for as long as connect_timeout_s allows"
+_UNTIL: Final = f"use the option until; {_TIME}"
 REFUSED_IN_BATCH_READS: Final[Mapping[str, str]] = {
+    **_OTHER_NAMES,
+    "endingTimestamp": _UNTIL,
+    "endingOffsetsByTimestamp": _UNTIL,
+    "minOffsetsPerTrigger": "a batch read takes everything between start and until: leave it out",
+    "maxTriggerDelay": "a batch read has no trigger: leave it out",
     "assign": 'name the topics in topics, and the partitions in start or until, as {"orders": {"0": -2}}',
     "kafka.group.id": _NO_GROUP,
     "groupIdPrefix": _NO_GROUP,

@@ -1,6 +1,6 @@
-"""Claimed batches: Spark jobs over ranges that an ordinary consumer of this process has claimed.
+"""Claimed batches: Spark jobs over ranges that a planner of this process has claimed.
 
-    with marshal.consumer("billing", ["orders"]) as consumer, claimed_batches(spark, consumer) as batches:
+    with marshal.planner("billing", ["orders"]) as planner, claimed_batches(spark, planner) as batches:
         for batch in batches:
             batch.df.write.mode("append").parquet(path)
             batch.commit()
@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 from pyspark.sql import DataFrame, SparkSession
 
-from marshal_py.client.consumer import Consumer
-from marshal_py.client.planner import ClaimedBatch
+from marshal_py.client.planner import ClaimedBatch, Planner
 from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import Token, TopicPartition
-from marshal_py.spark.stream import jvm
 from marshal_py.spark.stream.messages import COLUMNS, columns_of
 from marshal_py.spark.stream.options import MAX_ROWS, READ_TIMEOUT_S, as_options
 from marshal_py.spark.stream.ranges import ranges_json
@@ -32,7 +30,7 @@ from marshal_py.spark.stream.tasks import Piece, pieces_of
 
 def claimed_batches(
     spark: SparkSession,
-    consumer: Consumer,
+    planner: Planner,
     *,
     max_rows: int = MAX_ROWS,
     wait_s: float | None = None,
@@ -40,31 +38,25 @@ def claimed_batches(
     columns: Sequence[str] = COLUMNS,
     min_partitions: int | None = None,
     until: str | None = None,
-    reader: Literal["python", "jvm"] = "python",
-    jvm_options: Mapping[str, str] | None = None,
 ) -> Batches:
-    """Returns a context manager and iterator of batches, each of at most `max_rows` offsets of `consumer`'s claims.
+    """Returns a context manager and iterator of batches, each of at most `max_rows` offsets of `planner`'s claims.
 
-    From now on the consumer fetches nothing itself. In at-most-once mode what was granted to it and not delivered is
-    dropped. Iteration ends when the consumer stops, or when no messages came for `wait_s` seconds (0: takes what is
-    there now and ends; None: waits until the consumer stops).
+    `planner` is what `Marshal.planner` returns. Iteration ends when it stops, or when no messages came for `wait_s`
+    seconds (0: takes what is there now and ends; None: waits until the planner stops).
 
     `read_timeout_s`: a task fails after so many seconds without progress. `columns` selects the columns of the rows.
     `min_partitions` is the least number of tasks per batch. With None, small ranges share tasks, of which at least
     eight are kept.
 
     `until` says where every partition ends: a time, offsets or `latest`, written as a consumer's `start` and looked up
-    now. Iteration then ends when this consumer has nothing left before that end; leave `wait_s` out.
+    now. Iteration then ends when this planner has nothing left before that end; leave `wait_s` out.
 
-    `reader`: "jvm" lets Spark's own Kafka source read, in at-least-once mode only; its package must be on the session's
-    class path. `jvm_options` are options of that source, for example how to connect, under the names of Java's client.
-
-    Raises InvalidOption, PositionOutOfRange, ClusterUnreachable, MissingSpark.
+    Raises InvalidOption, PositionOutOfRange, ClusterUnreachable.
     """
     if max_rows < 1:
         raise InvalidOption("max_rows", max_rows, "at least 1")
     if wait_s is not None and wait_s < 0:
-        raise InvalidOption("wait_s", wait_s, "0 takes what is there now; None waits until the consumer stops")
+        raise InvalidOption("wait_s", wait_s, "0 takes what is there now; None waits until the planner stops")
     if min_partitions is not None and min_partitions < 1:
         raise InvalidOption("min_partitions", min_partitions, "at least 1; None lets the ranges decide")
     options = {"read_timeout_s": str(read_timeout_s), "columns": ",".join(columns_of(",".join(columns)))}
@@ -72,13 +64,7 @@ def claimed_batches(
         options["min_partitions"] = str(min_partitions)
     if until is not None and wait_s:
         raise InvalidOption("wait_s", wait_s, "leave it out: until is given, and later messages are not waited for")
-    if reader not in ("python", "jvm"):
-        raise InvalidOption("reader", reader, "python or jvm")
-    if reader == "python" and jvm_options is not None:
-        raise InvalidOption("jvm_options", sorted(jvm_options), "they are for reader='jvm'")
-    if reader == "jvm":
-        jvm.check(spark)
-    return Batches(spark, consumer, max_rows, wait_s, options, until, (jvm_options or {}) if reader == "jvm" else None)
+    return Batches(spark, planner, max_rows, wait_s, options, until)
 
 
 class Batch:
@@ -112,7 +98,7 @@ class Batch:
         self._claimed.check()
 
     def in_progress(self) -> None:
-        """Starts the consumer's `handler_timeout_s` anew. Call it between the steps of a long batch."""
+        """Starts the planner's `handler_timeout_s` anew. Call it between the steps of a long batch."""
         self._claimed.in_progress()
 
     def commit(self) -> None:
@@ -130,31 +116,17 @@ class Batches:
     def __init__(
         self,
         spark: SparkSession,
-        consumer: Consumer,
+        planner: Planner,
         max_rows: int,
         wait_s: float | None,
         options: Mapping[str, str],
         until: str | None,
-        jvm_options: Mapping[str, str] | None,
     ) -> None:
-        """Makes `consumer` plan ranges from now on. `options`: those of format("marshal-ranges"), for every batch.
-
-        `jvm_options` are the caller's options for Spark's own Kafka source; with None the Python reader reads.
-        """
-        self._spark, self._max_rows, self._wait_s = spark, max_rows, wait_s
-        self._once = consumer.cached_info().delivery == "at_most_once"
-        if not consumer.connection:
+        """`options`: those with which every batch is read (ranges.py)."""
+        self._spark, self._planner, self._max_rows, self._wait_s = spark, planner, max_rows, wait_s
+        if not planner.connection:
             raise InvalidOption("bootstrap.servers", "", "executors can only reach a cluster over the network")
-        self._jvm_options = None if jvm_options is None else jvm.options_of(consumer.connection, jvm_options)
-        if self._jvm_options is not None and self._once:
-            raise InvalidOption(
-                "reader",
-                "jvm",
-                "in at-most-once mode a second attempt of a task must fail, and only the Python reader sees to that",
-            )
-        ours = {} if self._jvm_options is not None else as_options(consumer.connection)
-        self._options = {**ours, **options, "once": str(self._once).lower()}
-        self._planner = consumer.plan_ranges()
+        self._options = {**as_options(planner.connection), **options, "once": str(planner.at_most_once).lower()}
         self._up_to = None if until is None else self._planner.ends_at(until)
         self._last: Batch | None = None
 
@@ -168,7 +140,7 @@ class Batches:
             self._last.give_back()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches. Raises BatchNotCommitted, BatchOverdue, and the error that ended the consumer.
+        """Yields the batches. Raises BatchNotCommitted, BatchOverdue, and the error that ended the planner.
 
         With `until`, it raises PartitionsParked or PartitionsUnread at the end if something before that end is left
         that nobody reads.
@@ -181,12 +153,7 @@ class Batches:
             self._planner.check_read(self._up_to)
 
     def _df(self, pieces: list[Piece]) -> DataFrame:
-        if self._jvm_options is not None:
-            at_least = {"minPartitions": tasks} if (tasks := self._options.get("min_partitions")) else {}
-            return jvm.frame(
-                self._spark, pieces, {**at_least, **self._jvm_options}, self._options["columns"].split(",")
-            )
-        return self._spark.read.format("marshal-ranges").options(**self._options, ranges=ranges_json(pieces)).load()
+        return self._spark.read.format("marshal").options(**self._options, ranges=ranges_json(pieces)).load()
 
     def _claimed(self) -> ClaimedBatch:
         if self._up_to is None:

@@ -1,14 +1,15 @@
-"""`spark.read.format("marshal-ranges")`: explicit offset ranges of Kafka as a batch source, without claims.
+"""A batch read of format("marshal") with the option `ranges`: explicit offset ranges, which claimed batches have taken.
 
-It turns options into tasks; range_reader.py reads them. Options are `ranges` (the JSON that `ranges_json` writes),
-`bootstrap.servers`, `kafka.*` (any librdkafka setting of a consumer), `columns`, `min_partitions`, `read_timeout_s`
-and `once` (true: a task that Spark tries again fails).
+It turns options into tasks; range_reader.py reads them. A batch read between two points is in backfills.py. Options are
+`ranges` (the JSON that `ranges_json` writes), `bootstrap.servers`, `kafka.*` (any librdkafka setting of a consumer),
+`columns`, `min_partitions`, `read_timeout_s` and `once` (true: a task that Spark tries again fails).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -29,10 +30,10 @@ def ranges_json(pieces: Iterable[Piece]) -> str:
     return json.dumps([list(piece) for piece in pieces])
 
 
-def _pieces(text: str | None) -> list[Piece]:
+def _pieces(text: str) -> list[Piece]:
     rule = "a JSON list of [topic, partition, start, to, token, source]; ranges_json writes it"
     try:
-        pieces = [Piece(*item) for item in json.loads(text or "")]
+        pieces = [Piece(*item) for item in json.loads(text)]
     except (ValueError, TypeError) as error:
         raise InvalidOption("ranges", text, rule) from error
     seen: set[tuple[str, int]] = set()
@@ -48,18 +49,29 @@ def _pieces(text: str | None) -> list[Piece]:
     return pieces
 
 
+@dataclass(frozen=True)
+class RangeOptions(ReadOptions):
+    """Holds the checked options of a read of explicit ranges."""
+
+    pieces: tuple[Piece, ...]
+    once: bool
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> RangeOptions:
+        """Parses the options. Raises InvalidOption."""
+        check_names(given, OPTIONS)
+        pieces = tuple(_pieces(given["ranges"]))
+        return cls(pieces=pieces, once=flag(given, "once"), **vars(ReadOptions.parse(given)))
+
+
 class RangesReader(DataSourceReader):
     """Plans and reads the ranges. Only tasks connect to Kafka."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        """Parses the options. Raises InvalidOption."""
-        check_names(options, OPTIONS)
-        self._pieces = _pieces(options.get("ranges"))
-        self._options = ReadOptions.parse(options)
-        self._once = flag(options, "once")
+    def __init__(self, options: RangeOptions) -> None:
+        self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        return partitions_of(self._pieces, self._options, once=self._once)
+        return partitions_of(self._options.pieces, self._options, once=self._options.once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(partition)
