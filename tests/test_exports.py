@@ -70,6 +70,7 @@ def public_objects(*modules: str) -> dict[str, Any]:
                 hints = [typing.get_type_hints(call).get("return") for call in calls_of(one)]
                 if inspect.isclass(one):
                     hints += [hint for field, hint in typing.get_type_hints(one).items() if not field.startswith("_")]
+                    hints += one.__bases__  # Marshal has `planner` from its base class
                 waiting += [part for hint in hints for part in classes_in(hint)]
     return dict(sorted(found.items()))
 
