@@ -62,7 +62,6 @@ def test_a_batch_read_is_bounded_by_time(make_topic: MakeTopic) -> None:
     wanted = [(0, 3), (0, 4), (0, 5)]
     iso = datetime.fromtimestamp(third / 1000, UTC).isoformat()
     assert read(orders, start=iso, until=str(sixth)) == wanted
-    assert read(orders, startingTimestamp=str(third), endingTimestamp=str(sixth)) == wanted
     assert read(orders, until="2030-01-01") == [(0, day) for day in range(10)]
 
 

@@ -65,7 +65,7 @@ BATCH_READ_ALIASES: Final[Mapping[str, Alias]] = {
     "failOnDataLoss": Alias("", _only("true", "a batch read fails where messages were deleted: start it later")),
 }
 
-_TIME: Final = "it takes a time, too: 2025-01-31T12:00:00Z, or ms since 1970"
+_TIME: Final = "it takes a time, too, like 2025-01-31T12:00:00Z"
 # Less frequent ones, which have an option here.
 _START: Final = f"use the option start; {_TIME}"
 _OTHER_NAMES: Final = {
