@@ -37,7 +37,7 @@ LINES_MAX: Final = 20  # how many lines a story has; older lines are only counte
 
 
 class RawRecord(Protocol):
-    """Is a record of a log that was not decoded yet, for example a transport.ports.LogRecord."""
+    """A record of a log that was not decoded yet, for example a transport.ports.LogRecord."""
 
     @property
     def offset(self) -> int: ...
@@ -73,7 +73,7 @@ class Line(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Holds the state of a partition. `owner`: the session that owns it; `client_id`: that session's client.
+    """The state of a partition. `owner`: the session that owns it; `client_id`: that session's client.
 
     `version`: offset of the record that last claimed or released the partition, or set or removed its position.
     `parked`: why nobody may claim the partition, "" if it may be claimed. NONE (-1) stands for a value that does not
@@ -90,7 +90,7 @@ class Standing(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Holds the answer of `explain`: the partition's state at the cut (`standing`), and the story of how it came about
+    """The answer of `explain`: the partition's state at the cut (`standing`), and the story of how it came about
     (`lines`).
 
     `at_offset`, `at_ms`: offset and time of the last record that was read, of any group. `left_out`: how many older

@@ -14,7 +14,7 @@ from marshal_py.protocol.wire.identity import NONE, TopicPartition
 
 
 class SessionSpan(Struct):
-    """Describes a session, live or ended. An ended one is kept because late records may still name it.
+    """A session, live or ended. An ended one is kept because late records may still name it.
 
     `until_ms`: the session counts as alive until this time, or longer if it writes another record. `sign_time_ms`: time
     of its last sign of life. `sign_lived_ms`: what the group's `Presence.lived_ms` was at that time.
@@ -31,7 +31,7 @@ class SessionSpan(Struct):
 
 
 class Claim(Struct):
-    """Describes a live claim. `after`: how the partition's previous claim ended, in the words of tables.IntervalRow."""
+    """A live claim. `after`: how the partition's previous claim ended, in the words of tables.IntervalRow."""
 
     topic: str
     partition: int
@@ -43,7 +43,7 @@ class Claim(Struct):
 
 
 class FreeSpan(Struct):
-    """Describes a span in which nobody owns a partition. `position`: the partition's position, which only an admin can
+    """A span in which nobody owns a partition. `position`: the partition's position, which only an admin can
     move during the span.
 
     `cause`, `client`, `sign_time_ms`: how the claim before the span ended, who held it, and when that session gave its
@@ -64,7 +64,7 @@ class FreeSpan(Struct):
 
 
 class Pause(Struct):
-    """Describes a running pause. `token`: offset of its newest record, by which others name the pause."""
+    """A running pause. `token`: offset of its newest record, by which others name the pause."""
 
     from_offset: int | None
     from_time_ms: int | None

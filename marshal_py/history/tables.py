@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 
 class RecordRow(NamedTuple):
-    """Describes a record of the log and the fold's verdict on it (F10.2). A field that the record lacks is None.
+    """A record of the log and the fold's verdict on it (F10.2). A field that the record lacks is None.
 
     `verdict`: accepted, rejected or ignored. `reason`: why it was not accepted, as PROTOCOL.md names it.
     """
@@ -32,7 +32,7 @@ class RecordRow(NamedTuple):
 
 
 class SessionRow(NamedTuple):
-    """Describes a session of a group. `to_offset` is None while the session is alive.
+    """A session of a group. `to_offset` is None while the session is alive.
 
     `delivery`: "at_least_once" or "at_most_once". `ended`: how the session ended, which is "leave" (it left), "evict"
     (it was silent), "replaced" (its client joined again), "mode" (the group's delivery changed), or "deleted" (the
@@ -54,7 +54,7 @@ class SessionRow(NamedTuple):
 
 
 class IntervalRow(NamedTuple):
-    """Describes an interval in which one session owned a partition. It begins with the claim at offset `epoch`.
+    """An interval in which one session owned a partition. It begins with the claim at offset `epoch`.
 
     `to_offset`: offset of the record that ended the interval; None while it lasts. `ended`: how it ended. It is
     "release", "seek" (the owner moved its position, and its next interval begins at once), or how the session ended, in
@@ -85,7 +85,7 @@ class IntervalRow(NamedTuple):
 
 
 class PositionRow(NamedTuple):
-    """Holds a partition's position and figures after a record that named the position.
+    """A partition's position and figures after a record that named the position.
 
     `cause`: what the record was, which is "claim", "seek", "heartbeat", "grant" (of messages, in at-most-once mode),
     "release", or "move" (by an admin). `lag`: how far the position is behind the partition's end, as its owner last
@@ -111,7 +111,7 @@ class PositionRow(NamedTuple):
 
 
 class RaceRow(NamedTuple):
-    """Describes a claim that lost to another session's claim, the winner, whose offset is `winner_epoch`.
+    """A claim that lost to another session's claim, the winner, whose offset is `winner_epoch`.
 
     `reason`: why the claim was rejected, which is "held" (the partition had an owner), or "observed" (the loser wrote
     its claim before it had read the winner's). `session` and `client` are the loser's.
@@ -133,7 +133,7 @@ class RaceRow(NamedTuple):
 
 
 class GapRow(NamedTuple):
-    """Describes a span in which nobody owned a partition. `to_offset` is None while it lasts.
+    """A span in which nobody owned a partition. `to_offset` is None while it lasts.
 
     `cause`: "new" (the partition appeared), or how the last owner's claim ended, in the words of IntervalRow. `client`:
     that owner. `last_sign_time_ms`: when the owner's session gave its last sign of life; if the session ended, the
@@ -189,7 +189,7 @@ class LostRow(NamedTuple):
 
 
 class PauseRow(NamedTuple):
-    """Describes a pause of a group. `duration_ms`: how long the newest record of the pause asks for.
+    """A pause of a group. `duration_ms`: how long the newest record of the pause asks for.
 
     `renewals`: how often the pause was renewed. `ended`: how it ended, which is "resume" (an admin ended it), "waited"
     (members ended it after `duration_ms`), "set_position" (a move of positions ended it), or "deleted" (the group was
@@ -210,7 +210,7 @@ class PauseRow(NamedTuple):
 
 
 class MoveRow(NamedTuple):
-    """Describes a move of one position by an admin (PROTOCOL.md, F8).
+    """A move of one position by an admin (PROTOCOL.md, F8).
 
     A move back makes the group deliver the messages in between again; a move forward skips them.
     """
@@ -228,7 +228,7 @@ class MoveRow(NamedTuple):
 
 
 class StandingRow(NamedTuple):
-    """Describes the state of a partition at the end of what was read, that is before `offset`.
+    """The state of a partition at the end of what was read, that is before `offset`.
 
     `time_ms`: timestamp of the last record that was read. `parked`: why nobody may claim the partition, None if it may
     be claimed. The other fields mean what they mean in PositionRow.
@@ -252,7 +252,7 @@ class StandingRow(NamedTuple):
 
 
 class DigestRow(NamedTuple):
-    """Holds the digest of a group after all offsets below `offset` (PROTOCOL.md, section 6), as 16 hex digits.
+    """The digest of a group after all offsets below `offset` (PROTOCOL.md, section 6), as 16 hex digits.
 
     There is one row at each checkpoint for each group that had records since the checkpoint before; there `chain` is
     the log's chain digest. At the end of what was read there is one row for each group; its `chain` is None unless the

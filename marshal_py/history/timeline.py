@@ -70,7 +70,7 @@ _TABLE_NAMES: Final[dict[type[Row], str]] = {row: name for name, row in TABLES.i
 
 
 class Moment(NamedTuple):
-    """Holds a record's offset and timestamp."""
+    """A record's offset and timestamp."""
 
     offset: int | None
     time_ms: int | None

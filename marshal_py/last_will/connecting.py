@@ -54,7 +54,7 @@ def start_witness() -> socket.socket:
 
 
 class WitnessConnection:
-    """Holds the connection to one witness. One thread uses it."""
+    """The connection to one witness. One thread uses it."""
 
     def __init__(self, source: socket.socket) -> None:
         """Says hello. Raises OSError."""

@@ -102,7 +102,7 @@ class SignalProbe:
 
 
 class Runner:
-    """Holds a running command: its process, its witness, and what has ended below it."""
+    """A running command: its process, its witness, and what has ended below it."""
 
     def __init__(self, command: list[str], held: frozenset[int] = frozenset()) -> None:
         self._command = command

@@ -32,7 +32,7 @@ WARM_S: Final = 5.0  # how long a producer may take to learn where the topic is,
 
 
 class Registered(NamedTuple):
-    """Holds one session whose will this witness executes."""
+    """One session whose will this witness executes."""
 
     session: Register
     kept_fd: int

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Judged(NamedTuple):
-    """Holds a record of the log, and the verdict of the fold on it."""
+    """A record of the log, and the verdict of the fold on it."""
 
     record: LogRecord
     verdict: Verdict

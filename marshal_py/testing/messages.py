@@ -39,14 +39,14 @@ GROUP: Final = "test"
 
 
 class Answer(NamedTuple):
-    """Holds one call of a handler. `verb`: the method's name. `argument`: its first argument, if it says something."""
+    """One call of a handler. `verb`: the method's name. `argument`: its first argument, if it says something."""
 
     verb: str
     argument: object = None
 
 
 class RecordedMessage(Message[K_co, V_co], frozen=True, kw_only=True, gc=True):
-    """Holds a message made by hand. `answers`: what the handler has called, in order."""
+    """A message made by hand. `answers`: what the handler has called, in order."""
 
     answers: list[Answer]
 
@@ -112,7 +112,7 @@ class RecordedDelivery(Delivered):
 
 
 class RecordedBatch(Batch[K_co, V_co], Generic[K_co, V_co]):
-    """Holds a batch made by hand. `messages`: all of its messages, in the order of its parts."""
+    """A batch made by hand. `messages`: all of its messages, in the order of its parts."""
 
     __slots__ = ("messages",)
 

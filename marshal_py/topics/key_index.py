@@ -109,7 +109,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class KeyIndex:
-    """Is the index of one topic in a file. `Topic.key_index` makes it. One thread at a time; a context manager."""
+    """The index of one topic in a file. `Topic.key_index` makes it. One thread at a time; a context manager."""
 
     path: Path
     topic: str

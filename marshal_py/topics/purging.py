@@ -14,7 +14,7 @@ from marshal_py.transport.ports import Bounds, ClusterAdmin
 
 
 class TopicInfo(Struct, frozen=True):
-    """Describes a topic. `topic_id`: Kafka's, "" where the cluster has none.
+    """A topic. `topic_id`: Kafka's, "" where the cluster has none.
 
     `partitions`: first and end offset of each partition, by its number. `settings`: the topic's configuration; empty
     where the cluster does not describe it.

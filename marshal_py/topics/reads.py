@@ -29,7 +29,7 @@ Matches = Callable[[Sequence[RawMessage]], Iterable[RawMessage]]
 
 
 class Page(NamedTuple):
-    """Holds one page of the answer to a batch request: as many messages as `batch` and `max_bytes` allow.
+    """One page of the answer to a batch request: as many messages as `batch` and `max_bytes` allow.
 
     `pending`: for each message of the page, how many messages that match the request come after it. `left`: how many
     match but are not in the page. `lower`: by partition, the offset at which the next page begins to read. `up_to`: by

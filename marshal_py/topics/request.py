@@ -1,4 +1,4 @@
-"""Holds one question to a topic, checked: which messages are wanted, as in JetStream's Direct Get (ADR-31).
+"""One question to a topic, checked: which messages are wanted, as in JetStream's Direct Get (ADR-31).
 
 It reads nothing.
 """

@@ -13,7 +13,7 @@ END_OF_BATCH: Final = 204
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """Is one message of a topic. `key` and `value` are bytes or None, or what the deserializers made of them.
+    """One message of a topic. `key` and `value` are bytes or None, or what the deserializers made of them.
 
     `timestamp`: ms since 1970, -1 if there is none. Only in a batch: `num_pending` is how many messages that match the
     request come after this one; `last_offset` is the offset of the message before it in the batch and in the same
@@ -54,7 +54,7 @@ class EndOfBatch:
 
 
 class StoredBatch(Sequence[StoredMessage]):
-    """Holds the messages of one answer, and how it ended (`end`).
+    """The messages of one answer, and how it ended (`end`).
 
     For multi_last they are in the order of partition and offset, otherwise by time, and in each partition by offset.
     """

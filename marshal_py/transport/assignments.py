@@ -30,7 +30,7 @@ class State(IntEnum):
 
 
 class Assignment:
-    """Holds one assignment of one partition. `reached`: the next offset to fetch."""
+    """One assignment of one partition. `reached`: the next offset to fetch."""
 
     __slots__ = (
         "failures",
@@ -69,7 +69,7 @@ class Changes:
 
 
 class Assignments:
-    """Holds all assignments of one source."""
+    """All assignments of one source."""
 
     def __init__(self) -> None:
         self._wanted: dict[TopicPartition, Assignment] = {}

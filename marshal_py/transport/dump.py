@@ -63,7 +63,7 @@ class Header(Struct, frozen=True, kw_only=True):
 
 
 class _Line(Struct, frozen=True):
-    """Holds the fields of a record's line that readers need."""
+    """The fields of a record's line that readers need."""
 
     log: int
     offset: int

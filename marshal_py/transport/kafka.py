@@ -351,7 +351,7 @@ def _in_thread(question: Callable[[], T]) -> Future[T]:
 
 
 class _Named(Struct):
-    """Holds the only field of librdkafka's statistics that is read here."""
+    """The only field of librdkafka's statistics that is read here."""
 
     name: str
 

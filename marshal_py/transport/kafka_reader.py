@@ -155,7 +155,7 @@ class KafkaReader:
 
 
 class _Client(NamedTuple):
-    """Holds a client of librdkafka. `known`: the topics whose leaders it has looked up."""
+    """A client of librdkafka. `known`: the topics whose leaders it has looked up."""
 
     consumer: Consumer
     known: set[str]

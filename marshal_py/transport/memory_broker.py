@@ -24,7 +24,7 @@ _names = count(1)
 
 
 class MemoryMessage:
-    """Is a message with the methods of confluent_kafka.Message."""
+    """A message with the methods of confluent_kafka.Message."""
 
     __slots__ = ("_headers", "_key", "_offset", "_partition", "_timestamp_ms", "_topic", "_value")
 

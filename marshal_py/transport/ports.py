@@ -24,7 +24,7 @@ LATEST = "latest"
 
 
 class LogRecord(NamedTuple):
-    """Holds a record of the coordination partition `log`. The fold reads neither `timestamp_ms` nor `key`.
+    """A record of the coordination partition `log`. The fold reads neither `timestamp_ms` nor `key`.
 
     Both are for people. `timestamp_ms` counts from 1970.
     """
@@ -37,7 +37,7 @@ class LogRecord(NamedTuple):
 
 
 class RawMessage(Protocol):
-    """Is a fetched data message: confluent_kafka's Message or the MemoryMessage of memory.py."""
+    """A fetched data message: confluent_kafka's Message or the MemoryMessage of memory.py."""
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...
@@ -66,14 +66,14 @@ class Chunk(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Holds the first offset of a partition that still exists, and the offset after its last one."""
+    """The first offset of a partition that still exists, and the offset after its last one."""
 
     first: int
     end: int
 
 
 class TopicInfo(NamedTuple):
-    """Describes a topic in the cluster. `partitions`: how many it has.
+    """A topic in the cluster. `partitions`: how many it has.
 
     `topic_id` changes if the topic is deleted and created again. It is "" if the topic has no id.
     """
@@ -83,7 +83,7 @@ class TopicInfo(NamedTuple):
 
 
 class BrokerInfo(Struct, frozen=True):
-    """Describes a broker. `address`: host:port. `rack`: "" if it has none, or the cluster does not say."""
+    """A broker. `address`: host:port. `rack`: "" if it has none, or the cluster does not say."""
 
     id: int
     address: str
@@ -91,7 +91,7 @@ class BrokerInfo(Struct, frozen=True):
 
 
 class ClusterInfo(NamedTuple):
-    """Describes a cluster. `settings`: the configuration of a broker; {} if this client may not read it.
+    """A cluster. `settings`: the configuration of a broker; {} if this client may not read it.
 
     `partition_counts`: by name, of each topic that this client may see. `client_versions`: of the client libraries.
     """

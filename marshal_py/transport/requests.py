@@ -71,7 +71,7 @@ def wait_until_shown(servers: str, topic: str, question: Callable[[], T | None])
 
 
 class Requester(AdminClient):
-    """Is an admin client for requests, with the errors of its connections.
+    """An admin client for requests, with the errors of its connections.
 
     librdkafka reports these errors only while the client is polled.
     """
@@ -96,7 +96,7 @@ def make_requester(given: settings.Settings, client_id: str) -> Requester:
 
 
 class SharedRequester:
-    """Holds the client that all parts of one connection send their requests with: each client has a thread per broker.
+    """The client that all parts of one connection send their requests with: each client has a thread per broker.
 
     It is made when it is first needed, and freed with its last user. Any thread may call any method.
     """
