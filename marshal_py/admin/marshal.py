@@ -172,7 +172,7 @@ class Marshal(marshal.Marshal):
     ) -> None:
         """Gives a topic more partitions, changes its settings, or both.
 
-        `partitions`: how many it shall have in all. A setting whose value is None gets the cluster's default back.
+        `partitions`: how many it should have in all. A setting whose value is None gets the cluster's default back.
         Consumers see new partitions by themselves. From then on producers may send a key to another partition than
         before. Raises what `create_topic` raises, and TopicMissing.
         """

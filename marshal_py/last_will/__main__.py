@@ -22,7 +22,7 @@ def _shell(name: str, folders: list[str]) -> None:
 def main(arguments: list[str]) -> int:
     """Runs a witness, or `marshal run`. Returns the exit status."""
     if arguments[:1] == ["witness"]:
-        if os.fork():  # the consumer shall have no child that its own code could meet in os.wait
+        if os.fork():  # the consumer should have no child that its own code could meet in os.wait
             return 0
     _shell("marshal_py", [str(Path(__file__).resolve().parents[1])])
     found = find_spec("confluent_kafka")

@@ -34,7 +34,7 @@ FORWARDED: Final = starting.ENDING.union(
     (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGALRM)
 )
 UNREMARKABLE: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM})
-# `timeout` sends its signal to its child, then to its group: the command shall get one.
+# `timeout` sends its signal to its child, then to its group: the command should get one.
 GROUP_S: Final = 0.1  # how long the second may take to reach the probe
 SAME_S: Final = 0.3  # how long a second one of those that end a program counts as the first
 STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})  # with which a terminal stops its processes
@@ -84,7 +84,7 @@ class SignalProbe:
             while asked := theirs.recv(1):
                 number = asked[0]
                 got = number in signal.sigpending()
-                if got:  # forgets it; sigwait would wait for ever for a SIGTSTP that a SIGCONT has just taken back
+                if got:  # forgets it; sigwait would wait without end for a SIGTSTP that a SIGCONT has just taken back
                     signal.signal(number, signal.SIG_IGN)
                     signal.signal(number, signal.SIG_DFL)
                 theirs.send(bytes((got,)))

@@ -1,7 +1,7 @@
 """Finds where a reader of a log begins: at its first record, or at a confirmed snapshot (PROTOCOL.md N9, N10).
 
 It looks for snapshots backwards from the log's end, in windows that grow. So a start costs as much as has happened
-since the newest snapshot, not as much as has ever happened. Tools that show the past go on from one snapshot to the
+since the newest snapshot, not as much as has ever happened. Tools that show the past continue from one snapshot to the
 next older one, as far as they need (`bases`). It only reads.
 
 In all functions `number` is the log's number, `bounds` its first and end offset, and `root` the Genesis that counts for

@@ -143,7 +143,7 @@ def make_message(
 ) -> RecordedMessage[Any, Any]:
     """Makes a message that a handler can be called with. Nothing else is needed: no cluster, no consumer.
 
-    `key`, `value`: what the handler shall see; with deserializers that is no longer bytes. `timestamp_ms`: since 1970,
+    `key`, `value`: what the handler should see; with deserializers that is no longer bytes. `timestamp_ms`: since 1970,
     None is now. `delivery_count`: how often it was delivered, this time included. `epoch`: of its fencing token; a
     message with a greater epoch has a greater token. `revoking`: whether its partition is moving to another member.
 

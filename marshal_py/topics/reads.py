@@ -408,7 +408,7 @@ def _by_time(kept: Mapping[TopicPartition, Sequence[RawMessage]]) -> Iterator[Ra
 def _cut(messages: Sequence[RawMessage], request: GetRequest) -> list[RawMessage]:
     """Returns the first messages, at most `batch` of them with at most `max_bytes` bytes together.
 
-    One message is always among them, whatever its size, so that the pages go on past it.
+    One message is always among them, whatever its size, so that the pages continue after it.
     """
     limit, size = request.max_bytes or MAX_BYTES_DEFAULT, 0
     taken: list[RawMessage] = []

@@ -423,7 +423,7 @@ class Client(Process):
         """Returns a copy of this process on a cloned machine. It has the same memory and will draw other random bits
         (T18).
 
-        The calls of its user are generators, which cannot be copied: they begin anew over copied buffers.
+        The calls of its user are generators, which cannot be copied: they begin again over copied buffers.
         """
         memo: dict[int, Any] = {id(self.environment.rng): self.environment.rng}
         clone = type(self)(self.environment, number, self.group, self.options, clock, self.concurrency)

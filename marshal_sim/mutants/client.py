@@ -96,7 +96,7 @@ def c6() -> list[Patch]:
     opened = Buffer.open
 
     def drop(self: DeliveryQueue, tps: Iterable[TopicPartition]) -> None:
-        """Keeps what was fetched, and goes on fetching, so that the next claim of the partition begins at once."""
+        """Keeps what was fetched, and continues to fetch, so that the next claim of the partition begins at once."""
         for tp in tps:
             self._turns.remove(tp)
 

@@ -32,7 +32,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
     """Receives messages for `AsyncConsumer.consume` until it is stopped or drained, or the consumer ends.
 
     Without a handler, iterate over it by `async for`; leaving the loop pauses it, and another loop continues. It is an
-    asynchronous context manager: leaving it stops it. The consumer itself goes on, and keeps its claims.
+    asynchronous context manager: leaving it stops it. The consumer itself continues, and keeps its claims.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
     """Receives messages for `Consumer.consume` until it is stopped or drained, or the consumer ends.
 
     Without a handler, iterate over it; leaving the loop pauses it, and another loop continues. It is a context manager:
-    leaving it stops it. The consumer itself goes on, and keeps its claims, until it is stopped.
+    leaving it stops it. The consumer itself continues, and keeps its claims, until it is stopped.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ class Batch:
         self._claimed.check()
 
     def in_progress(self) -> None:
-        """Starts the planner's `handler_timeout_s` anew. Call it between the steps of a long batch."""
+        """Starts the planner's `handler_timeout_s` again. Call it between the steps of a long batch."""
         self._claimed.in_progress()
 
     def commit(self) -> None:
