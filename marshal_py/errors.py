@@ -8,7 +8,6 @@
     |   +-- MessageTooLarge       a record or message is larger than the cluster takes
     |   +-- ConcurrentUse         two threads, or two iterations, in fetch / next / iteration of one Consumer
     |   +-- ReentrantCall         a method was called inside another call of the same thread and would wait for it
-    |   +-- AlreadyConsuming      a Consumer that runs a consume() was asked for messages in another way
     |   +-- EventLoopMisuse       a call of the asyncio front came from a loop that is not its own, or would block it
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
@@ -17,22 +16,18 @@
     |   +-- HandleUnknown         an ack handle names no message that this consumer can answer
     |   +-- MessageNotPickled     a message was to be sent to another process
     |   +-- NeedsAtLeastOnce      nak or term was called in an at-most-once group
-    |   +-- BatchNotCommitted     the next claimed batch was asked for before the last one was committed
+    |   +-- BatchRefused          the last claimed batch is not committed, or Spark retried a task in at-most-once mode
     |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
-    |   +-- RangeReadTwice        in at-most-once mode, Spark retried a task whose range may have been processed
     |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas or Java
-    |   +-- BadRequest            a request to a topic is empty, contradicts itself or is out of bounds (408)
+    |   +-- BadRequest            a request to a topic is empty, contradicts itself or is out of bounds (408, 413)
     |   +-- MessageNotFound       a topic holds no message that a request describes (404)
     |   +-- TopicExists           a topic was to be created that exists
-    |   +-- NotCompacted          a key was to be deleted in a topic that keeps the older messages of a key
     |   +-- IndexUnusable         a key index is another topic's, damaged, or of a topic that was created again
-    |   +-- TooManyKeys           a request matches more keys than one answer may hold (413)
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
     |   +-- GroupExists           a group cannot be created because it exists
     |   +-- PositionOutOfRange    an admin asked for a position that the partition does not have
     |   +-- DumpDamaged           a dump file was changed or cut off after it was written
-    |   +-- DumpUnusable          a dump does not hold what the command needs
-    |   +-- LoadRefused           a dump cannot be loaded into this topic
+    |   +-- DumpUnusable          a dump does not hold what the command needs, or cannot be loaded into a topic
     +-- PeerError                 another participant of the group prevents it
     |   +-- SessionCloned         another process writes with this consumer's session (fork, cloned machine)
     |   +-- DuplicateClientId     another process took over this client id (fast reclaim)
@@ -41,10 +36,7 @@
     |   +-- GroupOpaque           the group holds records that only a newer library can read
     |   +-- KafkaGroupIsLive      ordinary Kafka consumers use the same group id
     |   +-- AdminBusy             another operation has paused the group
-    |   +-- PauseOver             the pause in which an operation was to run is over
-    |   +-- PauseNotDrained       consumers did not release their partitions in time; the pause was ended
-    |   +-- PositionNotMoved      a move of positions failed; nothing moved, and nothing will
-    |   +-- PositionUnknown       a move was given up, and its record may still take effect
+    |   +-- AdminFailed           the pause of an operation is over, or positions did not move, or may still move
     |   +-- SettingsChanged       another admin changed the group's settings at the same time
     |   +-- MembersAlive          consumers are alive where there must be none
     |   +-- WriteFenced           a later owner of a partition has already written to the same table
@@ -52,9 +44,7 @@
     |   +-- OffsetsUnclear        a table no longer knows whether it has messages that come again
     |   +-- ClaimLost             claims were released or lost before a batch was committed or an ack was confirmed
     |   +-- AckNotConfirmed       the log did not accept an ack in time (retriable)
-    |   +-- BatchUnclaimed        nobody claims the partitions of a batch that was planned before a restart (retriable)
-    |   +-- PartitionsUnread      a job that ends by itself has read its part, and nobody reads the rest (retriable)
-    |   +-- NotAloneInGroup       a query with state shares its group with another member
+    |   +-- PartitionsUnread      nobody reads partitions that a job, or a query after a restart, needs (retriable)
     |   +-- SnapshotNotConfirmed  a snapshot was written and no consumer confirmed it (retriable)
     |   +-- IndexBusy             another process writes the same key index (retriable)
     |   +-- AdminGaveUp           an operation did not complete in time (retriable)
@@ -70,7 +60,6 @@
         +-- PartitionParked       nobody may consume a partition until an admin has looked at it
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
         +-- TopicRefused          Kafka refuses to create, change or delete a topic
-        +-- PurgeRefused          Kafka refuses to delete records of a partition
         +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
             +-- CoordinationTopicMissing   missing, and may not be created
@@ -82,16 +71,15 @@
             +-- HistoryRestarted           an operator restarted the log's history
             +-- SnapshotRefused            a snapshot differs from what the log folds to
             +-- Diverged                   this process's state differs from what the log folds to
-            +-- EnvelopeUnknown            written by a library of another envelope version
             +-- ProtocolOutdated           the log was created by an older version of this library
-            +-- ProtocolUnknown            the root names a hash or a protocol version that is not ours
+            +-- ProtocolUnknown            a hash, or a version of the protocol or the envelope, that is not ours
 
 `retriable`: whether the same call may succeed later although nobody fixes anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from inspect import Parameter, Signature, get_annotations
 from typing import Any, ClassVar, Final, dataclass_transform
 
@@ -221,25 +209,35 @@ class MessageTooLarge(CallerError):
 
 
 class ConcurrentUse(CallerError):
-    """Two threads, or tasks, are inside fetch, next or iteration of one Consumer. Any of them may call `ack`.
+    """A Consumer is asked for messages while it already receives. Any thread or task may call `ack`.
 
-    Or one of them begins an iteration before its earlier one has ended: `own` is True then. `caller`: what calls the
-    Consumer, "thread" or "task".
+    `busy`: what it does, FETCHES (another thread, or task, is inside fetch, next or iteration), ITERATES (an iteration
+    of this thread has not ended) or CONSUMES (a `consume` runs). `caller`: what calls it, "thread" or "task".
     """
+
+    FETCHES: ClassVar = "fetches"
+    ITERATES: ClassVar = "iterates"
+    CONSUMES: ClassVar = "consumes"
 
     verb: str
     caller: str = "thread"
-    own: bool = False
+    busy: str = FETCHES
 
     def sentence(self) -> str:
-        if self.own:
+        was_called = f"{self.verb}() was called while"
+        if self.busy == self.ITERATES:
             return (
-                f"{self.verb}() was called while an iteration of the same Consumer that this {self.caller} began has "
-                f"not ended: finish it, or let go of its iterator after a break (del the variable that holds it)"
+                f"{was_called} an iteration of the same Consumer that this {self.caller} began has not ended: finish "
+                f"it, or let go of its iterator after a break (del the variable that holds it)"
+            )
+        if self.busy == self.CONSUMES:
+            return (
+                f"{was_called} a consume() of the same Consumer runs: stop() or drain() what it returned, or make "
+                f"another Consumer"
             )
         return (
-            f"{self.verb}() was called while another {self.caller} fetches from the same Consumer: use one Consumer "
-            f"per {self.caller}, or hand messages to worker {self.caller}s and ack there"
+            f"{was_called} another {self.caller} fetches from the same Consumer: use one Consumer per {self.caller}, "
+            f"or hand messages to worker {self.caller}s and ack there"
         )
 
 
@@ -263,16 +261,6 @@ class ReentrantCall(CallerError):
             f"__del__) and would wait for it: call request_stop() there, or set a flag and call {self.verb}() after "
             f"{self.inside} has returned"
         )
-
-
-class AlreadyConsuming(CallerError):
-    """A Consumer that runs a `consume` was asked for messages in another way, or for a second one."""
-
-    verb: str
-    TEXT = (
-        "{verb}() was called while a consume() of the same Consumer runs: stop() or drain() what it returned, or "
-        "make another Consumer"
-    )
 
 
 class EventLoopMisuse(CallerError):
@@ -353,14 +341,26 @@ class NeedsAtLeastOnce(CallerError):
     )
 
 
-class BatchNotCommitted(CallerError):
-    """The next claimed batch was requested before the last one was committed or given back."""
+class BatchRefused(CallerError):
+    """A batch was asked for out of turn: the one before is not committed, or the same one was handed out before.
 
-    rows: int
-    TEXT = (
-        "the last batch of {rows} offsets was not committed: call batch.commit() once it is written, "
-        "or batch.give_back() to have it planned again"
-    )
+    `named`: the batch. `attempt`: in at-most-once mode, how often Spark has run the task of the batch before, whose
+    first attempt may have processed it; 0 otherwise.
+    """
+
+    named: str
+    attempt: int = 0
+
+    def sentence(self) -> str:
+        if self.attempt:
+            return (
+                f"{self.named} may be read only once, and this is attempt {self.attempt + 1} of its task: set "
+                f"spark.task.maxFailures=1 and spark.speculation=false; these messages count as lost"
+            )
+        return (
+            f"{self.named} was not committed: call batch.commit() once it is written, or batch.give_back() to have it "
+            f"planned again"
+        )
 
 
 class BatchOverdue(CallerError):
@@ -373,23 +373,6 @@ class BatchOverdue(CallerError):
         "released its claims: make batches smaller, call batch.in_progress() between steps, or raise "
         "handler_timeout_s; then make a new consumer"
     )
-
-
-class RangeReadTwice(CallerError):
-    """In at-most-once mode Spark retried the task of a range, whose first attempt may have processed it.
-
-    `ranges`: topic, partition, first offset and end offset (exclusive) of each range of the task.
-    """
-
-    ranges: Sequence[tuple[str, int, int, int]]
-    attempt: int
-
-    def sentence(self) -> str:
-        named = ", ".join(f"{topic}:{partition} [{start}, {to})" for topic, partition, start, to in self.ranges)
-        return (
-            f"{named} may be read only once, and this is attempt {self.attempt + 1} of its task: set "
-            f"spark.task.maxFailures=1 and spark.speculation=false; these messages count as lost"
-        )
 
 
 class MissingSpark(CallerError):
@@ -432,11 +415,15 @@ class GroupExists(CallerError):
 
 
 class BadRequest(CallerError):
-    """A request to a topic is empty, contradicts itself or is out of bounds. `status`: ADR-31's 408."""
+    """A request to a topic is empty, contradicts itself, is out of bounds or not possible with this topic.
+
+    `status`: ADR-31's 408, or 413 if it names or matches too many keys.
+    """
 
     rule: str
-    status: ClassVar[int] = 408
-    TEXT = "bad request (408): {rule}"
+    status: int = 408
+
+    TEXT = "bad request ({status}): {rule}"
 
 
 class MessageNotFound(CallerError, KeyError):
@@ -457,18 +444,6 @@ class MessageNotFound(CallerError, KeyError):
     __str__ = Exception.__str__  # KeyError's own shows the repr of the text
 
 
-class TooManyKeys(CallerError):
-    """A multi_last request names or matches too many keys. `status`: ADR-31's 413."""
-
-    keys: int
-    most: int
-    status: ClassVar[int] = 413
-    TEXT = (
-        "multi_last matches {keys} keys, at most {most} are answered (413): name fewer keys, or read the topic "
-        "with a consumer"
-    )
-
-
 class IndexUnusable(CallerError):
     """The file of a key index cannot be used. It is left as it is."""
 
@@ -482,17 +457,6 @@ class TopicExists(CallerError):
 
     topic: str
     TEXT = "topic {topic!r} exists already: change it, or choose another name"
-
-
-class NotCompacted(CallerError):
-    """A key was to be deleted in a topic that is not compacted. Nothing was written."""
-
-    topic: str
-    policy: str
-    TEXT = (
-        "topic {topic!r} has cleanup.policy={policy}, so Kafka would keep the messages that a tombstone deletes: "
-        "set it to compact, or delete the beginning of partitions by purge"
-    )
 
 
 class PositionOutOfRange(CallerError):
@@ -521,19 +485,19 @@ class DumpDamaged(CallerError):
 
 
 class DumpUnusable(CallerError):
-    """A dump is undamaged but does not hold what the command needs."""
+    """A dump is undamaged but does not hold what the command needs, or cannot be loaded into `topic`.
+
+    Nothing was written, unless the reason says so.
+    """
 
     path: str
     reason: str
-    TEXT = "nothing can be run from the dump {path!r}: {reason}"
+    topic: str = ""
 
-
-class LoadRefused(CallerError):
-    """A dump cannot be loaded into this topic. Nothing was written, unless the reason says so."""
-
-    topic: str
-    reason: str
-    TEXT = "the dump was not loaded into {topic!r}: {reason}"
+    def sentence(self) -> str:
+        if self.topic:
+            return f"the dump {self.path!r} was not loaded into {self.topic!r}: {self.reason}"
+        return f"nothing can be run from the dump {self.path!r}: {self.reason}"
 
 
 # --- the peers
@@ -635,60 +599,37 @@ class AdminBusy(PeerError):
         return f"group {self.group!r} is paused by {who}{why}{left}: {ways}"
 
 
-class PauseOver(PeerError):
-    """The group is not, or no longer, in the pause in which the operation was to run (PROTOCOL.md M2).
+class AdminFailed(PeerError):
+    """An operation failed because of the group, or of another admin. `outcome`: what is true now, a key of FAILED.
 
-    `ended_by`: the run that ended the newest pause; "" if there was none. `own`: whether the operation had made it.
+    NO_PAUSE: the group is not in the pause in which the operation was to run (PROTOCOL.md M2). PAUSE_ENDED: somebody
+    ended the pause that the operation had made. NOT_MOVED: no position moved, and none will (M7). UNKNOWN: the record
+    was sent, and all positions moved or none did (M8); `command` finds out. `detail`: who, or why.
     """
 
+    NO_PAUSE: ClassVar = "no_pause"
+    PAUSE_ENDED: ClassVar = "pause_ended"
+    NOT_MOVED: ClassVar = "not_moved"
+    UNKNOWN: ClassVar = "unknown"
+
     group: str
-    ended_by: str
-    own: bool = False
+    outcome: str
+    detail: str
+    command: str = ""
 
     def sentence(self) -> str:
-        if self.own:
-            return (
-                f"group {self.group!r} continues, because {self.ended_by or 'somebody'} ended the pause that this "
-                f"operation had made; the operation has given up: agree with them before you pause the group again"
-            )
-        how = f"the last pause was ended by {self.ended_by}" if self.ended_by else "nobody has paused it"
-        return (
-            f"group {self.group!r} is not in the pause that --adopt or --token names: {how}; without these options "
-            f"the command pauses the group itself"
-        )
+        return FAILED[self.outcome].format_map(vars(self))
 
 
-class PauseNotDrained(PeerError):
-    """Live owners did not release their partitions in time, so the pause was ended (PROTOCOL.md M9)."""
-
-    group: str
-    holders: tuple[str, ...]
-    waited_s: float
-    retriable = True
-
-    def sentence(self) -> str:
-        who = ", ".join(self.holders) or "nobody known, because the pause itself was not read in time"
-        return (
-            f"group {self.group!r} did not release its partitions within {self.waited_s:g} s, held by {who}; the pause "
-            f"was ended"
-        )
-
-
-class PositionNotMoved(PeerError):
-    """No position moved, and none will (PROTOCOL.md M7)."""
-
-    group: str
-    reason: str
-    TEXT = "no position of group {group!r} moved: {reason}"
-
-
-class PositionUnknown(PeerError):
-    """The record was sent and its outcome is unknown: all positions moved, or none did (PROTOCOL.md M8)."""
-
-    group: str
-    reason: str
-    command: str
-    TEXT = "it is unknown whether the positions of group {group!r} moved, all or none ({reason}): {command} finds out"
+FAILED: Final = {
+    AdminFailed.NO_PAUSE: "group {group!r} is not in the pause that --adopt or --token names: {detail}; without these "
+    "options the command pauses the group itself",
+    AdminFailed.PAUSE_ENDED: "group {group!r} continues, because {detail} ended the pause that this operation had "
+    "made; the operation has given up: agree with them before you pause the group again",
+    AdminFailed.NOT_MOVED: "no position of group {group!r} moved: {detail}",
+    AdminFailed.UNKNOWN: "it is unknown whether the positions of group {group!r} moved, all or none ({detail}): "
+    "{command} finds out",
+}
 
 
 class SettingsChanged(PeerError):
@@ -707,7 +648,7 @@ class SettingsChanged(PeerError):
 
 
 class MembersAlive(PeerError):
-    """Consumers are alive where there must be none."""
+    """Consumers are alive where there must be none. `what`: where, or why."""
 
     group: str
     what: str
@@ -821,49 +762,27 @@ class AckNotConfirmed(PeerError):
         )
 
 
-class BatchUnclaimed(PeerError):
-    """A batch that was planned before a restart cannot continue, because nobody claims a partition of it."""
-
-    group: str
-    waits: str
-    retriable = True
-    TEXT = (
-        "group {group!r}: a batch that was planned before the restart waits for claims ({waits}): "
-        "start the query again, let it claim more (max_claims), or start more members; without its "
-        "checkpoint folder the query continues at the group's positions"
-    )
-
-
-class NotAloneInGroup(PeerError):
-    """A streaming query with state (option `stateful`) has met another live member of its group.
-
-    Its windows, joins or counts need all messages, and the other member gets part of them. `clients`: the client ids of
-    the other members.
-    """
-
-    group: str
-    clients: tuple[str, ...]
-
-    def sentence(self) -> str:
-        return (
-            f"group {self.group!r} has another member ({', '.join(self.clients)}), which gets part of the messages, "
-            f"and this query has state that needs all of them (stateful=true): give each such query a group of its "
-            f"own, or stop the other member and start this query again"
-        )
-
-
 class PartitionsUnread(PeerError):
-    """A job that ends by itself has read what it could, and nobody reads the rest of some partitions.
+    """Nobody reads some partitions that a job or a query needs.
 
-    The group is paused, a topic is gone, or no live member owns the partitions. (Parked ones raise PartitionsParked.)
-    `unread`: by partition (topic:number), why nobody reads it.
+    A job that ends by itself has read what it could; the group is paused, a topic is gone, or no live member owns the
+    rest. (Parked ones raise PartitionsParked.) Or a query was restarted, and nobody claims a part of the batch that had
+    been `planned` before. `unread`: by partition (topic:number), why nobody reads it.
     """
 
     group: str
     unread: Mapping[str, str]
+    planned: bool = False
     retriable = True
 
     def sentence(self) -> str:
+        if self.planned:
+            waits = "; ".join(f"{name}: {reason}" for name, reason in self.unread.items())
+            return (
+                f"group {self.group!r}: a batch that was planned before the restart waits for claims ({waits}): start "
+                f"the query again, let it claim more (max_claims), or start more members; without its checkpoint "
+                f"folder the query continues at the group's positions"
+            )
         alike: dict[str, list[str]] = {}
         for name, reason in self.unread.items():
             alike.setdefault(reason, []).append(name)
@@ -886,16 +805,24 @@ class IndexBusy(PeerError):
 class AdminGaveUp(PeerError):
     """An operation did not complete in time. Its record may still take effect; repeating it is safe.
 
-    `waited_s`: 0 if it was interrupted. `pending`: a record of it was sent and may still be accepted.
+    `waited_s`: 0 if it was interrupted. `pending`: a record of it was sent and may still be accepted. `held_by`: who
+    did not release partitions for it in time, so that its pause was ended (PROTOCOL.md M9); None for other reasons.
     """
 
     group: str
     what: str
     waited_s: float
     pending: bool = False
+    held_by: tuple[str, ...] | None = None
     retriable = True
 
     def sentence(self) -> str:
+        if self.held_by is not None:
+            who = ", ".join(self.held_by) or "nobody known, because the pause itself was not read in time"
+            return (
+                f"group {self.group!r} did not release its partitions within {self.waited_s:g} s, held by {who}; the "
+                f"pause was ended"
+            )
         how = f"did not complete within {self.waited_s:g} s" if self.waited_s else "was interrupted"
         may = self.pending or self.waited_s
         after = "it may still take effect; retrying is safe" if may else "it will not take effect"
@@ -1093,18 +1020,6 @@ class TopicRefused(ClusterError):
     TEXT = "Kafka refuses this for topic {topic!r}: {reason}"
 
 
-class PurgeRefused(ClusterError):
-    """Kafka refuses to delete records of a partition. Partitions that come before it are purged."""
-
-    topic: str
-    partition: int
-    reason: str
-    TEXT = (
-        "Kafka deletes no records of {topic}:{partition} ({reason}): the topic's cleanup.policy must contain "
-        "delete, and the client needs the right to delete"
-    )
-
-
 class EmbeddedLogFull(ClusterError):
     """A write would exceed the few MB that the embedded broker keeps per partition before it drops old records."""
 
@@ -1244,15 +1159,6 @@ class Diverged(CoordinationError):
         self.args = (self.sentence(),)
 
 
-class EnvelopeUnknown(CoordinationError):
-    """A record of this incarnation has an unknown envelope version (PROTOCOL.md E3)."""
-
-    log: int
-    offset: int
-    version: int
-    TEXT = "offset {offset} of coordination partition {log} has envelope version {version}: upgrade this process"
-
-
 class ProtocolOutdated(CoordinationError):
     """The log was created by an older version of this library, whose records this one cannot read (PROTOCOL.md L6)."""
 
@@ -1267,12 +1173,17 @@ class ProtocolOutdated(CoordinationError):
 
 
 class ProtocolUnknown(CoordinationError):
-    """The root names a hash or a protocol version that this library does not know (PROTOCOL.md L6)."""
+    """A record that every reader must understand has a version, or names a hash, that this library does not know.
+
+    That is the root (PROTOCOL.md L6), or a record in another envelope (E3). `what`: which of them.
+    """
 
     log: int
     what: str
     value: object
+    offset: int = 0
+
     TEXT = (
-        "coordination partition {log} was created with {what} {value!r}, which this library does not know: "
+        "offset {offset} of coordination partition {log} has {what} {value!r}, which this library does not know: "
         "upgrade this process"
     )

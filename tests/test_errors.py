@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import pickle
-from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 import pytest
 
 from marshal_py import errors
 from marshal_py.errors import (
+    ConcurrentUse,
     DeserializationFailed,
     Diverged,
     GroupOpaque,
@@ -31,7 +31,11 @@ VALUES: dict[Any, tuple[Any, ...]] = {
     object: (3,),
     tuple[str, ...]: (("a", "b"), ()),
     tuple[str, ...] | None: (None, ("a",)),
-    Sequence[tuple[str, int, int, int]]: ((("orders", 0, 1, 5),),),
+}
+CHOICES: dict[str, tuple[str, ...]] = {  # fields that choose a text
+    "outcome": tuple(errors.FAILED),
+    "busy": (ConcurrentUse.FETCHES, ConcurrentUse.ITERATES, ConcurrentUse.CONSUMES),
+    "reason": (*errors.PARKED, "of a newer library"),
 }
 
 
@@ -55,7 +59,8 @@ def test_the_tree_at_the_top_is_the_tree() -> None:
 def test_a_text_is_built_from_the_fields(name: str) -> None:
     """Every combination of values has a text, in which no field is left open."""
     hints, fields = get_type_hints(CLASSES[name]), list(inspect.signature(CLASSES[name]).parameters)
-    for values in itertools.product(*(VALUES.get(hints[field], ({"t:0": ("a", "b")},)) for field in fields)):
+    choices = [CHOICES.get(field, VALUES.get(hints[field], ({"t:0": ("a", "b")},))) for field in fields]
+    for values in itertools.product(*choices):
         error = CLASSES[name](*values)
         assert [getattr(error, field) for field in fields] == list(values)
         assert error.args == (error.sentence(),)

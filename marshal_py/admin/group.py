@@ -239,7 +239,7 @@ class Group:
         To change `delivery`, the group is paused during the change and its consumers end with ModeMismatch: start them
         again with the new delivery. Positions stay. `token`, `adopt` and `take_over` mean what they mean in
         `set_position`. Raises SettingsChanged if somebody else changed the settings meanwhile, InvalidOption,
-        GroupMissing, GroupDeleted; for a change of the delivery also AdminBusy, PauseOver and PauseNotDrained.
+        GroupMissing, GroupDeleted; for a change of the delivery also AdminBusy, AdminFailed and AdminGaveUp.
         """
         wanted = _named(settings)
         if not wanted:
@@ -319,7 +319,7 @@ class Group:
         Returns the offset of the record that makes the change. `partitions`: how many the topic has afterwards; the
         group forgets the positions of the partitions with this number and above. The group is paused during the change;
         `token`, `adopt` and `take_over` mean what they mean in `set_position`. Raises InvalidOption while Kafka's topic
-        has more than `partitions`, GroupMissing, SettingsChanged, AdminBusy, PauseOver, PauseNotDrained.
+        has more than `partitions`, GroupMissing, SettingsChanged, AdminBusy, AdminFailed, AdminGaveUp.
         """
         with self.runner() as runner:
             plan = ShrinkPlan(
@@ -368,7 +368,7 @@ class Group:
 
         If the group is paused already, this pause replaces that one if `token` names it, if `adopt` is given and the
         same person made it on the same machine, or if `take_over` is given; otherwise AdminBusy is raised. Raises
-        PauseNotDrained, GroupMissing, InvalidOption, CoordinationError, ClusterUnreachable.
+        AdminGaveUp, GroupMissing, InvalidOption, CoordinationError, ClusterUnreachable.
         """
         with self.runner() as runner:
             duration_ms = None if duration_s is None else round(duration_s * 1000)
@@ -420,7 +420,7 @@ class Group:
 
         `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: earliest, latest, latest-N, an
         offset, an ISO-8601 time, committed, or a table (targets.parse_table). Raises PositionOutOfRange before anything
-        is paused, AdminBusy, PositionNotMoved (nothing moved, and nothing will), PositionUnknown (it may still move).
+        is paused, AdminBusy, AdminFailed (its `outcome`: nothing moved and nothing will, or it may still move).
 
         A group that is paused already raises AdminBusy. With `token`, or with `adopt` for a pause of the same person on
         the same machine, the move works in that pause and leaves it in place. With `take_over` the move takes over
@@ -498,7 +498,7 @@ class Group:
         """Deletes the group and its positions. Returns False if it was deleted already. Raises MembersAlive.
 
         `force` pauses the group and deletes it with its live consumers, which end with GroupDeleted as soon as they
-        have released what they own. If that fails, AdminBusy or PauseNotDrained is raised, and nothing is deleted.
+        have released what they own. If that fails, AdminBusy or AdminGaveUp is raised, and nothing is deleted.
         """
         with self.runner() as runner:
             if force:

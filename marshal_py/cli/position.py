@@ -14,7 +14,7 @@ from marshal_py.admin.plans.position_preview import Row
 from marshal_py.admin.plans.targets import WORDS, Target, parse, parse_table
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import command, number_or_none
-from marshal_py.errors import AdminBusy, InvalidOption, PositionNotMoved, PositionUnknown
+from marshal_py.errors import AdminBusy, AdminFailed, InvalidOption
 from marshal_py.protocol.wire.identity import NONE
 
 EXAMPLE: Final = output.example("marshal set-position billing orders --to earliest --dry-run")
@@ -82,9 +82,9 @@ def _move(where: Group, topics: list[str], target: Target, stay_paused: bool, op
         return where.set_position(
             topics, target, stay_paused=stay_paused, reason=options.reason, watcher=options.watcher(), **options.pause()
         )
-    except (AdminBusy, PositionNotMoved, PositionUnknown) as error:
+    except (AdminBusy, AdminFailed) as error:
         if options.as_json:
-            outcome = "unknown" if isinstance(error, PositionUnknown) else "not_moved"
+            outcome = error.outcome if isinstance(error, AdminFailed) else AdminFailed.NOT_MOVED
             output.print_json({"group": where.name, "outcome": outcome, "reason": str(error)})
         raise
 

@@ -264,7 +264,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         try:
             self._enter(call)
             if consumer._iterating is not None:
-                raise ConcurrentUse(demand.verb, consumer.caller, own=True)
+                raise ConcurrentUse(demand.verb, consumer.caller, busy=ConcurrentUse.ITERATES)
             consumer._iterating, self._running = call, iterating
             steps = consumer._receiving.iterate(demand)
             step = next(steps, None)

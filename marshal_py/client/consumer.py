@@ -28,7 +28,7 @@ from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values import requests
 from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
 from marshal_py.client.values.waits import Poll, PollAhead, Wait, complete, following
-from marshal_py.errors import AlreadyConsuming, ConcurrentUse, InvalidOption, MarshalError
+from marshal_py.errors import ConcurrentUse, InvalidOption, MarshalError
 from marshal_py.transport.serialization import K_co, V_co, check_plain
 
 C = TypeVar("C", bound=Consuming[Any, Any])
@@ -85,7 +85,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
     def _enter(self, call: Call) -> None:
         consuming = self._consuming
         if consuming is not None and not consuming.closed and call.verb not in (ConsumeDemand.verb, "flush"):
-            raise AlreadyConsuming(call.verb)
+            raise ConcurrentUse(call.verb, busy=ConcurrentUse.CONSUMES)
         super()._enter(call)
 
     def fetch(
@@ -211,7 +211,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         A consumer has one consume at a time, and no `fetch`, `next` or iteration beside it.
 
-        Raises AlreadyConsuming, ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, NeedsAtLeastOnce.
+        Raises ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, NeedsAtLeastOnce.
         """
         request = requests.check_consume(
             max_messages, max_bytes, expires_s, idle_heartbeat_s, threshold_messages, threshold_bytes
@@ -242,7 +242,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         try:
             self._enter(call)
             if self._iterating is not None:
-                raise ConcurrentUse("consume", self.caller, own=True)
+                raise ConcurrentUse("consume", self.caller, busy=ConcurrentUse.ITERATES)
             self._consuming = consuming = make(self._receiving.consuming(request), on_error)
             return consuming
         finally:  # as in fetch
@@ -259,7 +259,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         try:
             self._enter(call)
             if self._iterating is not None:
-                raise ConcurrentUse(demand.verb, self.caller, own=True)
+                raise ConcurrentUse(demand.verb, self.caller, busy=ConcurrentUse.ITERATES)
             self._iterating = call
             yield from self._reservations(call, demand)
         except BaseException as error:

@@ -29,14 +29,7 @@ from marshal_py.client.ranges.ranges import ClaimedRange, Taken, share
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.values import start_positions
-from marshal_py.errors import (
-    BatchNotCommitted,
-    BatchUnclaimed,
-    ClaimLost,
-    ClusterUnreachable,
-    InvalidOption,
-    NotAloneInGroup,
-)
+from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption, MembersAlive, PartitionsUnread
 from marshal_py.protocol.member.advisory import UNCOMMITTED
 from marshal_py.protocol.wire import parking
 from marshal_py.protocol.wire.identity import NONE, Token, TopicPartition
@@ -45,6 +38,10 @@ logger: Final = logging.getLogger("marshal_py")
 
 # Heartbeat intervals: two until a dead owner's lease has ended; the rest for claims and a slow broker.
 SETTLE_INTERVALS: Final = 4.0
+SHARED: Final = (
+    "this query has state that needs all messages (stateful=true), and other members get part of them; give each such "
+    "query a group of its own, or stop the other members and start this query again"
+)
 GRANT_INTERVALS: Final = 1.0  # heartbeat intervals to wait for a grant, which takes one round trip of the log
 LOOK_S: Final = 0.25  # seconds between two questions to the cluster for new data; each costs two requests
 
@@ -198,7 +195,7 @@ class Planner(Membership):
             return {one.join.client_id: one.id < own <= one.extended for one in found}
 
     def check_alone(self) -> None:
-        """Returns once this is the only member of its group. Raises NotAloneInGroup.
+        """Returns once this is the only member of its group. Raises MembersAlive.
 
         One that was there before is not waited for; others have four heartbeat intervals to leave or to be evicted.
         """
@@ -207,7 +204,7 @@ class Planner(Membership):
             self.alive()
             left_s = deadline - self._context.monotonic()
             if any(others.values()) or left_s <= 0:
-                raise NotAloneInGroup(self.group, tuple(sorted(others)))
+                raise MembersAlive(self.group, SHARED, tuple(sorted(others)))
             with self._context.outbox, self._context.lock:
                 self._context.changed.wait(min(WAIT_SLICE_S, left_s))
 
@@ -426,7 +423,7 @@ class Planner(Membership):
         """Delivers the ranges that this consumer must read of a batch that an earlier consumer planned.
 
         It waits until it is known which ranges these are, without limit while the group is paused. Raises
-        BatchUnclaimed if it is not known after four heartbeat intervals, and what `plan` raises.
+        PartitionsUnread if it is not known after four heartbeat intervals, and what `plan` raises.
         """
         wait_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline, said = self._context.monotonic() + wait_s, ""
@@ -440,7 +437,7 @@ class Planner(Membership):
                 if self._member.paused:
                     deadline = self._context.monotonic() + wait_s
                 elif self._context.monotonic() >= deadline:
-                    raise BatchUnclaimed(self.group, _in_words(replay.waits))
+                    raise PartitionsUnread(self.group, _named(replay.waits), planned=True)
                 self._context.changed.wait(WAIT_SLICE_S)
             if _in_words(replay.waits) != said:
                 said = _in_words(replay.waits)
@@ -464,13 +461,13 @@ class Planner(Membership):
 
         `up_to`: the offset before which the batch ends in each partition. The wait takes at most `wait_s` seconds;
         None: until the consumer stops. The batch is empty (and false) if no data came or the consumer is stopping. A
-        cluster that does not answer is asked again while there is time to wait. Raises BatchNotCommitted if the last
+        cluster that does not answer is asked again while there is time to wait. Raises BatchRefused if the last
         batch was neither committed nor given back, and what `plan` raises.
         """
         if rows_max < 1:
             raise InvalidOption("max_rows", rows_max, "at least 1")
         if self._batch is not None and self._batch.open:
-            raise BatchNotCommitted(self._batch.offsets)
+            raise BatchRefused(f"the last batch of {self._batch.offsets} offsets")
         deadline = None if wait_s is None else self._context.monotonic() + wait_s
         while not self.stopping:
             try:
@@ -493,5 +490,9 @@ class Planner(Membership):
         return ClaimedBatch(self, ())
 
 
+def _named(reasons: Mapping[TopicPartition, str]) -> dict[str, str]:
+    return {str(tp): reason for tp, reason in sorted(reasons.items())}
+
+
 def _in_words(reasons: Mapping[TopicPartition, str]) -> str:
-    return "; ".join(f"{tp}: {reason}" for tp, reason in sorted(reasons.items()))
+    return "; ".join(f"{name}: {reason}" for name, reason in _named(reasons).items())

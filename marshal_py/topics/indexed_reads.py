@@ -14,13 +14,13 @@ from itertools import groupby
 from operator import methodcaller
 from typing import Final
 
-from marshal_py.errors import IndexBusy, IndexUnusable, RangeLost, TooManyKeys
+from marshal_py.errors import IndexBusy, IndexUnusable, RangeLost
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.key_index import Entry, EntryColumns, KeyIndex, Lasts, contents_of, prefix_of
 from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
 from marshal_py.topics.last_messages import age
 from marshal_py.topics.reads import Offsets, Page, Reads, place
-from marshal_py.topics.request import KEYS_MAX, GetRequest
+from marshal_py.topics.request import KEYS_MAX, GetRequest, too_many_keys
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
 ADD_AT_ONCE: Final = 100_000  # entries of one transaction; more are hardly faster
@@ -171,7 +171,7 @@ class IndexedReads(Reads):
         if not self._is_compacted():  # the entries are enough to count, and nothing is read if they are too many
             keys = {key for key in keys if self._is_in_span(key, starts, ends)}
             if len(keys) > KEYS_MAX:
-                raise TooManyKeys(len(keys), KEYS_MAX)
+                raise too_many_keys(len(keys))
         return self._lasts(keys, starts, ends)
 
     def _is_in_span(self, key: bytes, starts: Offsets, ends: Offsets) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from marshal_py.errors import BadRequest, PurgeRefused, TopicMissing
+from marshal_py.errors import BadRequest, TopicMissing, TopicRefused
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.request import Time, check_number, time_ms
 from marshal_py.transport.ports import Bounds, ClusterAdmin
@@ -108,7 +108,11 @@ def purge(admin: ClusterAdmin, name: str, target: PurgeTarget, dry_run: bool) ->
         if start > before and not dry_run:
             refused = admin.delete_records(TopicPartition(name, number), start)
             if refused:
-                raise PurgeRefused(name, number, refused)
+                raise TopicRefused(
+                    name,
+                    f"it deletes no records of {name}:{number} ({refused}); the topic's cleanup.policy must contain "
+                    "delete, and the client needs the right to delete",
+                )
         found[number] = Purged(before, max(before, start), end)
     return found
 

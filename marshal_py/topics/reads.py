@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TooManyKeys, TopicMissing, UnsupportedPlatform
+from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, has_wildcard, matcher, shown
 from marshal_py.topics.last_messages import LastMessages, age
-from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, time_ms
+from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, time_ms, too_many_keys
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
 WINDOW: Final = 2_000  # offsets per partition that the first look for a key reads
@@ -143,7 +143,7 @@ class Reads:
         if request.multi_last is not None:
             lasts = self._newest(request, starts, ends)
             if len(lasts) > KEYS_MAX:
-                raise TooManyKeys(len(lasts), KEYS_MAX)
+                raise too_many_keys(len(lasts))
             found = [last for last in lasts.values() if last.value() is not None or request.tombstones]
             found.sort(key=lambda m: (m.partition() or 0, m.offset() or 0))
             count = len(found)
@@ -204,7 +204,7 @@ class Reads:
         return Page(taken, pending, left, lower, _last(ends))
 
     def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
-        """Returns what `_lasts` returns, of the keys that match multi_last. It may raise TooManyKeys itself."""
+        """Returns what `_lasts` returns, of the keys that match multi_last. It may raise BadRequest (413) itself."""
         assert request.multi_last is not None
         patterns = request.multi_last
         if not any(isinstance(pattern, str) and has_wildcard(pattern) for pattern in patterns):

@@ -10,20 +10,29 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Self
 
-from marshal_py.errors import BadRequest, TooManyKeys
+from marshal_py.errors import BadRequest
 from marshal_py.protocol.wire.records import OFFSET_MAX
 from marshal_py.topics.keys import Key, exact, matcher
 from marshal_py.transport.option_names import constructor_checks_names
 
 MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024  # as in ADR-31: what a server sends at most without max_bytes
 KEYS_MAX: Final = 1024  # keys that one multi_last may name or find
+TOO_MANY: Final = 413  # ADR-31's status for more of them
 Time = str | datetime
+
+
+def too_many_keys(keys: int) -> BadRequest:
+    return BadRequest(
+        f"multi_last matches {keys} keys, at most {KEYS_MAX} are answered: name fewer keys, or read the topic with a "
+        "consumer",
+        TOO_MANY,
+    )
 
 
 @constructor_checks_names()
 @dataclass(frozen=True, kw_only=True)
 class GetRequest:
-    """Says what `Topic.get` was asked. Its construction raises BadRequest (408) or TooManyKeys (413).
+    """Says what `Topic.get` was asked. Its construction raises BadRequest (408, 413).
 
     Fields mean what they mean in `Topic.get`. `StoredBatch.next_request` makes the request for the next page: there
     `lower` is the first offset of each partition that is still to be read, `up_to_offset` the last one that the answer
@@ -144,7 +153,7 @@ class GetRequest:
         if isinstance(self.multi_last, str | bytes) or not self.multi_last:
             raise BadRequest(f"multi_last={self.multi_last!r}: a list of keys and patterns, at least one")
         if len(self.multi_last) > KEYS_MAX:
-            raise TooManyKeys(len(self.multi_last), KEYS_MAX)
+            raise too_many_keys(len(self.multi_last))
         for pattern in self.multi_last:
             matcher(pattern)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from marshal_py.errors import NotCompacted
+from marshal_py.errors import BadRequest
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import ClusterAdmin, Transport
 
@@ -12,13 +12,16 @@ POLICY = "cleanup.policy"
 
 
 def check_compacted(admin: ClusterAdmin, topic: str) -> None:
-    """Raises NotCompacted if Kafka keeps the older messages of a key.
+    """Raises BadRequest if Kafka keeps the older messages of a key.
 
     A cluster that does not describe its topics (the embedded broker) is not asked.
     """
     policy = admin.settings(topic).get(POLICY, "compact")
     if "compact" not in policy:
-        raise NotCompacted(topic, policy)
+        raise BadRequest(
+            f"topic {topic!r} has cleanup.policy={policy}, so Kafka would keep the messages that a tombstone deletes: "
+            "set it to compact, or delete the beginning of partitions by purge"
+        )
 
 
 def write_tombstones(

@@ -106,8 +106,8 @@ class Topic:
         - `tombstones`: whether messages that delete their key are found, too; otherwise they are passed over. A batch
           without `multi_last` always has them.
 
-        Raises BadRequest (408) for a request that is empty or contradicts itself, MessageNotFound (404), TooManyKeys
-        (413), TopicMissing, DeserializationFailed, AccessDenied, ClusterUnreachable.
+        Raises BadRequest for a request that is empty or contradicts itself (408), or matches too many keys (413);
+        MessageNotFound (404), TopicMissing, DeserializationFailed, AccessDenied, ClusterUnreachable.
         """
         request = GetRequest(
             offset=offset,
@@ -224,7 +224,7 @@ class Topic:
         DeleteRecords (KIP-107).
 
         Raises BadRequest if none or several are named and for an offset beyond the end, InvalidName for the
-        coordination topic and Kafka's own, TopicMissing, UnsupportedPlatform, ClusterUnreachable. Raises PurgeRefused
+        coordination topic and Kafka's own, TopicMissing, UnsupportedPlatform, ClusterUnreachable. Raises TopicRefused
         where Kafka refuses (a topic that is compacted only, a missing right); then partitions with lower numbers have
         been purged already.
         """
@@ -242,7 +242,7 @@ class Topic:
         the one that the topic's `partitioner` chooses. If neither is given, it goes to every partition that has the
         key, which must be searched for it, even if the topic has one partition alone.
 
-        Raises NotCompacted for a topic without compaction, MessageNotFound if the search finds nothing to delete,
+        Raises BadRequest for a topic without compaction, MessageNotFound if the search finds nothing to delete,
         BadRequest for a key that is none and for a partition that does not exist, InvalidName for the coordination
         topic and Kafka's own, TopicMissing, AccessDenied, ClusterUnreachable.
         """

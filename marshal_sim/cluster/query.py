@@ -252,7 +252,7 @@ class Query(Client):
         self._run(end, taken)
 
     def _fail(self) -> None:
-        """Ends the query as BatchUnclaimed does. An interval later its operator starts it again."""
+        """Ends the query as PartitionsUnread does. An interval later its operator starts it again."""
         self.killed = self.dead = True
         self.environment.schedule(self.options.interval_ms, None, self._revive)
 

@@ -6,7 +6,7 @@ import pytest
 
 from marshal_py.admin.plans.operation import GroupContext
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
-from marshal_py.errors import AdminBusy, GroupDeleted, InvalidOption, PauseNotDrained, PauseOver
+from marshal_py.errors import AdminBusy, AdminFailed, AdminGaveUp, GroupDeleted, InvalidOption
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.records import Evict, GroupConfig, ReleaseGroup
 from tests.admin.virtual_admin import Tool, finish, play_copies, start_tool
@@ -182,7 +182,8 @@ def test_two_admins_do_not_quarrel() -> None:
     resume(cluster, "bobs second shell", "bob@office")
     finish(cluster, kept)
     assert kept.operation.error is not None
-    assert isinstance(kept.operation.error, PauseOver)
+    assert isinstance(kept.operation.error, AdminFailed)
+    assert kept.operation.error.outcome == AdminFailed.PAUSE_ENDED
     text = str(kept.operation.error)
     assert "continues, because bob@office" in text
     assert "position" not in text, "nobody asked for one"
@@ -237,8 +238,8 @@ def test_a_pause_that_is_not_drained_in_time_is_taken_back() -> None:
     owner.cut()  # it neither reads the pause nor can be evicted in that time
     tool = finish(cluster, start(cluster, patience_ms=I))
     error = tool.operation.error
-    assert isinstance(error, PauseNotDrained)
-    assert error.holders == (f"owner (session {owner.session})",)
+    assert isinstance(error, AdminGaveUp)
+    assert error.held_by == (f"owner (session {owner.session})",)
     assert not cluster.group.paused
     assert play_copies(cluster, tool) == []
     assert not cluster.group.paused

@@ -11,7 +11,7 @@ import pytest
 
 from marshal_py.admin.plans.operation import GroupContext
 from marshal_py.admin.plans.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
-from marshal_py.errors import PositionUnknown
+from marshal_py.errors import AdminFailed
 from marshal_py.protocol.wire.records import SetPosition
 from tests.admin.virtual_admin import Tool, play_copies, start_tool
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster, tp
@@ -81,7 +81,7 @@ def said(tool: Tool) -> str:
     match tool.operation.error:
         case None:
             return MOVED
-        case PositionUnknown():
+        case AdminFailed(outcome=AdminFailed.UNKNOWN):
             return UNKNOWN
         case _:
             return NOT_MOVED

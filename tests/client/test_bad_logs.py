@@ -10,7 +10,6 @@ import marshal_py
 from marshal_py import Consumer
 from marshal_py.errors import (
     CoordinationTopicMissing,
-    EnvelopeUnknown,
     GroupDeleted,
     GroupOpaque,
     HistoryTruncated,
@@ -116,12 +115,12 @@ def test_a_newer_envelope_stops_the_log(cluster: TestCluster) -> None:
         one, other = joined(marshal, IN[1], [topic]), joined(marshal, IN[0], [topic])
         body = wire.pack([3, 0])
         cluster.put(LOG, 1, wire.envelope("any", 3, body, incarnation=marshal.root.incarnation, version=2))
-        error = ends_with(one, EnvelopeUnknown)
-        assert isinstance(error, EnvelopeUnknown)
-        assert (error.log, error.version) == (1, 2)
+        error = ends_with(one, ProtocolUnknown)
+        assert isinstance(error, ProtocolUnknown)
+        assert (error.log, error.what, error.value) == (1, "envelope version", 2)
         cluster.fill(topic, 0, 1)
         assert places(collect(other, 1)) == [(0, 0)], "the other log goes on"
-        with pytest.raises(EnvelopeUnknown):
+        with pytest.raises(ProtocolUnknown):
             joined(marshal, IN[1], [topic])
 
 

@@ -440,7 +440,7 @@ def test_an_iterator_that_a_variable_holds_has_not_ended(memory: MemoryTestClust
         for begin in (lambda: next(iter(consumer)), lambda: next(consumer.fetch_each(1)), consumer.consume):
             with pytest.raises(ConcurrentUse, match=r"del the variable") as raised:
                 begin()
-            assert raised.value.own
+            assert raised.value.busy == ConcurrentUse.ITERATES
         del held
         assert places(collect(consumer, 2)) == [(0, 1), (0, 2)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from marshal_py.client.planner import Planner
 from marshal_py.client.ranges.ranges import share
-from marshal_py.errors import BatchNotCommitted, BatchOverdue, ClaimLost, ConsumerClosed, InvalidOption
+from marshal_py.errors import BatchOverdue, BatchRefused, ClaimLost, ConsumerClosed, InvalidOption
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import ClaimingMessages, Note
@@ -87,7 +87,7 @@ def test_the_next_batch_needs_the_last_one_done(memory: MemoryTestCluster) -> No
     with reading(memory, 9) as consumer:
         planner = settled(consumer)
         planner.batch(4)
-        with pytest.raises(BatchNotCommitted, match=r"the last batch of 4 offsets .* batch\.commit\(\)"):
+        with pytest.raises(BatchRefused, match=r"the last batch of 4 offsets .* batch\.commit\(\)"):
             planner.batch(4)
         with pytest.raises(InvalidOption, match="max_rows=0"):
             planner.batch(0)

@@ -11,7 +11,7 @@ from zlib import crc32
 import mmh3
 import pytest
 
-from marshal_py.errors import EnvelopeUnknown, LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
+from marshal_py.errors import LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.verdict import Outcome
@@ -244,8 +244,8 @@ def test_another_envelope_version() -> None:
             wire.envelope(GROUP, 99, b"?", version=version, record_version=9),
         ):
             error = book.stops(value)
-            assert isinstance(error, EnvelopeUnknown)
-            assert (error.offset, error.version) == (book.world.next_offset, version)
+            assert isinstance(error, ProtocolUnknown)
+            assert (error.offset, error.what, error.value) == (book.world.next_offset, "envelope version", version)
 
 
 def test_another_version_of_a_log_record() -> None:
@@ -257,15 +257,15 @@ def test_another_version_of_a_log_record() -> None:
         of_other = wire.envelope("", 0, other, incarnation=OTHER_INCARNATION, **versions)
         young = DifferentialLog(start=False)
         for value in (of_own, of_other):
-            assert isinstance(young.stops(value), EnvelopeUnknown)
+            assert isinstance(young.stops(value), ProtocolUnknown)
         # None is held, and yet: a Snapshot before the Genesis is garbage (E1).
         assert young.put(wire.snapshot(**versions)).reason == "garbage"
         # In a further log the root's is held from the start.
         for book in (DifferentialLog(), DifferentialLog(log=1, root=genesis(16), start=False)):
-            assert isinstance(book.stops(of_own), EnvelopeUnknown)
+            assert isinstance(book.stops(of_own), ProtocolUnknown)
             assert book.put(of_other).reason == "genesis"
             assert book.put(wire.snapshot(OTHER_INCARNATION, **versions)).reason == "garbage"
-        assert isinstance(DifferentialLog().stops(wire.snapshot(**versions)), EnvelopeUnknown)
+        assert isinstance(DifferentialLog().stops(wire.snapshot(**versions)), ProtocolUnknown)
 
 
 def test_a_log_record_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -395,7 +395,7 @@ def test_a_founding_snapshot_of_another_incarnation() -> None:
     plain = Snapshot(other, ONE, 16, 0, 1, 0, 5, b"x")
     assert log.put(codec.encode(plain, "", OTHER_INCARNATION)).reason == "garbage"
     assert log.put(wire.snapshot(OTHER_INCARNATION, chain=0, record_version=2)).reason == "garbage"
-    assert type(log.stops(wire.snapshot(INCARNATION, chain=0, record_version=2))).__name__ == "EnvelopeUnknown"
+    assert type(log.stops(wire.snapshot(INCARNATION, chain=0, record_version=2))).__name__ == "ProtocolUnknown"
 
 
 def test_looking_for_snapshots() -> None:

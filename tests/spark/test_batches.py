@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import marshal_py
-from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, PartitionsParked, PositionOutOfRange
+from marshal_py.errors import BatchRefused, ClaimLost, InvalidOption, PartitionsParked, PositionOutOfRange
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark import claimed_batches
 from marshal_py.transport.memory import MemoryTransport
@@ -54,7 +54,7 @@ def test_a_batch_that_is_not_committed_comes_again(spark: SparkSession, make_top
         with claimed_batches(spark, planner, wait_s=0) as batches:
             first = next(iter(batches))
             assert offsets_of(first.df) == [(0, offset) for offset in range(10)]
-            with pytest.raises(BatchNotCommitted):
+            with pytest.raises(BatchRefused):
                 next(iter(batches))
             first.commit()
             assert list(batches) == []

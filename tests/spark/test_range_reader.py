@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Message
 from pyspark import TaskContext, cloudpickle
 
 from marshal_py.client.ranges.ranges import ClaimedRange
-from marshal_py.errors import ClusterUnreachable, InvalidOption, RangeLost, RangeReadTwice
+from marshal_py.errors import BatchRefused, ClusterUnreachable, InvalidOption, RangeLost
 from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark.stream import messages, range_reader
 from marshal_py.spark.stream.messages import Run, arrow_schema, as_arrow, columns_of
@@ -165,7 +165,7 @@ def test_at_most_once_a_second_attempt_is_refused(make_topic: MakeTopic, monkeyp
     second = type("Second", (), {"attemptNumber": lambda self: 1})()
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: second))
     assert read(orders, 0, 3).num_rows == 3
-    with pytest.raises(RangeReadTwice, match=r"\[0, 3\) may be read only once, and this is attempt 2.*maxFailures=1"):
+    with pytest.raises(BatchRefused, match=r"\[0, 3\) may be read only once, and this is attempt 2.*maxFailures=1"):
         read(orders, 0, 3, once="true")
 
 

@@ -19,7 +19,7 @@ from marshal_py.errors import (
     InvalidName,
     InvalidOption,
     MarshalError,
-    NotAloneInGroup,
+    MembersAlive,
     PartitionsParked,
     PartitionsUnread,
 )
@@ -518,7 +518,7 @@ def test_a_query_with_state_refuses_to_share_its_group(make_topic: MakeTopic) ->
     orders.fill(10)
     first, second = Query(orders, stateful="true"), Query(orders, stateful="true")
     first.until_idle()
-    with pytest.raises(NotAloneInGroup, match="a group of its own"):
+    with pytest.raises(MembersAlive, match="a group of its own"):
         second.turn()
     second.reader.stop()
     orders.fill(10)
@@ -527,7 +527,7 @@ def test_a_query_with_state_refuses_to_share_its_group(make_topic: MakeTopic) ->
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
         until(lambda: consumer.claims(), "a service has joined")
         orders.fill(1)
-        with pytest.raises(NotAloneInGroup):
+        with pytest.raises(MembersAlive):
             first.turn()
     first.reader.stop()
 

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from marshal_py.errors import (
     CoordinationError,
-    EnvelopeUnknown,
     HistoryRestarted,
     LogGap,
     ProtocolOutdated,
@@ -74,7 +73,7 @@ def stop_reason(error: CoordinationError) -> str:
             return "gap"
         case TopicRecreated():
             return "recreated"
-        case EnvelopeUnknown():
+        case ProtocolUnknown(what="envelope version"):
             return "envelope"
         case ProtocolUnknown(what="hash"):
             return "hash"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marshal_py.embedded import Broker
-from marshal_py.errors import BadRequest, InvalidName, MessageNotFound, NotCompacted, TopicMissing
+from marshal_py.errors import BadRequest, InvalidName, MessageNotFound, TopicMissing
 from marshal_py.topics.keys import PARTITIONERS
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
@@ -90,7 +90,7 @@ def test_a_partition_may_be_named(broker: MemoryBroker) -> None:
 def test_a_topic_that_is_not_compacted(broker: MemoryBroker) -> None:
     """The error says so, and nothing is written: a tombstone would be one more message."""
     broker.settings[NAME]["cleanup.policy"] = "delete"
-    with pytest.raises(NotCompacted, match=r"cleanup\.policy=delete"):
+    with pytest.raises(BadRequest, match=r"cleanup\.policy=delete"):
         topic_of(broker).delete_key("k")
     assert topic_of(broker)["k"].value == b"v"
 

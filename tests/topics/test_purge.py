@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py.errors import BadRequest, PurgeRefused, TopicMissing
+from marshal_py.errors import BadRequest, TopicMissing, TopicRefused
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
@@ -91,7 +91,7 @@ def test_wrong_targets_delete_nothing(topic: Topic, target: dict[str, Any]) -> N
 
 def test_what_kafka_refuses(broker: MemoryBroker, topic: Topic) -> None:
     broker.may_delete = False
-    with pytest.raises(PurgeRefused, match=r"orders:0 .*cleanup.policy"):
+    with pytest.raises(TopicRefused, match=r"orders:0 .*cleanup.policy"):
         topic.purge(keep=1)
 
 

@@ -32,7 +32,6 @@ from marshal_py.errors import (
     GroupMissing,
     InvalidOption,
     MarshalError,
-    PauseNotDrained,
     SettingsChanged,
 )
 from marshal_py.protocol.fold.verdict import Verdict
@@ -120,7 +119,8 @@ class ChangePlan(Operation):
     def timeout_error(self) -> MarshalError:
         waited_s = self.patience_ms / 1000
         if self.in_pause and self.changed_at == NONE:
-            return PauseNotDrained(self.context.name, self.drain.names(self.context.group), waited_s)
+            holders = self.drain.names(self.context.group)
+            return AdminGaveUp(self.context.name, "the pause", waited_s, held_by=holders)
         return AdminGaveUp(self.context.name, f"the change of {self.what}", waited_s)
 
     def close(self, group: Group, now: Instant) -> bool:

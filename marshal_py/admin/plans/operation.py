@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from marshal_py.admin.plans.author import BY_BYTES_MAX, Author
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupOpaque, InvalidOption, MarshalError, PauseOver
+from marshal_py.errors import AdminFailed, AdminGaveUp, GroupDeleted, GroupOpaque, InvalidOption, MarshalError
 from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.verdict import Verdict
 from marshal_py.protocol.fold.world import Group, Session, World
@@ -110,7 +110,7 @@ class Operation:
 
     def pause_ended(self, by: str) -> MarshalError:
         """Returns the error of an operation whose own pause somebody else has ended. `by`: that run; "" if unknown."""
-        return PauseOver(self.context.name, by, own=True)
+        return AdminFailed(self.context.name, AdminFailed.PAUSE_ENDED, by or "somebody")
 
     def close(self, group: Group, now: Instant) -> bool:
         """Undoes what must not remain after the operation gave up. It is called at each tick until it returns True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
 from marshal_py.admin.plans.pause_lock import PauseLock, busy, end_of, is_named
-from marshal_py.errors import AdminGaveUp, MarshalError, PauseNotDrained
+from marshal_py.errors import AdminGaveUp, MarshalError
 from marshal_py.protocol.fold.verdict import Verdict
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
@@ -116,7 +116,8 @@ class PausePlan(Operation):
             self.end()
 
     def timeout_error(self) -> MarshalError:
-        return PauseNotDrained(self.context.name, self.drain.names(self.context.group), self.patience_ms / 1000)
+        holders = self.drain.names(self.context.group)
+        return AdminGaveUp(self.context.name, "the pause", self.patience_ms / 1000, held_by=holders)
 
     def close(self, group: Group, now: Instant) -> bool:
         return self.pause_lock.release(group, now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from marshal_py.admin.plans.operation import GroupContext, Operation
-from marshal_py.errors import AdminBusy, InvalidOption, MarshalError, PauseOver
+from marshal_py.errors import AdminBusy, AdminFailed, InvalidOption, MarshalError
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, Instant
 from marshal_py.protocol.wire.records import PAUSE_MS_MAX, ReleaseGroup
@@ -108,7 +108,9 @@ class PauseLock:
         pause_history = self.operation.context.pause_history
         named = self.adopt or self.given_token is not None
         if not group.paused and not self.renews and (self.adopted is not None or (named and not held_before)):
-            return PauseOver(group.name, pause_history.ended_by)
+            by = pause_history.ended_by
+            how = f"the last pause was ended by {by}" if by else "nobody has paused it"
+            return AdminFailed(group.name, AdminFailed.NO_PAUSE, how)
         if held_before and not group.paused and not pause_history.waited_out:
             # M2: somebody wants the group to run, so it is not paused again.
             return self.operation.pause_ended(pause_history.ended_by)

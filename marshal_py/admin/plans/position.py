@@ -15,15 +15,7 @@ from marshal_py.admin.plans.operation import GroupContext, Operation
 from marshal_py.admin.plans.pause import Drain
 from marshal_py.admin.plans.pause_lock import PauseLock
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, partitions_of
-from marshal_py.errors import (
-    AdminBusy,
-    AdminGaveUp,
-    GroupMissing,
-    MarshalError,
-    PauseNotDrained,
-    PositionNotMoved,
-    PositionUnknown,
-)
+from marshal_py.errors import AdminBusy, AdminFailed, AdminGaveUp, GroupMissing, MarshalError
 from marshal_py.protocol.fold.verdict import Verdict
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire import codec
@@ -31,8 +23,8 @@ from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import OFFSET_MAX, Move, SetPosition, Topology
 
 MOVED: Final = "moved"
-NOT_MOVED: Final = "not_moved"
-UNKNOWN: Final = "unknown"
+NOT_MOVED: Final = AdminFailed.NOT_MOVED
+UNKNOWN: Final = AdminFailed.UNKNOWN
 NO_TOPICS: Final[Mapping[str, RecreatedTopic]] = {}
 
 
@@ -130,7 +122,7 @@ class PositionPlan(Operation):
         try:
             check_topology(group, group.name, self.tps, self.recreated)
         except GroupMissing as error:
-            self.give_up(PositionNotMoved(group.name, str(error)))
+            self.give_up(AdminFailed(group.name, AdminFailed.NOT_MOVED, str(error)))
             return
         if not self.pause_lock.acquire(group, now) or not self.drain.empty(group, now) or not self._accept(group, now):
             return
@@ -158,7 +150,9 @@ class PositionPlan(Operation):
                 continue  # accepted already, by this run, by one before it, or by a consumer
             if known != one.known:
                 self.give_up(
-                    PositionNotMoved(group.name, f"topic {one.topic!r} was created again once more: try again")
+                    AdminFailed(
+                        group.name, AdminFailed.NOT_MOVED, f"topic {one.topic!r} was created again once more: try again"
+                    )
                 )
             else:
                 self.send(one.accepting(group, group.pause_change, self.by), now)
@@ -181,11 +175,12 @@ class PositionPlan(Operation):
     # --- giving up
 
     def pause_ended(self, by: str) -> MarshalError:
-        return PositionNotMoved(self.context.name, f"the pause was ended by {by or 'somebody'}")
+        return AdminFailed(self.context.name, AdminFailed.NOT_MOVED, f"the pause was ended by {by or 'somebody'}")
 
     def timeout_error(self) -> MarshalError:
         names, waited_s = self.drain.names(self.context.group), self.patience_ms / 1000
-        return PositionNotMoved(self.context.name, str(PauseNotDrained(self.context.name, names, waited_s)))
+        why = AdminGaveUp(self.context.name, "the pause", waited_s, held_by=names)
+        return AdminFailed(self.context.name, AdminFailed.NOT_MOVED, str(why))
 
     def close(self, group: Group, now: Instant) -> bool:
         if self.moved is not None and self.resume:
@@ -203,7 +198,7 @@ class PositionPlan(Operation):
         if self.outcome == MOVED:
             error = None  # the move was accepted while the operation gave up
         elif self.outcome == UNKNOWN:
-            error = PositionUnknown(self.context.name, str(error), self.command())
+            error = AdminFailed(self.context.name, AdminFailed.UNKNOWN, str(error), self.command())
         elif error is not None:
             error = self._not_moved(error)
         super().end(error)
@@ -221,10 +216,10 @@ class PositionPlan(Operation):
         notes += [f"the new topic {topic!r} may still be accepted" for topic in sorted(self._acceptable())]
         if isinstance(error, AdminBusy) and not notes:
             return error
-        reason = error.reason if isinstance(error, PositionNotMoved) else str(error)
+        reason = error.detail if isinstance(error, AdminFailed) and error.outcome == NOT_MOVED else str(error)
         if notes and isinstance(error, AdminGaveUp) and not error.waited_s:
             reason = "it was interrupted"  # the error's own text says that nothing will happen, which may be wrong here
-        return PositionNotMoved(self.context.name, "; ".join([reason, *notes]))
+        return AdminFailed(self.context.name, AdminFailed.NOT_MOVED, "; ".join([reason, *notes]))
 
     def _acceptable(self) -> set[str]:
         """Returns the recreated topics that the group may still accept, because a record that accepts them was sent and

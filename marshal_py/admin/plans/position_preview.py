@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from marshal_py.admin.plans.operation import GroupContext
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
-from marshal_py.errors import PositionNotMoved
+from marshal_py.errors import AdminFailed
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.verdict import Verdict
 from marshal_py.protocol.fold.world import Group, World
@@ -68,7 +68,7 @@ def preview(
 ) -> list[Row]:
     """Returns a row for each partition of `targets`, computed by folding the records of the move.
 
-    Raises PositionNotMoved if the fold rejects a record.
+    Raises AdminFailed if the fold rejects a record.
     """
     world = clone(context.world, context.name)
     group = context.group
@@ -77,13 +77,17 @@ def preview(
     for one in (recreated or {}).values():
         verdict = rehearse(world, context.name, one.accepting(there, there.pause_change, context.author.by))
         if not verdict.accepted:
-            raise PositionNotMoved(context.name, f"the fold would reject the new topic {one.topic!r}: {verdict.reason}")
+            raise AdminFailed(
+                context.name,
+                AdminFailed.NOT_MOVED,
+                f"the fold would reject the new topic {one.topic!r}: {verdict.reason}",
+            )
     before = {tp: p.position for tp, p in there.partitions.items()}
     versions = {tp: p.version for tp, p in there.partitions.items()}
     moves = tuple(Move(*tp, versions.get(tp, NONE), position) for tp, position in sorted(targets.items()))
     verdict = rehearse(world, context.name, SetPosition(there.pause_change, moves, True, context.author.by))
     if not verdict.accepted:
-        raise PositionNotMoved(context.name, f"the fold would reject it: {verdict.reason}")
+        raise AdminFailed(context.name, AdminFailed.NOT_MOVED, f"the fold would reject it: {verdict.reason}")
     after = {tp: there.partitions[tp].position for tp in targets}
     return rows_of(owners_of(group), before, after, parked_of(group))
 

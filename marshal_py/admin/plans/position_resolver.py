@@ -12,7 +12,7 @@ from marshal_py.admin.plans.targets import SHIFT, TABLE, Facts, Target, resolve
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, find_recreated
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.values.start_positions import COMMITTED, TIME
-from marshal_py.errors import GroupDeleted, GroupMissing, InvalidOption, PositionNotMoved, PositionOutOfRange
+from marshal_py.errors import AdminFailed, GroupDeleted, GroupMissing, InvalidOption, PositionOutOfRange
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport.ports import TopicInfo
@@ -114,13 +114,15 @@ class PositionResolver:
                 raise
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Looks the new positions up and returns them. Raises PositionNotMoved for a topic that was created again
+        """Looks the new positions up and returns them. Raises AdminFailed for a topic that was created again
         meanwhile.
         """
         for topic, before in self._infos.items():
             if self._look(topic).topic_id != before.topic_id:
-                raise PositionNotMoved(
-                    self._runner.context.name, f"topic {topic!r} was created again meanwhile: try again"
+                raise AdminFailed(
+                    self._runner.context.name,
+                    AdminFailed.NOT_MOVED,
+                    f"topic {topic!r} was created again meanwhile: try again",
                 )
         return self._resolve(self.tps)
 

@@ -191,7 +191,8 @@ class Consuming(Generic[K_co, V_co]):
                 return False
             me, reading = self._consumer.identify(), self._reading()
             if reading is not None:
-                raise ConcurrentUse(self._demand.verb, self._consumer.caller, own=reading.who == me)
+                busy = ConcurrentUse.ITERATES if reading.who == me else ConcurrentUse.FETCHES
+                raise ConcurrentUse(self._demand.verb, self._consumer.caller, busy)
             reader.who, self._reader = me, reader
             return True
 

@@ -11,14 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from zlib import crc32
 
-from marshal_py.errors import (
-    EnvelopeUnknown,
-    HistoryRestarted,
-    LogGap,
-    ProtocolOutdated,
-    ProtocolUnknown,
-    TopicRecreated,
-)
+from marshal_py.errors import HistoryRestarted, LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol.fold import transitions
 from marshal_py.protocol.fold.admin_rules import group_config, release_group, set_position, step_down, topology
 from marshal_py.protocol.fold.policies import misfit
@@ -103,7 +96,7 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
     if unowned is not None:
         return _judge_unowned(world, offset, unowned, envelope_version, version)
     if envelope_version != ENVELOPE_VERSION:
-        raise EnvelopeUnknown(world.log, offset, envelope_version)
+        raise ProtocolUnknown(world.log, "envelope version", envelope_version, offset)
     group = world.groups.get(name)
     known = group is not None
     if group is None:
@@ -150,7 +143,7 @@ def _judge_unowned(
         if world.genesis is None or world.genesis.incarnation != genesis.incarnation:
             return Verdict(offset, _IGNORED, "garbage", "", None)
     if not known and (held is None or held.incarnation == genesis.incarnation):
-        raise EnvelopeUnknown(world.log, offset, max(envelope_version, record_version))
+        raise ProtocolUnknown(world.log, "envelope version", max(envelope_version, record_version), offset)
     if not isinstance(record, Genesis):
         return Verdict(offset, _ACCEPTED, "", "", record)
     if world.genesis is not None or (world.log > 0 and record != world.root):
@@ -158,7 +151,7 @@ def _judge_unowned(
     if world.expected is not None and record.incarnation != world.expected:
         raise TopicRecreated(world.log, world.expected.hex(), record.incarnation.hex())
     if record.hash != HASH_NAME:
-        raise ProtocolUnknown(world.log, "hash", record.hash)
+        raise ProtocolUnknown(world.log, "hash", record.hash, offset)
     check_protocol(world.log, record)
     world.genesis = record
     world.crc_seed = crc32(record.incarnation)

@@ -140,7 +140,7 @@ class Batches:
             self._last.give_back()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches. Raises BatchNotCommitted, BatchOverdue, and the error that ended the planner.
+        """Yields the batches. Raises BatchRefused, BatchOverdue, and the error that ended the planner.
 
         With `until`, it raises PartitionsParked or PartitionsUnread at the end if something before that end is left
         that nobody reads.

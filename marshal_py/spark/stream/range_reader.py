@@ -27,7 +27,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from marshal_py.errors import ClusterUnreachable, PartitionError, RangeLost, RangeReadTwice
+from marshal_py.errors import BatchRefused, ClusterUnreachable, PartitionError, RangeLost
 from marshal_py.spark.stream.aliases import named_as_written
 from marshal_py.spark.stream.messages import COLUMNS, Run, as_arrow
 from marshal_py.spark.stream.tasks import tasks_of
@@ -108,14 +108,15 @@ def partitions_of(pieces: Iterable[Piece], options: ReadOptions, *, once: bool) 
 def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yields the messages of a task's ranges. The messages of one partition come in order.
 
-    Raises RangeLost, RangeReadTwice, PartitionError, ClusterUnreachable.
+    Raises RangeLost, BatchRefused, PartitionError, ClusterUnreachable.
     """
     if not isinstance(task, RangePartition):
         return  # where a source plans no partitions, Spark makes up one that has no value
     pieces: tuple[Piece, ...] = task.value
     context = TaskContext.get()
     if task.once and context is not None and context.attemptNumber():
-        raise RangeReadTwice([piece[:4] for piece in pieces], context.attemptNumber())
+        named = ", ".join(f"{topic}:{partition} [{start}, {to})" for topic, partition, start, to, *_ in pieces)
+        raise BatchRefused(named, context.attemptNumber())
     configuration = settings.data_reader({**_FETCH, **_sizes(pieces), **task.kafka}, READER_ID, READER_ID, None)
     if context is not None:
         _spare_collector()
