@@ -107,12 +107,13 @@ class MarshalError(Exception):
     """Root of the tree. Catch it to catch everything that this library raises on purpose.
 
     A subclass lists its fields as a dataclass does: they are the parameters of its constructor, in this order, and
-    attributes. Its text is TEXT with the fields put in; where it needs more than that, `sentence` returns it.
+    attributes. Its text is TEXT with the fields put in; where it needs more than that, `sentence` returns it. A class
+    without fields takes its text.
     """
 
     TEXT: ClassVar[str]
     retriable: ClassVar[bool] = False
-    __signature__: ClassVar[Signature] = Signature()
+    __signature__: ClassVar[Signature | None] = None  # of the constructor, which inspect and help show
 
     def __init_subclass__(cls) -> None:
         own = [
@@ -122,9 +123,14 @@ class MarshalError(Exception):
             for name, of in get_annotations(cls).items()
             if not of.startswith("ClassVar")
         ]
-        cls.__signature__ = Signature([*cls.__signature__.parameters.values(), *own])
+        if own:
+            inherited = cls.__signature__.parameters.values() if cls.__signature__ else ()
+            cls.__signature__ = Signature([*inherited, *own])
 
     def __init__(self, *values: Any, **named: Any) -> None:
+        if self.__signature__ is None:
+            super().__init__(*values)
+            return
         given = self.__signature__.bind(*values, **named)
         given.apply_defaults()
         vars(self).update(given.arguments)

@@ -11,6 +11,7 @@ import pytest
 
 from marshal_py import errors
 from marshal_py.errors import (
+    ClusterError,
     ConcurrentUse,
     DeserializationFailed,
     Diverged,
@@ -55,7 +56,7 @@ def test_the_tree_at_the_top_is_the_tree() -> None:
     assert tree() == {name: one.__mro__[1].__name__ for name, one in CLASSES.items() if one is not MarshalError}
 
 
-@pytest.mark.parametrize("name", [name for name, one in CLASSES.items() if inspect.signature(one).parameters])
+@pytest.mark.parametrize("name", [name for name, one in CLASSES.items() if one.__signature__])
 def test_a_text_is_built_from_the_fields(name: str) -> None:
     """Every combination of values has a text, in which no field is left open."""
     hints, fields = get_type_hints(CLASSES[name]), list(inspect.signature(CLASSES[name]).parameters)
@@ -73,6 +74,18 @@ def test_a_constructor_takes_its_fields_and_nothing_else() -> None:
     for wrong in (lambda: GroupOpaque("billing"), lambda: GroupOpaque("billing", 9, 3), lambda: GroupOpaque(log=3)):  # type: ignore[call-arg]
         with pytest.raises(TypeError):
             wrong()
+
+
+def test_a_class_without_fields_takes_its_text() -> None:
+    """The roots, and errors that a part of the library derives from them for itself."""
+
+    class OwnError(MarshalError):
+        pass
+
+    for kind in (ClusterError, OwnError):
+        error = kind("a step failed")
+        assert (str(error), error.args) == ("a step failed", ("a step failed",))
+        assert pickle.loads(pickle.dumps(ClusterError("x"))).args == ("x",)
 
 
 def test_a_default_of_a_field_need_not_be_given() -> None:
