@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 FENCING_PAGE = (ROOT / "docs" / "acks.md").read_text()
 README_LINES_MAX = 150
+WORDS_MAX = {"PROTOCOL.md": 6_800, "CONTRIBUTING.md": 1_250}  # one sitting each: 35 minutes, and 6
 DEADLINE_S = 60
 
 
@@ -88,6 +89,13 @@ def test_the_levels_of_events_are_in_the_docs() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= README_LINES_MAX
+
+
+@pytest.mark.parametrize("page", WORDS_MAX)
+def test_a_page_can_be_read_in_one_sitting(page: str) -> None:
+    """What another implementation need not obey belongs into docs/protocol/; a newcomer needs little."""
+    words = [word for word in (ROOT / page).read_text(encoding="utf-8").split() if re.search(r"\w", word)]
+    assert 500 < len(words) <= WORDS_MAX[page]
 
 
 def test_the_index_lists_every_page() -> None:
