@@ -21,10 +21,12 @@ from marshal_py.admin.group import Group
 from marshal_py.admin.marshal import Marshal, Topic, connect
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.messages.message import Batch, Message, Part
+from marshal_py.client.process.process import Process
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.client.values.group_config import GroupConfig
 from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.client.values.retry import Reject, Retry
 from marshal_py.errors import (
     AccessDenied,
     AckNotConfirmed,
@@ -85,6 +87,9 @@ __all__ = [
     "Part",
     "PartitionParked",
     "PeerError",
+    "Process",
+    "Reject",
+    "Retry",
     "StoredMessage",
     "SubjectKey",
     "Token",

@@ -6,6 +6,15 @@ guide, and a table of what each front can do.
 
 from marshal_py.admin.async_marshal import AsyncGroup, AsyncMarshal, AsyncTopic, connect
 from marshal_py.client.aio.async_consume import AsyncConsumeContext
+from marshal_py.client.aio.async_process import AsyncProcess
 from marshal_py.client.async_consumer import AsyncConsumer
 
-__all__ = ["AsyncConsumeContext", "AsyncConsumer", "AsyncGroup", "AsyncMarshal", "AsyncTopic", "connect"]
+__all__ = [
+    "AsyncConsumeContext",
+    "AsyncConsumer",
+    "AsyncGroup",
+    "AsyncMarshal",
+    "AsyncProcess",
+    "AsyncTopic",
+    "connect",
+]

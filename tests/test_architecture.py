@@ -38,7 +38,7 @@ PACKAGES = (
 # A file may import from its own room and from those further left. A file directly in a package comes after its rooms.
 ROOMS = {
     "protocol": ("wire", "fold", "policy", "claims", "time", "member", "duties"),
-    "client": ("values", "connection", "messages", "delivery", "ranges", "driver", "receive", "aio"),
+    "client": ("values", "connection", "messages", "delivery", "ranges", "driver", "receive", "process", "aio"),
     "admin": ("views", "plans"),
     "spark": ("stream", "sinks", "log"),
     PROOF: ("oracle", "judge", "cluster", "mutants", "tools", "exhaustive"),

@@ -10,18 +10,30 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self
 
 from marshal_py.client.aio.async_consume import AsyncConsumeContext
+from marshal_py.client.aio.async_process import AsyncProcess
 from marshal_py.client.aio.event_loop import EventLoop, Feed, Threads
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Ack
 from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
+from marshal_py.client.process.processing import WINDOW, Processing, check_settings
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.consuming import Handler, Reader, iterator_of
 from marshal_py.client.receive.demand import Demand
@@ -30,6 +42,7 @@ from marshal_py.client.receive.membership import HAND_OVER_S, Call
 from marshal_py.client.values.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.values.keywords import parameters_of
 from marshal_py.client.values.requests import AnyPartition, ConsumeRequest, OnError, Request, check_timeout, check_wait
+from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
 from marshal_py.client.values.waits import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, InvalidOption, MarshalError
 from marshal_py.protocol.member.advisory import Advisory
@@ -38,6 +51,7 @@ from marshal_py.transport.serialization import K_co, V_co
 
 # Seconds. Other tasks of the event loop have their turn at least so often while messages are there without a wait.
 TURN_S: Final = 0.005
+TASKS: Final = 100  # of a `process`, by default
 TURN_STEPS: Final = 10  # steps of the event loop per turn, because a task needs several to answer a request
 
 
@@ -244,6 +258,49 @@ class AsyncConsumer(Generic[K_co, V_co]):
         )
         context.start()
         return context
+
+    def process(
+        self,
+        handler: Callable[[Message[K_co, V_co]], Awaitable[object]],
+        *,
+        workers: int = TASKS,
+        order: Order | None = "key",
+        key: Callable[[Message[K_co, V_co]], Hashable] | None = None,
+        unkeyed: Unkeyed = "parallel",
+        retry: Retry | None = None,
+        retry_on: type[Exception] | Iterable[type[Exception]] = Exception,
+        after_dead_letter: AfterDeadLetter = "continue",
+        window: int = WINDOW,
+        timeout_s: float | None = None,
+    ) -> AsyncProcess[K_co, V_co]:
+        """Handles messages in parallel, as `Consumer.process` does: at most `workers` tasks await `handler(message)`.
+
+        `timeout_s`: after so many seconds a handler is cancelled, and its message is tried again as after a
+        TimeoutError (default: any time; after `handler_timeout_s` the partition moves). The call does not wait, so it
+        is not awaited.
+        """
+        consumer = self._consumer
+        self._arrive("process")
+        if not callable(handler):
+            raise InvalidOption("handler", handler, "a coroutine function of one message")
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+        settings = check_settings(
+            consumer.group,
+            consumer._queue.options,
+            workers,
+            order,
+            key,
+            unkeyed,
+            retry,
+            retry_on,
+            after_dead_letter,
+            window,
+        )
+        processing = Processing[K_co, V_co](consumer._receiving, settings)
+        process = AsyncProcess(consumer._context, self._shared, processing, handler, timeout_s, self.consume)
+        process.start()
+        return process
 
     async def _messages(self, demand: Demand, reader: Reader) -> AsyncGenerator[Message[K_co, V_co], None]:
         async with aclosing(self._runs(demand, reader)) as runs:

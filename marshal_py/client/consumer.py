@@ -7,7 +7,7 @@ else shut. A grant is the log's permission to deliver a range of offsets, in at-
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,8 @@ from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message
+from marshal_py.client.process.process import Process
+from marshal_py.client.process.processing import WINDOW, Processing, check_settings
 from marshal_py.client.receive import seeking
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
@@ -27,6 +29,7 @@ from marshal_py.client.receive.membership import Call, Membership
 from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values import requests
 from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
+from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
 from marshal_py.client.values.waits import Poll, PollAhead, Wait, complete, following
 from marshal_py.errors import ConcurrentUse, InvalidOption, MarshalError
 from marshal_py.transport.serialization import K_co, V_co, check_plain
@@ -78,7 +81,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
     def _begin_drain(self, timeout_s: float | None) -> None:
         super()._begin_drain(timeout_s)
         if self._consuming is not None and not self._consuming.closed:
-            self._consuming._begin_drain(self._ending.drain_left_s())  # its limit bounds what is still delivered
+            self._consuming.begin_drain(self._ending.drain_left_s())  # its limit bounds what is still delivered
 
     # --- fetching
 
@@ -232,6 +235,48 @@ class Consumer(Membership, Generic[K_co, V_co]):
         )
         context.start()
         return context
+
+    def process(
+        self,
+        handler: Handler[K_co, V_co],
+        *,
+        workers: int = 16,
+        order: Order | None = "key",
+        key: Callable[[Message[K_co, V_co]], Hashable] | None = None,
+        unkeyed: Unkeyed = "parallel",
+        retry: Retry | None = None,
+        retry_on: type[Exception] | Iterable[type[Exception]] = Exception,
+        after_dead_letter: AfterDeadLetter = "continue",
+        window: int = WINDOW,
+    ) -> Process[K_co, V_co]:
+        """Handles messages in parallel, without an end: `workers` threads call `handler(message)`.
+
+        A handler that returns has acked its message. One that raises has it tried again, after the delay of `retry`
+        (default: `Retry()`); `Retry(after_s=...)` says when, `Reject(reason)` says never. An error that `retry_on` does
+        not name ends the process: `wait` raises it, and the message comes again at the next start.
+
+        `order`: with "key" messages of one key of a partition are handled one after the other, in the order of their
+        offsets, also when one is tried again, when the partition moves, and after a crash; with "partition" all of a
+        partition; with None each on its own. While a message waits to be tried again, those behind it in this order
+        wait, and no thread does. `key`: a function that returns what to take as key (default: Kafka's key).
+        `unkeyed`: whether messages without a key are handled on their own ("parallel") or as one key ("ordered").
+        `after_dead_letter`: with "key" messages behind one that became a dead letter follow it, as long as this
+        consumer owns the partition.
+
+        From the position of a partition to its newest message there are at most about `window` offsets in work, and
+        of each partition at most its share of the option `prefetch_bytes` waits.
+
+        A consumer has one process or consume at a time, and no `fetch`, `next` or iteration beside it. Raises
+        ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, NeedsAtLeastOnce.
+        """
+        check_plain("handler", handler, AWAIT_IT)
+        settings = check_settings(
+            self.group, self._queue.options, workers, order, key, unkeyed, retry, retry_on, after_dead_letter, window
+        )
+        processing = Processing[K_co, V_co](self._receiving, settings)
+        process = Process(self._context, processing, handler, self.consume)
+        process.start()
+        return process
 
     def _begin_consume(
         self, request: requests.ConsumeRequest, on_error: OnError | None, make: Callable[[ConsumeDemand, OnError], C]

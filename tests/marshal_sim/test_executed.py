@@ -24,6 +24,7 @@ OPENS = "connects, opens logs and checks what the user has passed: a simulated c
 NOT_YET = "not driven yet"
 NOT_EXECUTED = {
     "aio/async_consume.py": LOOP,
+    "aio/async_process.py": LOOP,
     "aio/event_loop.py": LOOP,
     "aio/receiver.py": LOOP,
     "async_consumer.py": LOOP,
@@ -41,6 +42,9 @@ NOT_EXECUTED = {
     "messages/handles.py": "acks that another process sends back: " + NOT_YET,
     "metrics.py": "figures for people",
     "planner.py": "the planner: marshal_sim/cluster/query.py instead; " + NOT_YET,
+    "process/lanes.py": "handlers in parallel: " + NOT_YET,
+    "process/process.py": THREADS,
+    "process/processing.py": "handlers in parallel: " + NOT_YET,
     "receive/consume.py": THREADS,
     "receive/consuming.py": "`consume` with a handler: the simulated user iterates over its demand instead; " + NOT_YET,
     "receive/membership.py": THREADS,
@@ -50,6 +54,7 @@ NOT_EXECUTED = {
     "values/info.py": VALUES,
     "values/keywords.py": OPENS,
     "values/retention.py": VALUES,
+    "values/retry.py": "handlers in parallel: " + NOT_YET,
     "values/waits.py": VALUES,
 }
 

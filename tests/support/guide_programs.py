@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -258,11 +259,11 @@ def resize(value):
 """
 
 
-@guide("docs/acks.md", 6)
+@guide("docs/acks.md", 4)
 def handles(at: Place) -> None:
     """Workers are other processes. Their function is in a module, where they find it."""
     at.fill()
-    function, loop = at.block("docs/acks.md", 6).split("\n\n\n")
+    function, loop = at.block("docs/acks.md", 4).split("\n\n\n")
     (at.folder / "resizing.py").write_text(RESIZE + function, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(at.folder)
@@ -312,7 +313,7 @@ def request_with_key(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/acks.md", 7)
+@guide("docs/acks.md", 5)
 def remember(at: Place) -> None:
     """Half was stored, and no ack came through: the outbox has each message once."""
     at.fill(2)
@@ -334,57 +335,44 @@ def remember(at: Place) -> None:
                 stop.count()
                 return guard.new(connection, message)
 
-        at.run("docs/acks.md", 7)["remember"](consumer, database, Counting())
+        at.run("docs/acks.md", 5)["remember"](consumer, database, Counting())
         bodies = [body for (body,) in database.execute("SELECT body FROM outbox")]
     assert sorted(bodies) == sorted(VALUES)
     assert at.acked() == MESSAGES
 
 
-@guide("docs/acks.md", 4)
-def in_threads(at: Place) -> None:
-    """A handler that fails gives its message back."""
+@guide("docs/process.md", 0)
+def in_parallel(at: Place) -> None:
+    """A payment that fails is tried again, an order without an amount is not."""
     at.fill(2)
-    failed, done = threading.Event(), list[bytes]()
+    failed, paid = threading.Event(), list[int]()
     with at.consumer() as consumer:
         stop = Stop(consumer, MESSAGES + 1)
 
-        def handle(message: Message) -> None:
+        def order_of(value: bytes) -> dict[str, int]:
+            if value == b"5":
+                stop.count()
+                return {}
+            return {"amount": int(value)}
+
+        def pay(order: dict[str, int]) -> None:
             stop.count()
-            if message.value == b"7" and not failed.is_set():
+            if order["amount"] == 7 and not failed.is_set():
                 failed.set()
                 raise ConnectionError
-            assert message.value is not None
-            done.append(message.value)
+            paid.append(order["amount"])
 
-        at.run("docs/acks.md", 4)["in_threads"](consumer, handle, workers=2)
-    assert sorted(done) == sorted(VALUES)
+        at.run("docs/process.md", 0, consumer=consumer, json=SimpleNamespace(loads=order_of), pay=pay)
+    assert sorted(paid) == [0, 1, 2, 3, 4, 6, 7]
     assert at.acked() == MESSAGES
 
 
-@guide("docs/acks.md", 4, 5)
-def in_threads_by_key(at: Place) -> None:
-    """With the imports of the block before. The messages of a key come in their order."""
-    at.fill(2)
-    seen: list[tuple[bytes | None, int]] = []
-    with at.consumer() as consumer:
-        stop = Stop(consumer, MESSAGES)
-
-        def handle(message: Message) -> None:
-            seen.append((message.key, int(message.value or b"")))
-            stop.count()
-
-        at.run("docs/acks.md", 4, 5)["in_threads_by_key"](consumer, handle, workers=2)
-    for key in range(KEYS):
-        assert [value for one, value in seen if one == b"k%d" % key] == list(range(key, MESSAGES, KEYS))
-    assert at.acked() == MESSAGES
-
-
-@guide("docs/acks.md", 8)
+@guide("docs/acks.md", 6)
 def each_effect_once(at: Place) -> None:
     """A process, which a signal ends."""
     at.fill(2)
     path = at.folder / "shop.db"
-    (at.folder / "shop.py").write_text(at.block("docs/acks.md", 8), encoding="utf-8")
+    (at.folder / "shop.py").write_text(at.block("docs/acks.md", 6), encoding="utf-8")
 
     def stored() -> list[tuple[str, bytes]]:
         with closing(sqlite3.connect(path, timeout=DEADLINE_S)) as database:
@@ -425,7 +413,7 @@ class Participant:
         self.rolled_back.append(message.offset)
 
 
-@guide("docs/acks.md", 10)
+@guide("docs/acks.md", 8)
 def several_databases(at: Place) -> None:
     """Each commits once the log has the ack. Of a message that one refuses, all roll back."""
     at.fill()
@@ -433,7 +421,7 @@ def several_databases(at: Place) -> None:
     stores = [Participant(at, refused=-1), Participant(at, refused=last)]
     names = {"ClaimLost": ClaimLost, "NotTheOwner": NotTheOwner}
     with at.consumer(max_acks_pending=1) as consumer:
-        at.run("docs/acks.md", 10, consumer=Some(consumer, MESSAGES), stores=stores, **names)
+        at.run("docs/acks.md", 8, consumer=Some(consumer, MESSAGES), stores=stores, **names)
     for store in stores:
         assert (store.prepared, store.committed, store.rolled_back) == (set(), list(range(last)), [last])
     assert at.acked() == last

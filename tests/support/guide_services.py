@@ -39,7 +39,7 @@ def free_port() -> int:
         return port
 
 
-# --- docs/asyncio.md, and the asynchronous program of docs/acks.md
+# --- docs/asyncio.md, the asynchronous program of docs/process.md, and the asynchronous program of docs/acks.md
 
 
 @guide("docs/asyncio.md", 1)
@@ -66,39 +66,42 @@ def charge_in_the_background(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/asyncio.md", 2)
-def side_by_side(at: Place) -> None:
-    """Several handlers work at once, never more than allowed; one that fails gets its message again."""
+@guide("docs/process.md", 1)
+def in_parallel_with_asyncio(at: Place) -> None:
+    """Several handlers are in flight at once; one that fails gets its message again."""
     at.fill(2)
-    working, most, done = 0, 0, list[bytes]()
-    several = asyncio.Event()  # the first handler waits for a second one, however late its message comes
+    working, done = 0, list[bytes]()
 
     async def main() -> None:
+        several = asyncio.Event()  # the first handler waits for a second one, however late its message comes
+
         async with (
             aio.connect(at.servers) as marshal,
             marshal.consumer(at.group, [at.topic], start="earliest") as consumer,
         ):
 
-            async def handle(message: Any) -> None:
-                nonlocal working, most
-                working += 1
-                most = max(most, working)
-                if working > 1:
-                    several.set()
-                await several.wait()
-                working -= 1
-                if message.value == b"3" and message.delivery_count == 1:
-                    raise ValueError("the first time")
-                done.append(message.value)
-                if len(done) == MESSAGES:
-                    consumer.request_stop()
+            class Session:
+                async def post(self, value: bytes) -> None:
+                    nonlocal working
+                    working += 1
+                    if working > 1:
+                        several.set()
+                    await several.wait()
+                    working -= 1
+                    if value == b"3" and not done.count(b"first of 3"):
+                        done.append(b"first of 3")
+                        raise ConnectionError
+                    done.append(value)
+                    if len(done) == MESSAGES + 1:
+                        consumer.request_stop()
 
-            program = at.run("docs/asyncio.md", 2)["side_by_side"]
-            await asyncio.wait_for(program(consumer, handle, 4), DEADLINE_S)
+            block = at.block("docs/process.md", 1)
+            await asyncio.wait_for(
+                run_awaiting(block, "docs/process.md", consumer=consumer, session=Session()), DEADLINE_S
+            )
 
     asyncio.run(main())
-    assert sorted(done) == sorted(VALUES)
-    assert most <= 4
+    assert sorted(done) == sorted([*VALUES, b"first of 3"])
     assert at.acked() == MESSAGES
 
 
@@ -106,7 +109,7 @@ def side_by_side(at: Place) -> None:
 def service(at: Place, work: str = "") -> Iterator[tuple[subprocess.Popen[str], Callable[[], Any]]]:
     """The page's service in uvicorn, and a function that returns what `/ready` says; `work` replaces its handler."""
     at.fill(2)
-    program = at.block("docs/asyncio.md", 3)
+    program = at.block("docs/asyncio.md", 2)
     assert program.count("timeout=5.0") == 1
     (at.folder / "service.py").write_text(program.replace("timeout=5.0", "timeout=0.1") + work, encoding="utf-8")
     port = free_port()
@@ -123,7 +126,7 @@ def service(at: Place, work: str = "") -> Iterator[tuple[subprocess.Popen[str], 
         yield running, ready
 
 
-@guide("docs/asyncio.md", 3)
+@guide("docs/asyncio.md", 2)
 def service_in_uvicorn(at: Place) -> None:
     """It is ready, and ends cleanly on SIGTERM."""
     with service(at) as (running, ready):
@@ -145,7 +148,7 @@ async def work(message):
 """
 
 
-@guide("docs/asyncio.md", 3)
+@guide("docs/asyncio.md", 2)
 def service_whose_handler_fails(at: Place) -> None:
     """It says so and ends by itself, and nothing but the message that failed is left of those that it got."""
     with service(at, FAILS) as (running, _):
@@ -165,7 +168,7 @@ async def work(message):
 """
 
 
-@guide("docs/asyncio.md", 3)
+@guide("docs/asyncio.md", 2)
 def service_whose_handler_hangs(at: Place) -> None:
     """It ends on SIGTERM all the same."""
     with service(at, HANGS) as (running, ready):
@@ -177,14 +180,14 @@ def service_whose_handler_hangs(at: Place) -> None:
     assert at.acked() == 0
 
 
-@guide("docs/acks.md", 9)
+@guide("docs/acks.md", 7)
 def each_effect_once_with_await(at: Place) -> None:
     """The batch is handled a second time: nothing of it is new."""
     at.fill(2)
     with psycopg.connect(at.postgres) as database:
         database.execute("DROP TABLE IF EXISTS orders, applied")
         database.execute("CREATE TABLE orders (id BYTEA, value BYTEA)")
-    block = at.block("docs/acks.md", 9).replace('"dbname=shop"', repr(at.postgres))
+    block = at.block("docs/acks.md", 7).replace('"dbname=shop"', repr(at.postgres))
 
     async def main() -> None:
         async with await psycopg.AsyncConnection.connect(at.postgres) as connection:

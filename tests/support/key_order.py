@@ -1,9 +1,11 @@
 """The order per key while members join, are dropped, step down, stop and are killed: processes on an Apache Kafka.
 
     python -m tests.support.key_order --messages 100000 --changes 25 --pending 1 --seed 1
+    python -m tests.support.key_order --messages 100000 --changes 25 --workers 16
 
 One group with the policy `members`; keys are made by `subject_key`. A slice of messages is produced before each change,
-and the change comes while the slice is handled. Handlers give some messages back. Then OrderJudge sees all deliveries
+and the change comes while the slice is handled. Handlers give some messages back. With `--workers` each member handles
+its messages by `Consumer.process`, and some are frozen for longer than their lease. Then OrderJudge sees all deliveries
 in the order of the clock that the processes share: exit code 1 if a message of a key was passed over, came in another
 order, or was never finished. tests/client/test_key_order.py does the same in virtual time.
 """
@@ -33,9 +35,12 @@ from tests.support.kafka import start_cluster
 ROOT: Final = Path(__file__).resolve().parents[2]
 TOPIC, GROUP, PARTITIONS, KEYS = "orders", "billing", 12, 500
 KINDS: Final = ("join", "crash", "step down", "drop", "stop")
+FREEZE: Final = "freeze"  # with `--workers` alone: a frozen handler begins a message that its next owner has begun
+FROZEN_S: Final = 4.0
 DEADLINE_S: Final = 300.0  # for a slice of messages, whatever happens meanwhile
 NAK_EACH: Final = 200  # one delivery in so many is given back at first
 HELD_S: Final = 0.02  # for how long
+HANDLED_S: Final = 0.002  # with `--workers`: what a handler takes
 
 
 class OrderJudge:
@@ -95,7 +100,7 @@ class OrderJudge:
 # --- one process of the group
 
 
-def member(servers: str, name: str, pending: int, path: str) -> None:
+def member(servers: str, name: str, pending: int, workers: int, path: str) -> None:
     """Writes a line before each message is handled, and one after its ack has counted."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
@@ -103,16 +108,29 @@ def member(servers: str, name: str, pending: int, path: str) -> None:
         place = {"e": kind, "ns": time.monotonic_ns(), "p": message.partition, "o": message.offset, **more}
         os.write(file, json.dumps(place).encode() + b"\n")
 
+    def begin(message: marshal_py.Message) -> None:
+        key = (message.key or b"").decode()
+        write("begin", message, t=str(message.token), k=key, n=int(message.value or b""))
+
+    def handle(message: marshal_py.Message) -> None:
+        begin(message)
+        if message.offset % NAK_EACH == NAK_EACH - 1 and message.delivery_count == 1:
+            raise marshal_py.Retry(after_s=HELD_S)
+        time.sleep(HANDLED_S)
+        write("done", message)
+
+    most = {"max_acks_pending": pending} if not workers else {}
     with (
         marshal_py.connect(servers, client_id=f"{name}-{os.getpid()}") as marshal,
-        marshal.consumer(
-            GROUP, [TOPIC], member=name, start="earliest", heartbeat_interval_s=1.0, max_acks_pending=pending
-        ) as consumer,
+        marshal.consumer(GROUP, [TOPIC], member=name, start="earliest", heartbeat_interval_s=1.0, **most) as consumer,
         marshal_py.stop_on_signals(consumer),
     ):
+        if workers:
+            with consumer.process(handle, workers=workers) as work:
+                work.wait()
+            return
         for message in consumer:
-            key = (message.key or b"").decode()
-            write("begin", message, t=str(message.token), k=key, n=int(message.value or b""))
+            begin(message)
             if message.offset % NAK_EACH == NAK_EACH - 1 and message.delivery_count == 1:
                 message.nak(HELD_S)
             elif message.ack():
@@ -133,8 +151,8 @@ class Instance(NamedTuple):
 class Run:
     """A run on one cluster. `names`: the members of the group; each has at least one process."""
 
-    def __init__(self, servers: str, folder: Path, pending: int, seed: int) -> None:
-        self.servers, self.folder, self.pending = servers, folder, pending
+    def __init__(self, servers: str, folder: Path, pending: int, workers: int, seed: int) -> None:
+        self.servers, self.folder, self.pending, self.workers = servers, folder, pending, workers
         self.dice = Random(seed)
         self.names = ["m0", "m1", "m2"]
         self.running: list[Instance] = []
@@ -150,7 +168,7 @@ class Run:
     def start(self, name: str) -> Instance:
         self.made += 1
         path = self.folder / f"{self.made:03}-{name}.jsonl"
-        given = str(self.pending), str(path)
+        given = str(self.pending), str(self.workers), str(path)
         with path.with_suffix(".log").open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.key_order", "--member", self.servers, name, *given],
@@ -225,6 +243,11 @@ class Run:
                 if sessions:
                     group.step_down(min(sessions))
                 return one.name
+            case "freeze":
+                one.process.send_signal(signal.SIGSTOP)
+                time.sleep(FROZEN_S)  # longer than its lease
+                one.process.send_signal(signal.SIGCONT)
+                return one.name
         self.end(one, signal.SIGKILL if kind == "crash" else signal.SIGTERM)
         self.start(one.name)
         return one.name
@@ -241,10 +264,11 @@ class Run:
         return judge
 
 
-def run(servers: str, folder: Path, messages: int, changes: int, pending: int, seed: int) -> int:
+def run(servers: str, folder: Path, messages: int, changes: int, pending: int, workers: int, seed: int) -> int:
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(60)
-    made, part = Run(servers, folder, pending, seed), messages // (changes + 1)
+    made, part = Run(servers, folder, pending, workers, seed), messages // (changes + 1)
+    kinds = (*KINDS, FREEZE) if workers else KINDS
     with marshal_py.connect(servers) as marshal:
         config = GroupConfig(policy="members", max_members=PARTITIONS, members=tuple(made.names))
         group = marshal.create_group(GROUP, config)
@@ -254,7 +278,7 @@ def run(servers: str, folder: Path, messages: int, changes: int, pending: int, s
             for number in range(changes):
                 made.produce(part)
                 made.wait(made.produced - part // 2)  # in the middle of the slice
-                kind = KINDS[number % len(KINDS)]
+                kind = kinds[number % len(kinds)]
                 print(f"{number + 1}: {kind} {made.change(kind, group)}, {made.done()} finished", flush=True)
             made.produce(messages - made.produced)
             made.wait(messages)
@@ -262,7 +286,7 @@ def run(servers: str, folder: Path, messages: int, changes: int, pending: int, s
             for one in list(made.running):
                 made.end(one, signal.SIGTERM)
     judge = made.judge()
-    violations = judge.violations(strict=pending == 1)
+    violations = judge.violations(strict=pending == 1 and not workers)
     figures = {
         "messages": messages,
         "finished": made.done(),
@@ -279,17 +303,17 @@ def run(servers: str, folder: Path, messages: int, changes: int, pending: int, s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("messages", 100_000), ("changes", 25), ("pending", 1), ("seed", 1)):
+    for name, default in (("messages", 100_000), ("changes", 25), ("pending", 1), ("workers", 0), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--member", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--member", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.member:
-        servers, name, pending, path = given.member
-        member(servers, name, int(pending), path)
+        servers, name, pending, workers, path = given.member
+        member(servers, name, int(pending), int(workers), path)
         return 0
     folder = Path(tempfile.mkdtemp(prefix="key-order-"))
     with start_cluster() as cluster:
-        return run(cluster.bootstrap, folder, given.messages, given.changes, given.pending, given.seed)
+        return run(cluster.bootstrap, folder, given.messages, given.changes, given.pending, given.workers, given.seed)
 
 
 if __name__ == "__main__":

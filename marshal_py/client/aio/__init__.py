@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("async_consume", "event_loop")
+DOORS: Final = ("async_consume", "async_process", "event_loop")

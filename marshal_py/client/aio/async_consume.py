@@ -94,7 +94,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
         """
         self._event_loop.check("drain")
         self._context.check_call("ConsumeContext", "drain", waits=True)
-        await self.finish(self._begin_drain(timeout_s))
+        await self.finish(self.begin_drain(timeout_s))
         return self._drained
 
     async def finish(self, timeout_s: float) -> bool:

@@ -8,7 +8,7 @@ with a bound of one nothing of the partition is delivered before that message is
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from marshal_py.client.delivery.buffers import Buffer
@@ -23,12 +23,16 @@ WAIT_S_MAX: Final = 0.01
 
 
 class AckWindow:
-    """Says how much more of a claim may be delivered. `most`: None for any number."""
+    """Says how much more of a claim may be delivered. `most`: None for any number.
 
-    __slots__ = ("_delivered", "_wait_s", "most")
+    `room_of(claim)`: how many messages a `process` still takes of the claim; None where none runs.
+    """
+
+    __slots__ = ("_delivered", "_wait_s", "most", "room_of")
 
     def __init__(self, most: int | None) -> None:
         self.most: int | None = most
+        self.room_of: Callable[[Claim], int] | None = None
         self._delivered = 0
         self._wait_s = WAIT_S_MIN
 
@@ -36,9 +40,10 @@ class AckWindow:
         """Returns how many messages of the claim may be delivered that were not delivered under it before."""
         if blocked(claim):
             return 0
-        if self.most is None or not isinstance(claim.tracker, AtLeastOnce):
+        if not isinstance(claim.tracker, AtLeastOnce):
             return sys.maxsize
-        return max(0, self.most - claim.tracker.in_flight)
+        room = sys.maxsize if self.room_of is None else self.room_of(claim)
+        return room if self.most is None else max(0, min(room, self.most - claim.tracker.in_flight))
 
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
         """Returns how long to wait for acks before looking again; None if no buffered message waits for one.
@@ -62,7 +67,7 @@ class AckWindow:
 
     def _full(self, buffers: Iterable[Buffer]) -> Iterator[Claim]:
         """Yields the claims of which messages are buffered and none may be delivered before another is finished."""
-        for buffer in buffers if self.most is not None else ():
+        for buffer in buffers if self.most is not None or self.room_of is not None else ():
             claim = buffer.claim
             if claim is not None and buffer.fetched and not buffer.paused_by_user and not self.room(claim):
                 yield claim

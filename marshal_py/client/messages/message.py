@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Generic, NoReturn, SupportsIndex, overload
+from typing import Any, Final, Generic, NoReturn, SupportsIndex, cast, overload
 
 from msgspec import Struct, structs
 
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
 from marshal_py.client.values.requests import check_ack_wait, check_timeout
+from marshal_py.client.values.sizes import payload_bytes
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
-from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.wire.identity import NONE, Token, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import K_co, V_co, context_of
 
@@ -483,3 +484,45 @@ def delivered_by(one: Message[Any, Any] | Part[Any, Any] | Batch[Any, Any], cont
     """Tells whether the consumer with this context has delivered all of it."""
     parts = one.parts if isinstance(one, Batch) else (one,)
     return all(part._delivered.context is context for part in parts)
+
+
+def claim_of(message: Message[Any, Any]) -> Claim:
+    """Returns the claim under which a message was delivered."""
+    return message._delivered.claim
+
+
+def raw_key(message: Message[Any, Any]) -> bytes | None:
+    """Returns the key as Kafka has it, whatever a deserializer makes of it."""
+    key: bytes | None = message._raw.key()
+    return key
+
+
+def payload_size(message: Message[Any, Any]) -> int:
+    """Returns the size in bytes of key and value."""
+    return payload_bytes((message._raw,))
+
+
+def begin(message: Message[Any, Any], now: Instant) -> bool | None:
+    """Tells whether a handler may begin with a message that was delivered some time ago; its handler timeout begins.
+
+    None: not now, because the gate is shut. False: never, because its partition moves or has moved. With the lock held.
+    """
+    claim = message._delivered.claim
+    if claim.sealed or claim.phase is not ClaimPhase.OPEN:
+        return False
+    if not message._delivered.context.member.may_deliver(claim.epoch, now):
+        return None
+    message.in_progress()
+    return True
+
+
+def waiting_again(claim: Claim, context: DeliveryContext) -> list[Message[Any, Any]]:
+    """Returns the messages of a claim that were given back and wait to be delivered again. With the lock held."""
+    tracker = claim.tracker
+    if not isinstance(tracker, AtLeastOnce) or tracker.redeliveries is None:
+        return []
+    found = []
+    for one in tracker.redeliveries.waiting.values():
+        raw = cast(RawMessage, one.message)
+        found.append(context.make(raw, Delivered(context, claim, one.run), one.at, raw.value()))
+    return found

@@ -102,7 +102,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
         call returns the outcome. Raises InvalidOption.
         """
         self._context.check_call("ConsumeContext", "drain", waits=True)
-        self.finish(self._begin_drain(timeout_s))
+        self.finish(self.begin_drain(timeout_s))
         return self._drained
 
     def finish(self, timeout_s: float) -> bool:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, Generic
 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.demand import ConsumeDemand
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
@@ -28,7 +29,7 @@ from marshal_py.transport.serialization import K_co, V_co
 logger: Final = logging.getLogger("marshal_py")
 
 Handler = Callable[[Message[K_co, V_co]], object]
-AWAIT_IT: Final = "the consume of marshal_py.aio awaits coroutine functions"
+AWAIT_IT: Final = "the consumer of marshal_py.aio awaits coroutine functions"
 ACKS_SLICE_S: Final = 0.02  # how often a drain looks whether the last messages are answered
 
 
@@ -48,6 +49,27 @@ def iterator_of(receive: Callable[[Reader], T]) -> T:
     iterator = receive(reader)
     reader.iterator = weakref.ref(iterator)
     return iterator
+
+
+def report_failure(driver: ConsumerDriver, message: Message[Any, Any], error: BaseException) -> None:
+    """Logs that a handler raised `error`, and publishes the event `handler_failed`."""
+    member, place = driver.member, (message.topic, message.partition, message.offset)
+    logger.error("group %s: a handler failed on %s:%d at offset %d", member.name, *place, exc_info=error)
+    with driver.context.outbox, driver.context.lock:
+        driver.publish(
+            Advisory(
+                "handler_failed",
+                member.name,
+                member.options.client_id,
+                message.topic,
+                message.partition,
+                message.token.epoch,
+                message.offset,
+                text=repr(error),
+                session=member.session,
+                log=driver.log,
+            )
+        )
 
 
 class Consuming(Generic[K_co, V_co]):
@@ -75,13 +97,18 @@ class Consuming(Generic[K_co, V_co]):
     # --- looking
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "draining" if self._demand.drain_until is not None else "open"
+        state = "closed" if self.closed else "draining" if self.draining else "open"
         return f"{type(self).__name__}({self._driver.member.name!r}, {state})"
 
     @property
     def closed(self) -> bool:
         """Tells whether it has ended, so that no more messages come from it."""
         return self._over or self._ending.over
+
+    @property
+    def draining(self) -> bool:
+        """Tells whether it asks for no more, and ends when it has delivered what has come."""
+        return self._demand.drain_until is not None
 
     @property
     def error(self) -> BaseException | None:
@@ -140,7 +167,7 @@ class Consuming(Generic[K_co, V_co]):
             elif reader.who == self._consumer.identify():
                 self._drop()
 
-    def _begin_drain(self, timeout_s: float | None) -> float:
+    def begin_drain(self, timeout_s: float | None) -> float:
         """Lets it deliver what is buffered and then end. Returns for how many seconds it may drain."""
         timeout_s = check_wait(timeout_s)
         if timeout_s is None:
@@ -245,23 +272,7 @@ class Consuming(Generic[K_co, V_co]):
 
     def _failed(self, message: Message[Any, Any], error: BaseException, *, ends: bool) -> None:
         """Reports `error`, which the handler raised, and gives the message back. `ends`: whatever `on_error` says."""
-        member, place = self._driver.member, (message.topic, message.partition, message.offset)
-        logger.error("group %s: a handler failed on %s:%d at offset %d", member.name, *place, exc_info=error)
-        with self._context.outbox, self._context.lock:
-            self._driver.publish(
-                Advisory(
-                    "handler_failed",
-                    member.name,
-                    member.options.client_id,
-                    message.topic,
-                    message.partition,
-                    message.token.epoch,
-                    message.offset,
-                    text=repr(error),
-                    session=member.session,
-                    log=self._driver.log,
-                )
-            )
+        report_failure(self._driver, message, error)
         if self._on_error == "nak" and not ends:
             message.nak()
             return

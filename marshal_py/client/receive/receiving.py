@@ -28,17 +28,18 @@ from marshal_py.client.values.waits import Change, Steps, Wait
 class Receiving:
     """Receives for one consumer. One call at a time may run; its front sees to that."""
 
+    driver: ConsumerDriver
     queue: DeliveryQueue
 
     def __init__(self, context: Context, driver: ConsumerDriver, ending: Ending) -> None:
         assert isinstance(driver.queue, DeliveryQueue)
-        self._context, self._driver, self._ending = context, driver, ending
+        self._context, self.driver, self._ending = context, driver, ending
         self.queue = driver.queue
         self.intake: Intake = Intake(context, driver, driver.queue)
         self.limits: GroupLimits = GroupLimits(context, driver)
 
     def _watch(self, idle_heartbeat_s: float | None) -> IdleHeartbeat | None:
-        return None if idle_heartbeat_s is None else IdleHeartbeat(self._context, self._driver, idle_heartbeat_s)
+        return None if idle_heartbeat_s is None else IdleHeartbeat(self._context, self.driver, idle_heartbeat_s)
 
     def demand(self) -> Demand:
         """Returns what an iteration asks for: every message, without an end."""
@@ -51,7 +52,7 @@ class Receiving:
 
     def consuming(self, request: ConsumeRequest) -> ConsumeDemand:
         """Returns what a `consume` asks for."""
-        watch = IdleHeartbeat(self._context, self._driver, request.idle_heartbeat_s)
+        watch = IdleHeartbeat(self._context, self.driver, request.idle_heartbeat_s)
         request = self.limits.cut_consume(request)
         return ConsumeDemand(self._context, self.intake, self.queue, request, self.limits, watch)
 
@@ -74,7 +75,7 @@ class Receiving:
                 look_again = now_s + LOOK_MS / 1000
                 with context.outbox, context.lock:
                     queue.user_returned()  # acks may have come from other threads
-                    self._driver.report_finished()
+                    self.driver.report_finished()
                     looks = queue.looks()
                 if looks and not self._ending.draining:
                     yield from self.intake.look()
@@ -86,7 +87,7 @@ class Receiving:
                     yield from self.intake.pull(0.0, missing)
                 with context.outbox, context.lock:
                     parts = queue.take(request.most, max_bytes, context.clock.now())
-                    self._driver.report_finished()
+                    self.driver.report_finished()
                 if parts and queue.at_most_once:
                     yield from self.intake.look_ahead()
                 if parts or over:
@@ -107,7 +108,7 @@ class Receiving:
         demand.resume()
         came = False
         while not self._ending.reason and not self._ending.must_stop() and not demand.over():
-            if self._driver.pending_errors:
+            if self.driver.pending_errors:
                 self._ending.raise_if_ended()
             if not came:  # else it has just done this
                 with context.lock:
@@ -120,9 +121,9 @@ class Receiving:
             came = False
             with context.outbox, context.lock:
                 reserved = queue.reserve(now(), demand.allows())
-                self._driver.report_finished()
+                self.driver.report_finished()
                 if queue.at_most_once:
-                    self._driver.ask_grants(now())
+                    self.driver.ask_grants(now())
             if reserved is not None:
                 yield reserved
                 demand.delivered(reserved)

@@ -13,6 +13,7 @@ DOORS: Final = (
     "reports",
     "requests",
     "retention",
+    "retry",
     "sizes",
     "start_positions",
     "waits",

@@ -1,0 +1,206 @@
+"""`AsyncConsumer.process`: coroutines in parallel, in the order of each key (processing.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Generic, Self
+
+from marshal_py.client.aio.async_consume import AsyncConsumeContext
+from marshal_py.client.aio.event_loop import EventLoop
+from marshal_py.client.connection.context import Context
+from marshal_py.client.messages.message import Message
+from marshal_py.client.process.processing import LOOK_S, SHUT_S, LaneInfo, Processing, ProcessStats
+from marshal_py.client.receive.consuming import Handler
+from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.values.requests import check_timeout, check_wait
+from marshal_py.errors import InvalidOption, ReentrantCall
+from marshal_py.transport.serialization import K_co, V_co
+
+HANDLES: Final = "marshal-process-handler"  # names the tasks
+
+
+class AsyncProcess(Generic[K_co, V_co]):
+    """Runs handlers for `AsyncConsumer.process` until it is stopped or drained, or the consumer ends.
+
+    It is an asynchronous context manager: leaving it stops it. The consumer itself goes on, and keeps its claims.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        event_loop: EventLoop,
+        processing: Processing[K_co, V_co],
+        handler: Handler[K_co, V_co],
+        timeout_s: float | None,
+        consume: Callable[[Handler[K_co, V_co]], AsyncConsumeContext[K_co, V_co]],
+    ) -> None:
+        """Prepares it; `start` begins. `consume(take)` begins to receive, in a task that calls `take(message)`."""
+        self._context, self._event_loop, self._processing = context, event_loop, processing
+        self._handler, self._timeout_s, self._consume = handler, timeout_s, consume
+        self._receiving: AsyncConsumeContext[K_co, V_co]
+        self._watcher: asyncio.Task[None]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._later: asyncio.TimerHandle | None = None
+        self._drained = False
+        self._ended = asyncio.Event()
+
+    def start(self) -> None:
+        """Begins to receive, and to handle."""
+        self._processing.attach()
+        try:
+            self._receiving = self._consume(self._take)
+        except BaseException:
+            self._processing.detach()
+            raise
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="marshal-process")
+
+    def __repr__(self) -> str:
+        return f"AsyncProcess({self._receiving!r})"
+
+    # --- looking
+
+    @property
+    def closed(self) -> bool:
+        """Tells whether it has ended, and no handler runs any more."""
+        return self._ended.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Returns what ended it: what a handler or the key function raised, or the error that ended the consumer."""
+        return self._processing.error or self._receiving.error
+
+    def stats(self) -> ProcessStats:
+        """Returns how many messages are where now, and how many were answered how."""
+        return self._processing.stats()
+
+    def lanes(self) -> list[LaneInfo]:
+        """Returns the lanes with unfinished messages, by topic, partition and offset."""
+        return self._processing.lanes()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until it has ended, at most `timeout_s` seconds (None: any time), as `Process.wait` does."""
+        self._event_loop.check("wait")
+        self._context.check_call("AsyncProcess", "wait", waits=True)
+        timeout_s = check_wait(timeout_s)
+        if self._inside():
+            raise ReentrantCall("wait", "a handler of this process", "call stop() there, which returns at once")
+        if not await self._over(timeout_s):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    async def _over(self, timeout_s: float | None) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ended.wait()
+        except TimeoutError:
+            return self._ended.is_set()
+
+    def _inside(self) -> bool:
+        return asyncio.current_task() in self._tasks
+
+    # --- ending
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Ends it, as `Process.stop` does. It cancels no handler."""
+        self._event_loop.check("stop")
+        self._context.check_call("AsyncProcess", "stop", waits=True)
+        check_timeout(timeout_s)
+        self._processing.halt()
+        await self._receiving.stop(timeout_s)
+        self._processing.close()
+        if not self._inside():
+            await self._over(timeout_s)
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Asks for no more, handles what has come, waits until the log has the positions, and ends: `Process.drain`."""
+        self._event_loop.check("drain")
+        self._context.check_call("AsyncProcess", "drain", waits=True)
+        self._processing.drain()
+        if self._inside():
+            check_wait(timeout_s)
+            self._receiving.begin_drain(timeout_s)
+            return False
+        self._drained = await self._receiving.drain(timeout_s) or self._drained
+        self._processing.close()
+        await self._over(LEAVE_TIMEOUT_S)
+        return self._drained
+
+    # --- its tasks
+
+    async def _watch(self) -> None:
+        """Looks for claims that end, until the consume has ended and the last handler has returned."""
+        processing, receiving = self._processing, self._receiving
+        try:
+            while not receiving.closed and not processing.over:
+                if receiving.draining and not processing.draining:
+                    processing.drain()
+                processing.look()
+                self._begin()
+                await self._over(LOOK_S)  # nobody sets it before this task does
+            processing.halt()
+            await receiving.stop(0)
+            processing.close()  # first: the end of the consumer waits for messages that were delivered
+            await receiving.stop()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:  # at the end of the program this task may be cancelled, as all are
+            receiving.begin_drain(0)
+            processing.close()
+            self._ended.set()
+
+    def _take(self, message: Message[K_co, V_co]) -> None:
+        self._processing.take(message)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins as many handlers as may run."""
+        loop = asyncio.get_running_loop()
+        while len(self._tasks) < self._processing.settings.workers:
+            message, shut = self._processing.begin()
+            if message is None:
+                if shut and self._later is None:
+                    self._later = loop.call_later(SHUT_S, self._again)
+                return
+            task = loop.create_task(self._handle(message), name=HANDLES)
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+
+    def _again(self) -> None:
+        self._later = None
+        self._begin()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._begin()
+
+    async def _handle(self, message: Message[K_co, V_co]) -> None:
+        error: BaseException | None = None
+        ends = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                result = self._handler(message)
+                if inspect.isawaitable(result):
+                    await result
+                else:
+                    rule = "a coroutine function; Consumer.process calls plain ones, on threads"
+                    error, ends = InvalidOption("handler", self._handler, rule), True
+        except BaseException as raised:
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                self._processing.give_back(message)
+                raise
+            error = raised
+        self._processing.settle(message, error, ends=ends)

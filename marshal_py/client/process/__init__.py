@@ -1,0 +1,5 @@
+"""`process`: handlers in parallel, in the order of each key."""
+
+from typing import Final
+
+DOORS: Final = ("process", "processing")

@@ -1,0 +1,238 @@
+"""Which message may be handled next: at most one of each lane at a time, in the order of offsets.
+
+A lane is a queue of messages that must be handled one after the other: those of one key of a partition, of a partition,
+or a single message. A message is waiting in its lane, or working (a handler has it), or parked: it was given back, and
+its lane waits until the consumer delivers it again. A lane that is ready has messages waiting, and none that works or
+is parked. Nothing here waits or reads a clock. Nothing is thread-safe: callers hold a lock.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
+
+from marshal_py.client.messages.message import Message, claim_of, payload_size
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.wire.identity import TopicPartition
+
+AnyMessage = Message[Any, Any]
+
+
+def _offset_of(message: AnyMessage) -> int:
+    return message.offset
+
+
+class LaneKey(NamedTuple):
+    """Names a lane: a partition, a key of it (`key`), or a single message of it (`offset`, else -1)."""
+
+    tp: TopicPartition
+    key: Hashable = None
+    offset: int = -1
+
+
+class Lane:
+    """Holds what is unfinished of one lane. `dead`: the claim under which a message of it became a dead letter."""
+
+    __slots__ = ("dead", "key", "parked", "queued", "waiting", "working")
+
+    def __init__(self, key: LaneKey) -> None:
+        self.key = key
+        self.waiting: deque[AnyMessage] = deque()
+        self.working: AnyMessage | None = None
+        self.parked: AnyMessage | None = None
+        self.queued = False  # among those that are ready
+        self.dead: Claim | None = None
+
+    @property
+    def blocked(self) -> bool:
+        return self.working is not None or self.parked is not None
+
+
+class Held(NamedTuple):
+    """Holds what the lanes have of one claim: messages that wait or are parked, and bytes of those that wait."""
+
+    messages: int = 0
+    size_bytes: int = 0
+
+
+class Lanes:
+    """Holds all lanes of one `process`."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[LaneKey, Lane] = {}
+        self._of_message: dict[int, Lane] = {}  # by id of a message that works or is parked
+        self.ready: deque[Lane] = deque()
+        self.newest: dict[Claim, int] = {}  # offset of the newest message that has come
+        self.held: dict[Claim, Held] = {}
+        self.working: int = 0
+        self.waiting: int = 0
+        self.parked: int = 0
+
+    # --- what comes
+
+    def add(self, key: LaneKey, message: AnyMessage) -> None:
+        """Puts a message into the lane that `key` names: behind those before it, or, if it was parked, in front of all.
+
+        What waits there of an older claim of the partition is dropped: the claim is over.
+        """
+        claim, offset = claim_of(message), message.offset
+        lane = self._lane(key)
+        if lane.parked is not None and (lane.parked.offset == offset or claim_of(lane.parked) is not claim):
+            self._unpark(lane)
+        while lane.waiting and claim_of(lane.waiting[0]) is not claim:
+            self._forget(lane.waiting.popleft())
+        if lane.waiting and lane.waiting[-1].offset > offset:
+            in_order = list(lane.waiting)
+            insort(in_order, message, key=_offset_of)
+            lane.waiting = deque(in_order)
+        else:
+            lane.waiting.append(message)
+        self.waiting += 1
+        held = self.held.get(claim, Held())
+        self.held[claim] = Held(held.messages + 1, held.size_bytes + payload_size(message))
+        self.newest[claim] = max(offset, self.newest.get(claim, -1))
+        self._offer(lane)
+
+    def add_parked(self, key: LaneKey, message: AnyMessage) -> None:
+        """Has the lane that `key` names wait for a message that was given back before this `process` began."""
+        lane = self._lane(key)
+        if lane.parked is None or lane.parked.offset > message.offset:
+            if lane.parked is not None:
+                self._unpark(lane)
+            self._park(lane, message)
+
+    def _lane(self, key: LaneKey) -> Lane:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(key)
+        return lane
+
+    # --- what is handled
+
+    def next(self) -> AnyMessage | None:
+        """Returns the next message to handle, which works from now on; None if no lane is ready."""
+        while self.ready:
+            lane = self.ready.popleft()
+            lane.queued = False
+            if lane.waiting and not lane.blocked:
+                message = lane.waiting.popleft()
+                self._forget(message)
+                lane.working = message
+                self._of_message[id(message)] = lane
+                self.working += 1
+                return message
+        return None
+
+    def put_back(self, message: AnyMessage) -> None:
+        """Makes a message that works wait again, as the first of its lane. Its lane comes last."""
+        lane = self._stop_working(message)
+        lane.waiting.appendleft(message)
+        self.waiting += 1
+        held = self.held.get(claim_of(message), Held())
+        self.held[claim_of(message)] = Held(held.messages + 1, held.size_bytes + payload_size(message))
+        self._offer(lane)
+
+    def done(self, message: AnyMessage) -> None:
+        """Notes that a message that works is finished, or of no concern any more."""
+        self._offer(self._stop_working(message))
+
+    def park(self, message: AnyMessage) -> None:
+        """Notes that a message that works is given back. Its lane waits for it."""
+        self._park(self._stop_working(message), message)
+
+    def unpark(self, message: AnyMessage) -> None:
+        """Notes that a parked message will not come."""
+        lane = self._of_message.get(id(message))
+        if lane is not None and lane.parked is message:
+            self._unpark(lane)
+            self._offer(lane)
+
+    def mark_dead(self, message: AnyMessage) -> None:
+        """Notes that a message that works becomes a dead letter, so that the others of its lane follow it."""
+        self._of_message[id(message)].dead = claim_of(message)
+
+    def follows_dead(self, message: AnyMessage) -> bool:
+        """Tells whether a message of the lane of this one, which works, became a dead letter under the same claim."""
+        return self._of_message[id(message)].dead is claim_of(message)
+
+    # --- what is given up
+
+    def behind(self, message: AnyMessage) -> list[AnyMessage]:
+        """Takes away what waits in the lane of a parked message, and returns it."""
+        lane = self._of_message.get(id(message))
+        return [] if lane is None else self._take(lane)
+
+    def take_waiting(self, claim: Claim | None = None) -> list[AnyMessage]:
+        """Takes away what waits of a claim (None: of all), and returns it. What is parked of it is forgotten."""
+        taken = []
+        for lane in list(self._lanes.values()):
+            if lane.parked is not None and claim in (None, claim_of(lane.parked)):
+                self._unpark(lane)
+            if lane.waiting and claim in (None, claim_of(lane.waiting[0])):
+                taken += self._take(lane)
+            if lane.dead is claim:
+                lane.dead = None
+            self._offer(lane)
+        return taken
+
+    def forget_claim(self, claim: Claim) -> None:
+        """Forgets a claim that is over, of which nothing is held."""
+        self.held.pop(claim, None)
+        self.newest.pop(claim, None)
+
+    def unfinished(self) -> Iterator[Lane]:
+        """Yields all lanes with unfinished messages."""
+        return (lane for lane in self._lanes.values() if lane.blocked or lane.waiting)
+
+    def all_waiting(self) -> list[AnyMessage]:
+        return [message for lane in self._lanes.values() for message in lane.waiting]
+
+    # --- parts
+
+    def _take(self, lane: Lane) -> list[AnyMessage]:
+        taken = list(lane.waiting)
+        lane.waiting.clear()
+        for message in taken:
+            self._forget(message)
+        return taken
+
+    def _forget(self, message: AnyMessage) -> None:
+        """Counts a message that waits no more."""
+        self.waiting -= 1
+        claim = claim_of(message)
+        held = self.held[claim]
+        self.held[claim] = Held(held.messages - 1, held.size_bytes - payload_size(message))
+
+    def _stop_working(self, message: AnyMessage) -> Lane:
+        lane = self._of_message.pop(id(message))
+        lane.working = None
+        self.working -= 1
+        return lane
+
+    def _park(self, lane: Lane, message: AnyMessage) -> None:
+        lane.parked = message
+        self._of_message[id(message)] = lane
+        self.parked += 1
+        held = self.held.get(claim_of(message), Held())
+        self.held[claim_of(message)] = held._replace(messages=held.messages + 1)
+
+    def _unpark(self, lane: Lane) -> None:
+        assert lane.parked is not None
+        claim = claim_of(lane.parked)
+        del self._of_message[id(lane.parked)]
+        lane.parked = None
+        self.parked -= 1
+        self.held[claim] = self.held[claim]._replace(messages=self.held[claim].messages - 1)
+
+    def _offer(self, lane: Lane) -> None:
+        """Puts a lane among those that are ready, or forgets it if it is empty."""
+        if lane.blocked:
+            return
+        if lane.waiting:
+            if not lane.queued:
+                lane.queued = True
+                self.ready.append(lane)
+        elif lane.dead is None and self._lanes.get(lane.key) is lane:
+            del self._lanes[lane.key]

@@ -1,0 +1,191 @@
+"""`Consumer.process`: handlers in parallel, on threads of their own, in the order of each key (processing.py)."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Generic, Self
+
+from marshal_py.client.connection.context import Context
+from marshal_py.client.process.processing import LOOK_S, SHUT_S, LaneInfo, Processing, ProcessStats
+from marshal_py.client.receive.consume import ConsumeContext
+from marshal_py.client.receive.consuming import AWAIT_IT, Handler
+from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.values.requests import check_timeout, check_wait
+from marshal_py.errors import InvalidOption, ReentrantCall
+from marshal_py.transport.serialization import K_co, V_co
+
+IDLE_S: Final = 0.5  # how long a thread waits for a message before it looks whether it must end
+
+
+class Process(Generic[K_co, V_co]):
+    """Runs handlers for `Consumer.process` until it is stopped or drained, or the consumer ends.
+
+    It is a context manager: leaving it stops it. The consumer itself goes on, and keeps its claims.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        processing: Processing[K_co, V_co],
+        handler: Handler[K_co, V_co],
+        consume: Callable[[Handler[K_co, V_co]], ConsumeContext[K_co, V_co]],
+    ) -> None:
+        """Prepares it; `start` begins. `consume(take)` begins to receive, on a thread that calls `take(message)`."""
+        self._context, self._processing, self._handler, self._consume = context, processing, handler, consume
+        self._receiving: ConsumeContext[K_co, V_co]
+        self._drained = False
+        self._ended = threading.Event()
+        workers = range(processing.settings.workers)
+        self._workers = [
+            threading.Thread(target=self._work, name=f"marshal-process-{number}", daemon=True) for number in workers
+        ]
+        self._watcher = threading.Thread(target=self._watch, name="marshal-process", daemon=True)
+
+    def start(self) -> None:
+        """Begins to receive, and to handle."""
+        self._processing.attach()
+        try:
+            self._receiving = self._consume(self._processing.take)
+        except BaseException:
+            self._processing.detach()
+            raise
+        for thread in (*self._workers, self._watcher):
+            thread.start()
+
+    def __repr__(self) -> str:
+        return f"Process({self._receiving!r})"
+
+    # --- looking
+
+    @property
+    def closed(self) -> bool:
+        """Tells whether it has ended, and no handler runs any more."""
+        return self._ended.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Returns what ended it: what a handler or the key function raised, or the error that ended the consumer."""
+        return self._processing.error or self._receiving.error
+
+    def stats(self) -> ProcessStats:
+        """Returns how many messages are where now, and how many were answered how."""
+        return self._processing.stats()
+
+    def lanes(self) -> list[LaneInfo]:
+        """Returns the lanes with unfinished messages, by topic, partition and offset."""
+        return self._processing.lanes()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until it has ended, at most `timeout_s` seconds (None: any time). Returns whether it has.
+
+        Raises what ended it, if that was an error; InvalidOption; ReentrantCall inside a handler, whose end it would
+        wait for.
+        """
+        self._context.check_call("Process", "wait", waits=True)
+        timeout_s = check_wait(timeout_s)
+        if self._inside():
+            raise ReentrantCall("wait", "a handler of this process", "call stop() there, which returns at once")
+        if not self._ended.wait(timeout_s):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def _inside(self) -> bool:
+        return threading.current_thread() in self._workers
+
+    # --- ending
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Ends it: no handler begins any more, and what waits comes again when messages are asked for.
+
+        The call waits until the running handlers have returned, at most `timeout_s` seconds. Inside a handler it
+        returns at once. What a handler acks later counts as long as the consumer holds the partition. A second call
+        only waits. Raises InvalidOption.
+        """
+        self._context.check_call("Process", "stop", waits=True)
+        check_timeout(timeout_s)
+        self._processing.halt()
+        self._receiving.stop(0 if self._inside() else timeout_s)
+        self._processing.close()
+        if not self._inside():
+            self._ended.wait(timeout_s)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Asks for no more, handles what has come, waits until the log has the positions, and ends.
+
+        After `timeout_s` seconds (default: the consumer's handler timeout) what still waits is given back. A message
+        that is tried again later is not waited for, nor what waits behind it: they come again when messages are asked
+        for next, here or at the next owner. Inside a handler the call returns False at once, and the rest follows.
+
+        Returns whether everything that had come is handled and the log has the positions. Raises InvalidOption.
+        """
+        self._context.check_call("Process", "drain", waits=True)
+        self._processing.drain()
+        if self._inside():
+            check_wait(timeout_s)
+            self._receiving.begin_drain(timeout_s)
+            return False
+        self._drained = self._receiving.drain(timeout_s) or self._drained
+        self._processing.close()
+        self._ended.wait(LEAVE_TIMEOUT_S)
+        return self._drained
+
+    # --- its threads
+
+    def _watch(self) -> None:
+        """Looks for claims that end, until the consume has ended and the last handler has returned."""
+        processing = self._processing
+        while not self._receiving.closed and not processing.over:
+            if self._receiving.draining and not processing.draining:
+                processing.drain()
+            processing.look()
+            self._ended.wait(LOOK_S)  # nobody sets it before this thread does
+        processing.halt()
+        self._receiving.stop(0)
+        processing.close()  # first: the end of the consumer waits for messages that were delivered
+        self._receiving.stop()
+        for thread in self._workers:
+            while thread.is_alive():  # as long as a handler runs, its partition may move, and others wait for acks
+                thread.join(LOOK_S)
+        self._ended.set()
+
+    def _work(self) -> None:
+        handle = self._handler
+        while (message := self._next()) is not None:
+            error: BaseException | None = None
+            ends = False
+            try:
+                result: Any = handle(message)
+                if inspect.iscoroutine(result):
+                    result.close()  # Python would warn that nobody has awaited it
+                    rule = f"a function whose work is done when it returns, not a coroutine; {AWAIT_IT}"
+                    error, ends = InvalidOption("handler", handle, rule), True
+            except BaseException as raised:  # sys.exit() too: it would end this thread and nobody would know
+                error = raised
+            self._processing.settle(message, error, ends=ends)
+
+    def _next(self) -> Any:
+        """Waits for the next message. Returns None when no handler may begin any more."""
+        processing = self._processing
+        while not processing.over:
+            message, shut = processing.begin()
+            if message is not None:
+                return message
+            with processing.changed:
+                if shut:
+                    processing.changed.wait(SHUT_S)
+                elif not processing.any_ready():
+                    processing.changed.wait(IDLE_S)
+        return None

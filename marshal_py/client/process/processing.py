@@ -1,0 +1,372 @@
+"""One `process` of either front: which message a handler begins with, what its answer does, what happens at a move.
+
+`Process` has threads for the handlers, `AsyncProcess` tasks. Both receive through a `consume`, whose handler puts each
+message into its lane (lanes.py). So the gate is checked when a message comes, and again when its handler begins. What
+waits in lanes is not with a handler: it does not count against `handler_timeout_s`, and when its partition moves, the
+next owner gets it at once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final, Generic
+
+from msgspec import Struct
+
+from marshal_py.client.messages.message import Message, begin, claim_of, raw_key, waiting_again
+from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
+from marshal_py.client.receive.consuming import report_failure
+from marshal_py.client.receive.receiving import Receiving
+from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.client.values.retry import DELIVERIES, AfterDeadLetter, Order, Reject, Retry, Unkeyed
+from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.transport.serialization import K_co, V_co
+
+LOOK_S: Final = 0.05  # between two looks for claims that end
+SHUT_S: Final = 0.01  # before a handler is tried again whose message came, and whose gate has shut since
+TOUCHES: Final = 4  # how often within `handler_timeout_s` it is said that waiting messages are not with a handler
+WINDOW: Final = 4_000
+WINDOW_MAX: Final = 100_000
+WORKERS_MAX: Final = 10_000
+
+
+class LaneInfo(Struct, frozen=True):
+    """Describes a lane with unfinished messages.
+
+    `key`: what names it; None in a lane of a partition or of messages without a key. `offset`: its first unfinished
+    message. `waiting`: how many messages wait in it. `state`: "working", "retrying", "ready".
+    """
+
+    topic: str
+    partition: int
+    key: Hashable
+    offset: int
+    waiting: int
+    state: str
+
+
+class ProcessStats(Struct, frozen=True):
+    """Counts messages of one `process`.
+
+    Now: `working` (handlers have them), `waiting` (in lanes), `retrying` (given back, their lanes wait for them). Since
+    it began: `finished` (acked), `retried` (given back after an error or `Retry`), `ended` (by `Reject`, after their
+    last delivery, or behind such a message: they go to the dead letters).
+    """
+
+    working: int
+    waiting: int
+    retrying: int
+    finished: int
+    retried: int
+    ended: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Holds what `process` was asked for, checked. `deliveries`: after so many a failing message ends; None: never."""
+
+    workers: int
+    order: Order | None
+    key: Callable[[AnyMessage], Hashable] | None
+    unkeyed: Unkeyed
+    retry: Retry
+    retry_on: tuple[type[BaseException], ...]
+    after_dead_letter: AfterDeadLetter
+    window: int
+    deliveries: int | None
+
+
+def check_settings(
+    group: str,
+    options: ConsumerOptions,
+    workers: int,
+    order: Order | None,
+    key: Callable[[AnyMessage], Hashable] | None,
+    unkeyed: Unkeyed,
+    retry: Retry | None,
+    retry_on: type[BaseException] | Iterable[type[BaseException]],
+    after_dead_letter: AfterDeadLetter,
+    window: int,
+) -> Settings:
+    """Returns the settings of a `process`. Raises InvalidOption, NeedsAtLeastOnce."""
+    if options.delivery == "at_most_once":
+        raise NeedsAtLeastOnce("process", group)
+    _check_count("workers", workers, WORKERS_MAX)
+    _check_count("window", window, WINDOW_MAX)
+    _check_choice("order", order, ("key", "partition", None))
+    _check_choice("unkeyed", unkeyed, ("parallel", "ordered"))
+    _check_choice("after_dead_letter", after_dead_letter, ("continue", "key"))
+    if key is not None and (order != "key" or not callable(key)):
+        raise InvalidOption("key", key, 'a function of a message that returns its key, together with order="key"')
+    if retry is not None and not isinstance(retry, Retry):
+        raise InvalidOption("retry", retry, "a Retry(...), or None for its defaults")
+    retry = Retry() if retry is None else retry
+    kinds = (retry_on,) if isinstance(retry_on, type) else tuple(retry_on)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise InvalidOption("retry_on", kind, "a class of exceptions below Exception, or several")
+    deliveries = retry.deliveries or options.max_deliver
+    if deliveries is None and options.dead_letter_topic is not None:
+        deliveries = DELIVERIES
+    return Settings(workers, order, key, unkeyed, retry, kinds, after_dead_letter, window, deliveries)
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InvalidOption(name, value, f"a whole number from 1 to {most}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise InvalidOption(name, value, "one of " + ", ".join(map(repr, choices)))
+
+
+class Processing(Generic[K_co, V_co]):
+    """Holds the messages of one `process`, and decides for both fronts.
+
+    `changed` guards the lanes. It is never held while the Marshal's lock is taken: the queue asks `room_of` under that.
+    """
+
+    def __init__(self, receiving: Receiving, settings: Settings, draw: Callable[[], float] = random.random) -> None:
+        """Prepares a process of the consumer that receives by `receiving`. `draw()`: a random number in [0, 1)."""
+        driver, queue = receiving.driver, receiving.queue
+        self.settings = settings
+        self.changed: threading.Condition = threading.Condition(threading.Lock())
+        self.over: bool = False
+        self.draining: bool = False
+        self.error: BaseException | None = None  # of the handler or the key function, which ends it
+        self._driver, self._queue, self._draw = driver, queue, draw
+        self._context, self._monotonic = driver.context, driver.context.monotonic
+        self._lanes = Lanes()
+        self._touch_s = driver.options.handler_timeout_s / TOUCHES
+        self._touched_at = self._monotonic()
+        self._share_bytes = driver.options.prefetch_bytes
+        self._finished = self._retried = self._ended = 0
+
+    def _lane_of(self, message: AnyMessage) -> LaneKey:
+        tp, settings = claim_of(message).tp, self.settings
+        if settings.order == "partition":
+            return LaneKey(tp)
+        key = None
+        if settings.order == "key":
+            key = raw_key(message) if settings.key is None else settings.key(message)
+            if key is not None or settings.unkeyed == "ordered":
+                return LaneKey(tp, key)
+        return LaneKey(tp, None, message.offset)
+
+    # --- receiving
+
+    def attach(self) -> None:
+        """Begins to bound what the consumer delivers, and has lanes wait for what was given back before."""
+        with self._context.lock:
+            again = [
+                message
+                for claim in self._driver.member.claims.values()
+                for message in waiting_again(claim, self._queue.delivery)
+            ]
+            self._queue.window.room_of = self.room_of
+        keyed = [(self._lane_of(message), message) for message in again]
+        with self.changed:
+            for key, message in keyed:
+                self._lanes.add_parked(key, message)
+
+    def detach(self) -> None:
+        """Bounds nothing any more."""
+        with self._context.lock:
+            self._queue.window.room_of = None
+
+    def room_of(self, claim: Claim) -> int:
+        """Returns how many messages of a claim may still come. Called with the Marshal's lock held.
+
+        From the position to the newest message there are at most `window` offsets, and of each partition at most its
+        share of `prefetch_bytes` waits in lanes.
+        """
+        newest, held = self._lanes.newest.get(claim), self._lanes.held.get(claim)
+        if newest is None or held is None:
+            return self.settings.window
+        if held.size_bytes >= self._share_bytes:
+            return 0
+        return max(0, self.settings.window - (newest + 1 - claim.position()))
+
+    def take(self, message: Message[K_co, V_co]) -> None:
+        """Puts a message that has come into its lane. What the key function raises ends the `process`."""
+        try:
+            key = self._lane_of(message)
+            hash(key)
+        except Exception as error:
+            report_failure(self._driver, message, error)
+            message.nak(0)
+            self.fail(error)
+            return
+        with self.changed:
+            if not self.over:
+                self._lanes.add(key, message)
+                self.changed.notify()
+                return
+        message.nak(0)
+
+    # --- handling
+
+    def begin(self) -> tuple[Message[K_co, V_co] | None, bool]:
+        """Returns the next message for a handler, or None; and whether one waits only because its gate is shut."""
+        with self.changed:
+            tries = len(self._lanes.ready)
+        shut = False
+        for _ in range(tries):
+            with self.changed:
+                message = None if self.over else self._lanes.next()
+                follows = message is not None and self._lanes.follows_dead(message)
+            if message is None:
+                break
+            with self._context.lock:
+                may = begin(message, self._context.clock.now())
+            if may and not follows:
+                return message, False
+            with self.changed:
+                if may is None:
+                    shut = True
+                    self._lanes.put_back(message)
+                    continue
+                self._ended += bool(may)
+            if may:
+                message.term("it follows a dead letter of its key")
+            self._finish(message)
+        return None, shut
+
+    def settle(self, message: Message[K_co, V_co], error: BaseException | None, *, ends: bool = False) -> None:
+        """Carries out what a handler answered: it returned (`error` is None) or raised.
+
+        `ends`: the error ends the `process`, whatever `retry_on` says.
+        """
+        if error is None:
+            message.ack()
+            self._finished += 1
+            self._finish(message)
+        elif isinstance(error, Reject) and not ends:
+            self._end(message, error.reason or "rejected by its handler")
+        elif not ends and isinstance(error, (Retry, *self.settings.retry_on)):
+            self._retry(message, error)
+        else:
+            report_failure(self._driver, message, error)
+            self.give_back(message)
+            self.fail(error)
+
+    def give_back(self, message: Message[K_co, V_co]) -> None:
+        """Gives back a message whose handler was cancelled or must not run again here."""
+        message.nak(0)
+        self._finish(message)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the `process` with `error`."""
+        with self.changed:
+            self.error = self.error or error
+            self.over = True
+            self.changed.notify_all()
+
+    def _finish(self, message: AnyMessage) -> None:
+        with self.changed:
+            self._lanes.done(message)
+            if self._lanes.ready:
+                self.changed.notify()
+
+    def _end(self, message: Message[K_co, V_co], reason: str) -> None:
+        """Ends a message for good: it goes to the dead letters."""
+        if self.settings.after_dead_letter == "key" and message.term(reason):
+            with self.changed:
+                self._ended += 1
+                self._lanes.mark_dead(message)
+        else:
+            self._ended += message.term(reason)
+        self._finish(message)
+
+    def _retry(self, message: Message[K_co, V_co], error: BaseException) -> None:
+        count, settings = message.delivery_count, self.settings
+        if not isinstance(error, Retry):
+            report_failure(self._driver, message, error)
+        if settings.deliveries is not None and count >= settings.deliveries:
+            self._end(message, f"{error!r} at delivery {count}")
+            return
+        delay_s = (error if isinstance(error, Retry) else settings.retry).delay_s(count, self._draw)
+        with self.changed:  # first: the message may come again before `nak` returns
+            self._lanes.park(message)
+            self._retried += 1
+            behind = self._lanes.behind(message) if self.draining or self.over else []
+        if not message.nak(delay_s):
+            with self.changed:
+                self._lanes.unpark(message)
+                self.changed.notify()
+        for one in behind:  # they wait as long, so that they come again in their order
+            one.nak(delay_s)
+
+    # --- looking
+
+    def look(self) -> None:
+        """Gives back what waits of partitions that move, and says of the rest that no handler has it."""
+        with self._context.lock:
+            claims = len(self._driver.member.claims)
+        self._share_bytes = self._driver.options.prefetch_bytes // max(1, claims)
+        with self.changed:
+            moving = [claim for claim in self._lanes.held if claim.phase is not ClaimPhase.OPEN]
+            given = [message for claim in moving for message in self._lanes.take_waiting(claim)]
+            for claim in moving:
+                if not self._lanes.held[claim].messages:
+                    self._lanes.forget_claim(claim)
+            touched = []
+            if self._monotonic() - self._touched_at >= self._touch_s:
+                self._touched_at, touched = self._monotonic(), self._lanes.all_waiting()
+            if moving:
+                self.changed.notify_all()
+        for message in given:
+            message.nak(0)
+        for message in touched:
+            message.in_progress()
+
+    def drain(self) -> None:
+        """Has nothing wait behind messages that are tried again later: a drain does not wait for these."""
+        with self.changed:
+            self.draining = True
+            parked = [lane.parked for lane in self._lanes.unfinished() if lane.parked is not None]
+            behind = [one for message in parked for one in self._lanes.behind(message)]
+        for message in behind:
+            message.nak(0)
+
+    def halt(self) -> None:
+        """Begins with no more messages."""
+        with self.changed:
+            self.over = True
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Begins with no more messages, and gives back what waits. The consume has been told to end."""
+        self.halt()
+        with self.changed:
+            given = self._lanes.take_waiting()
+        for message in sorted(given, key=lambda one: (one.topic, one.partition, one.offset)):
+            message.nak(0)
+        self.detach()
+
+    # --- telling
+
+    def any_ready(self) -> bool:
+        """Tells whether a message waits for nothing but a handler. With `changed` held."""
+        return bool(self._lanes.ready)
+
+    def stats(self) -> ProcessStats:
+        with self.changed:
+            lanes = self._lanes
+            return ProcessStats(lanes.working, lanes.waiting, lanes.parked, self._finished, self._retried, self._ended)
+
+    def lanes(self) -> list[LaneInfo]:
+        with self.changed:
+            found = [_described(lane) for lane in self._lanes.unfinished()]
+        return sorted(found, key=lambda lane: (lane.topic, lane.partition, lane.offset))
+
+
+def _described(lane: Lane) -> LaneInfo:
+    first = lane.working or lane.parked or lane.waiting[0]
+    state = "working" if lane.working is not None else "retrying" if lane.parked is not None else "ready"
+    return LaneInfo(first.topic, first.partition, lane.key.key, first.offset, len(lane.waiting), state)

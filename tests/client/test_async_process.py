@@ -1,0 +1,200 @@
+"""`AsyncConsumer.process`: what differs from threads. The order and the answers are those of test_process.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from marshal_py import Message, Retry, aio
+from marshal_py.errors import EventLoopMisuse, InvalidOption, ReentrantCall
+from tests.client.test_process import fill
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster
+
+
+@asynccontextmanager
+async def opened(memory: MemoryTestCluster, topic: str, **options: Any) -> AsyncIterator[aio.AsyncConsumer]:
+    given: dict[str, Any] = {"start": "earliest", "heartbeat_interval_s": 1.0} | options
+    async with aio.connect(memory.target) as marshal, marshal.consumer(memory.group(), [topic], **given) as consumer:
+        yield consumer
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        pytest.fail(f"{what}: it did not come true")
+
+
+def test_a_hundred_tasks_at_once_and_each_key_in_order(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 600, keys=100, partitions=2)
+    began: dict[Any, list[int]] = defaultdict(list)
+    working: set[Any] = set()
+    faults: list[Any] = []
+    most = 0
+
+    async def main() -> None:
+        together = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            nonlocal most
+            key = (message.partition, message.key)
+            faults.extend([key] if key in working else [])
+            working.add(key)
+            began[key].append(message.offset)
+            most = max(most, len(working))
+            if most == 100:
+                together.set()
+            await together.wait()
+            working.remove(key)
+            if message.offset % 7 == 0 and began[key].count(message.offset) == 1:
+                raise ValueError("once")
+
+        async with opened(memory, topic) as consumer:
+            async with consumer.process(handle, retry=Retry(first_s=0.001)) as work:
+                await until(lambda: work.stats().finished == 600, "all are handled")
+                assert work.stats().retried == sum(offset % 7 == 0 for offset in range(300)) * 2
+                assert await work.drain()
+                assert work.closed
+            assert sorted(claim.position for claim in consumer.claims().values()) == [300, 300]
+
+    asyncio.run(main())
+    assert most == 100
+    assert not faults
+    assert all(offsets == sorted(offsets) for offsets in began.values())
+
+
+def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 2, keys=2)
+    tries: list[int] = []
+
+    async def main() -> None:
+        async def handle(message: Message) -> None:
+            tries.append(message.offset)
+            if tries.count(message.offset) == 1:
+                await asyncio.Event().wait()
+
+        async with (
+            opened(memory, topic) as consumer,
+            consumer.process(handle, timeout_s=0.05, retry=Retry(first_s=0)) as work,
+        ):
+            await until(lambda: work.stats().finished == 2, "both are handled at their second delivery")
+
+    asyncio.run(main())
+    assert sorted(tries) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("raised", [SystemExit("enough"), asyncio.CancelledError("of something awaited")])
+def test_other_errors_end_it_and_ack_nothing(memory: MemoryTestCluster, raised: BaseException) -> None:
+    topic = fill(memory, 1, keys=1)
+
+    async def main() -> None:
+        async def handle(message: Message) -> None:
+            raise raised
+
+        async with opened(memory, topic) as consumer:
+            work = consumer.process(handle)
+            with pytest.raises(type(raised)):
+                await work.wait(DEADLINE_S)
+            assert [message.offset for message in await consumer.fetch(1)] == [0]
+
+    asyncio.run(main())
+
+
+def test_a_plain_function_is_refused_and_loses_nothing(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 1, keys=1)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            with pytest.raises(InvalidOption, match="coroutine function"):
+                consumer.process(5)  # type: ignore[arg-type]
+            work = consumer.process(lambda message: None)  # type: ignore[arg-type, return-value]
+            with pytest.raises(InvalidOption, match="coroutine function"):
+                await work.wait(DEADLINE_S)
+            assert len(await consumer.fetch(1)) == 1
+
+    asyncio.run(main())
+
+
+def test_a_stop_waits_for_handlers_and_cancels_none(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 20, keys=2)
+
+    async def main() -> None:
+        hold = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            await hold.wait()
+
+        async with opened(memory, topic) as consumer:
+            work = consumer.process(handle)
+            await until(lambda: work.stats().working == 2 and work.stats().waiting == 18, "all have come")
+            await work.stop(timeout_s=0)
+            assert (work.closed, work.stats().working, work.stats().waiting) == (False, 2, 0)
+            hold.set()
+            assert await work.wait(DEADLINE_S)
+            assert work.stats().finished == 2
+            assert [message.offset for message in await consumer.fetch(18)] == list(range(2, 20))
+
+    asyncio.run(main())
+
+
+def test_inside_a_handler_it_can_be_drained_and_not_waited_for(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 3, keys=1)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+
+            async def handle(message: Message) -> None:
+                with pytest.raises(ReentrantCall, match="stop"):
+                    await work.wait()
+                assert not await work.drain()
+
+            work = consumer.process(handle)
+            assert await work.wait(DEADLINE_S)
+            assert work.stats().finished >= 1
+
+    asyncio.run(main())
+
+
+def test_handlers_that_are_cancelled_give_their_messages_back(memory: MemoryTestCluster) -> None:
+    """As at the end of a program, when `asyncio.run` cancels all tasks."""
+    topic = fill(memory, 4, keys=2)
+
+    async def main() -> None:
+        async def handle(message: Message) -> None:
+            await asyncio.Event().wait()
+
+        async with opened(memory, topic) as consumer:
+            work = consumer.process(handle)
+            await until(lambda: work.stats().working == 2, "two are in work")
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                if (task.get_name() or "").startswith("marshal-process"):
+                    task.cancel()
+            await until(lambda: work.closed and "closed" in repr(work), "it ends, and so does its consume")
+            assert work.stats().working == 0
+            assert [message.offset for message in await consumer.fetch(4)] == [0, 1, 2, 3]
+
+    asyncio.run(main())
+
+
+def test_another_event_loop_is_refused(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 1, keys=1)
+
+    async def main() -> None:
+        async def handle(message: Message) -> None: ...
+
+        async with opened(memory, topic) as consumer, consumer.process(handle) as work:
+
+            def elsewhere() -> None:
+                with pytest.raises(EventLoopMisuse):
+                    asyncio.run(work.wait(0))
+
+            await asyncio.to_thread(elsewhere)
+
+    asyncio.run(main())

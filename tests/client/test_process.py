@@ -1,0 +1,449 @@
+"""`Consumer.process`: handlers in parallel, in the order of each key, through retries, moves and stops."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marshal_py import Consumer, Message, Process, Reject, Retry
+from marshal_py.errors import ConcurrentUse, InvalidOption, NeedsAtLeastOnce, ReentrantCall
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, owns, positions, until
+
+
+class Journal:
+    """Notes which message was in work when. `then(message)`: what a handler does. Finds two of one key at once."""
+
+    def __init__(self, then: Callable[[Message], object] = lambda _: None) -> None:
+        self._lock = threading.Lock()
+        self._then = then
+        self._working: dict[Any, int] = {}
+        self.began: dict[Any, list[int]] = defaultdict(list)  # offsets by key of a partition
+        self.finished: list[tuple[int, int]] = []
+        self.at_once = 0
+        self.faults: list[str] = []
+
+    def __call__(self, message: Message) -> None:
+        key = (message.partition, message.key)
+        with self._lock:
+            if key in self._working:
+                self.faults.append(f"{key}: {message.offset} beside {self._working[key]}")
+            self._working[key] = message.offset
+            self.began[key].append(message.offset)
+            self.at_once = max(self.at_once, len(self._working))
+        try:
+            self._then(message)
+        finally:
+            with self._lock:
+                del self._working[key]
+        with self._lock:
+            self.finished.append((message.partition, message.offset))
+
+    def handled(self, count: int) -> None:
+        until(lambda: len(set(self.finished)) >= count, f"{count} messages are handled")
+
+
+def fill(memory: MemoryTestCluster, count: int, keys: int | None, partitions: int = 1) -> str:
+    """A topic with `count` messages in turn over the partitions, with so many keys in each; None: without keys."""
+    topic = memory.topic(partitions)
+    for number in range(count):
+        key = None if keys is None else b"k%d" % (number // partitions % keys)
+        memory.put(topic, number % partitions, b"%d" % number, key)
+    return topic
+
+
+def in_order(journal: Journal) -> bool:
+    """Whether each key's messages began in the order of their offsets, each again and again until it was finished."""
+    return not journal.faults and all(offsets == sorted(offsets) for offsets in journal.began.values())
+
+
+def test_workers_run_at_once_and_each_key_is_handled_in_order(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 400, keys=10, partitions=2)
+    together = threading.Barrier(8)
+
+    def meet(message: Message) -> None:
+        if message.offset < 4:  # the first four keys of both partitions: eight handlers at once, or none goes on
+            together.wait(DEADLINE_S)
+
+    journal = Journal(meet)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with consumer.process(journal, workers=8) as work:
+            journal.handled(400)
+            until(lambda: work.stats().finished == 400, "all are acked")
+            assert work.drain()
+        assert positions(consumer) == {0: 200, 1: 200}
+    assert in_order(journal)
+    assert len(journal.finished) == 400
+    assert journal.at_once == 8
+
+
+def test_a_retry_holds_up_its_key_alone_and_no_worker(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 100, keys=5)
+    release = threading.Event()
+
+    def fail(message: Message) -> None:
+        if message.key == b"k0" and not release.is_set():
+            raise ValueError("not yet")
+
+    journal = Journal(fail)
+    retry = Retry(first_s=0.01, factor=1.0, jitter=0.0)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(journal, workers=1, retry=retry) as work,
+    ):
+        journal.handled(80)
+        (lane,) = until(
+            lambda: [one for one in work.lanes() if one.key == b"k0" and one.waiting == 19], "the key waits"
+        )
+        assert (lane.topic, lane.partition, lane.offset) == (topic, 0, 0)
+        assert positions(consumer) == {0: 0}
+        release.set()
+        journal.handled(100)
+        assert work.stats().retried >= 1
+        assert work.drain()
+    assert in_order(journal)
+
+
+@pytest.mark.parametrize(
+    ("order", "unkeyed", "keys", "lanes"),
+    [
+        ("key", "parallel", 1, 1),
+        ("key", "parallel", None, 4),
+        ("key", "ordered", None, 1),
+        ("partition", "parallel", 4, 1),
+        (None, "parallel", 1, 4),
+    ],
+)
+def test_what_is_handled_one_after_the_other(
+    memory: MemoryTestCluster, order: Any, unkeyed: Any, keys: int | None, lanes: int
+) -> None:
+    topic = fill(memory, 4, keys)
+    hold, count = threading.Event(), threading.Semaphore(0)
+
+    def handle(message: Message) -> None:
+        count.release()
+        assert hold.wait(DEADLINE_S)
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(handle, workers=4, order=order, unkeyed=unkeyed) as work,
+    ):
+        until(lambda: work.stats().working == lanes and work.stats().waiting == 4 - lanes, "all have come")
+        hold.set()
+        until(lambda: work.stats().finished == 4, "all are handled")
+
+
+def test_a_function_names_the_key(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 10, keys=10)
+    hold = threading.Event()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+
+        def handle(message: Message) -> None:
+            assert hold.wait(DEADLINE_S)
+
+        with consumer.process(handle, workers=4, key=lambda message: int(message.value) % 2) as work:
+            until(lambda: work.stats().working == 2 and work.stats().waiting == 8, "all have come")
+            assert [lane.key for lane in work.lanes()] == [0, 1]
+            hold.set()
+            until(lambda: work.stats().finished == 10, "all are handled")
+
+
+@pytest.mark.parametrize("key", [lambda message: 1 // 0, lambda message: []], ids=["raises", "cannot be compared"])
+def test_a_key_function_that_fails_ends_it_and_loses_nothing(memory: MemoryTestCluster, key: Any) -> None:
+    topic = fill(memory, 3, keys=3)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(lambda message: None, key=key)
+        with pytest.raises((ZeroDivisionError, TypeError)):
+            work.wait(DEADLINE_S)
+        assert [message.offset for message in consumer.fetch(3)] == [0, 1, 2]
+
+
+def test_a_rejected_message_is_never_tried_again(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 4, keys=1)
+
+    def handle(message: Message) -> None:
+        if message.offset == 1:
+            raise Reject("no amount")
+
+    journal, group = Journal(handle), memory.group()
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        with consumer.process(journal) as work:
+            until(lambda: positions(consumer) == {0: 4}, "all are done")
+            assert (work.stats().finished, work.stats().ended, work.stats().retried) == (3, 1, 0)
+        told = until(
+            lambda: [one for one in marshal.group(group).advisories() if one.kind == "terminated"], "the log says why"
+        )
+    assert [(one.offset, one.text) for one in told] == [(1, "no amount")]
+    assert journal.began == {(0, b"k0"): [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(("then", "dead"), [("continue", [0]), ("key", [0, 2])])
+def test_a_message_that_always_fails_becomes_a_dead_letter(
+    memory: MemoryTestCluster, then: Any, dead: list[int]
+) -> None:
+    topic, letters = fill(memory, 4, keys=2), memory.topic()
+
+    def handle(message: Message) -> None:
+        if message.offset == 0:
+            raise ValueError("poison")
+
+    journal = Journal(handle)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], dead_letter_topic=letters) as consumer,
+        consumer.process(journal, retry=Retry(first_s=0.0, deliveries=3), after_dead_letter=then) as work,
+    ):
+        until(lambda: positions(consumer) == {0: 4}, "all are done")
+        assert work.stats().ended == len(dead)
+        found = [dict(marshal.topic(letters).get(offset=at).headers) for at in range(len(dead))]
+    assert [int(headers["__dlq.errors.offset"]) for headers in found] == dead
+    assert journal.began[0, b"k0"][:3] == [0, 0, 0]
+
+
+def test_an_error_that_is_not_retried_ends_it_and_gives_the_message_back(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 3, keys=1)
+
+    def handle(message: Message) -> None:
+        raise KeyError("a bug")
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(handle, retry_on=(ValueError, OSError))
+        with pytest.raises(KeyError, match="a bug"):
+            work.wait(DEADLINE_S)
+        assert (work.closed, work.stats().waiting) == (True, 0)
+        assert [message.offset for message in consumer.fetch(3)] == [0, 1, 2]
+
+
+def test_a_process_that_begins_after_another_waits_for_what_was_given_back(memory: MemoryTestCluster) -> None:
+    """The first one gives message 0 back for a while; message 1 of the same key may not come before it."""
+    topic = fill(memory, 4, keys=2)
+
+    def fail(message: Message) -> None:
+        raise Retry(after_s=0.3)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with consumer.process(fail) as work:
+            until(lambda: work.stats().retrying == 2, "the first of both keys are given back")
+        journal = Journal()
+        with consumer.process(journal):
+            journal.handled(4)
+    assert in_order(journal)
+
+
+def test_what_waits_moves_at_once_and_the_handlers_end_first(memory: MemoryTestCluster) -> None:
+    """A second consumer gets one of two partitions while a handler of it runs and messages wait behind it."""
+    topic, group = fill(memory, 200, keys=3, partitions=2), memory.group()
+    hold = threading.Event()
+
+    def slow(message: Message) -> None:
+        if message.offset < 3:
+            assert hold.wait(DEADLINE_S)
+
+    journal = Journal(slow)
+    with memory.connect("one") as one, joined(one, group, [topic]) as first, first.process(journal) as work:
+        until(lambda: work.stats().working == 6 and work.stats().waiting == 194, "six keys are in work")
+        with memory.connect("two") as two, two.consumer(group, [topic]) as second:
+            until(lambda: work.stats().waiting < 194, "what waits of a partition is given back")
+            assert not any(owns(second, partition)() for partition in (0, 1)), "its handlers still run"
+            hold.set()
+            until(lambda: len(second.claims()) == 1, "the second has a partition")
+            with second.process(journal):
+                journal.handled(200)
+    assert in_order(journal)
+    assert len(journal.finished) == 200, "nothing is handled twice"
+
+
+def test_handlers_that_wait_in_lanes_do_not_count_against_the_handler_timeout(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 6, keys=1)
+
+    def slow(message: Message) -> None:
+        threading.Event().wait(0.4)
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], handler_timeout_s=1.0) as consumer,
+        consumer.process(slow) as work,
+    ):
+        until(lambda: work.stats().finished == 6, "all are handled one after the other, in more than a second")
+        kinds = [event.kind for event in consumer.events()]
+    assert "handler_stuck" not in kinds
+
+
+def test_the_window_bounds_what_is_behind_a_message_that_is_not_finished(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 100, keys=100)
+    hold = threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.offset == 0:
+            assert hold.wait(DEADLINE_S)
+
+    journal = Journal(handle)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(journal, window=20) as work,
+    ):
+        journal.handled(19)
+        until(lambda: work.stats().waiting == 0, "nothing waits")
+        assert max(offset for _, offset in journal.finished) == 19
+        hold.set()
+        journal.handled(100)
+
+
+def test_a_stop_waits_for_handlers_and_gives_the_rest_back_in_order(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 50, keys=2)
+    hold = threading.Event()
+
+    def slow(message: Message) -> None:
+        if message.offset >= 10:
+            assert hold.wait(DEADLINE_S)
+
+    journal = Journal(slow)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(journal, workers=8)
+        until(lambda: work.stats().working == 2 and work.stats().waiting == 38, "the handlers hang")
+        work.stop(timeout_s=0)
+        assert (work.closed, work.stats().waiting) == (False, 0)
+        hold.set()
+        assert work.wait(DEADLINE_S)
+        assert len(journal.finished) == 12
+        assert [message.offset for message in consumer.fetch(38)] == list(range(12, 50))
+        work.stop()
+
+
+def test_inside_a_handler_it_can_be_stopped_and_not_waited_for(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 5, keys=1)
+    errors: list[Exception] = []
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+
+        def handle(message: Message) -> None:
+            try:
+                work.wait()
+            except ReentrantCall as error:
+                errors.append(error)
+            work.stop()
+
+        work: Process = consumer.process(handle)
+        assert work.wait(DEADLINE_S)
+        assert "stop()" in str(errors[0])
+        assert work.stats().finished == 1
+
+
+@pytest.mark.parametrize("end", ["stop", "drain"])
+def test_the_end_of_the_consumer_is_its_end(memory: MemoryTestCluster, end: str) -> None:
+    topic, group = fill(memory, 30, keys=2), memory.group()
+    began = threading.Event()
+
+    def handle(message: Message) -> None:
+        began.set()
+        if message.key == b"k0":
+            raise Retry(after_s=60)
+
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        work = consumer.process(handle)
+        assert began.wait(DEADLINE_S)
+        getattr(consumer, end)()
+        assert work.wait(DEADLINE_S)
+        with joined(marshal, group, [topic]) as again:
+            left = [message.offset for message in again.fetch(30, min_messages=1)]
+            assert set(range(0, 30, 2)) <= set(left), "what was given back comes again"
+            assert left == sorted(left)
+
+
+def test_it_stands_alone(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 1, keys=1)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lambda message: None),
+    ):
+        with pytest.raises(ConcurrentUse):
+            consumer.process(lambda message: None)
+        with pytest.raises(ConcurrentUse):
+            consumer.fetch(1)
+
+
+async def _coroutine(message: Message) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"workers": 0}, "workers"),
+        ({"workers": True}, "workers"),
+        ({"window": 0}, "window"),
+        ({"order": "topic"}, "order"),
+        ({"unkeyed": "any"}, "unkeyed"),
+        ({"after_dead_letter": "stop"}, "after_dead_letter"),
+        ({"key": "id"}, "key"),
+        ({"key": len, "order": "partition"}, "key"),
+        ({"retry": 5}, "retry"),
+        ({"retry_on": KeyboardInterrupt}, "retry_on"),
+        ({"handler": _coroutine}, "handler"),
+        ({"handler": None}, "handler"),
+    ],
+)
+def test_bad_input_is_refused(memory: MemoryTestCluster, given: dict[str, Any], names: str) -> None:
+    topic = fill(memory, 1, keys=1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with pytest.raises(InvalidOption, match=names):
+            consumer.process(**({"handler": print} | given))
+        assert len(consumer.fetch(1)) == 1, "the consumer is as it was"
+
+
+def test_at_most_once_mode_has_no_retries(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 1, keys=1)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], delivery="at_most_once") as consumer,
+        pytest.raises(NeedsAtLeastOnce),
+    ):
+        consumer.process(print)
+
+
+def test_a_function_that_returns_a_coroutine_ends_it(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 1, keys=1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(lambda message: _coroutine(message))
+        with pytest.raises(InvalidOption, match="coroutine"):
+            work.wait(DEADLINE_S)
+        assert len(consumer.fetch(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"first_s": -1}, "first_s"),
+        ({"factor": 0.5}, "factor"),
+        ({"max_s": float("nan")}, "max_s"),
+        ({"jitter": 2}, "jitter"),
+        ({"deliveries": 0}, "deliveries"),
+        ({"after_s": "1"}, "after_s"),
+    ],
+)
+def test_bad_retries_are_refused(given: dict[str, Any], names: str) -> None:
+    with pytest.raises(InvalidOption, match=names):
+        Retry(**given)
+
+
+def test_delays_grow_up_to_a_bound_and_differ_by_the_jitter() -> None:
+    retry = Retry(first_s=1, factor=3, max_s=20, jitter=0.5)
+    assert [retry.delay_s(count, lambda: 0.5) for count in (1, 2, 3, 4, 1000)] == [1, 3, 9, 20, 20]
+    assert (retry.delay_s(1, lambda: 0.0), retry.delay_s(1, lambda: 0.75)) == (0.5, 1.25)
+    assert Retry(after_s=7).delay_s(3, lambda: 0.0) == 7
+
+
+def typed(consumer: Consumer[bytes, int]) -> None:
+    """mypy checks that the handler gets the consumer's types."""
+
+    def handle(message: Message[bytes, int]) -> None: ...
+
+    work: Process[bytes, int] = consumer.process(handle)
+    work.stop()
