@@ -15,6 +15,7 @@ from bench.environment import BenchEnvironment, Result, spread
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import HASH_NAME
 from marshal_py.protocol.wire.records import (
     Checkpoint,
     ClaimingPartition,
@@ -25,7 +26,6 @@ from marshal_py.protocol.wire.records import (
     Record,
     Topology,
 )
-from marshal_py.protocol.wire.routing import HASH_NAME
 
 RECORDS: Final = 200_000
 RECORDS_TINY: Final = 4_000

@@ -29,16 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import BenchEnvironment, Result, Work
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.ready import MemberOptions, Ready
+from marshal_py.protocol.member.member_state import MemberOptions, Ready
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import Instant, TopicPartition
+from marshal_py.protocol.wire.identity import HASH_NAME, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.protocol.wire.routing import HASH_NAME
 
 TRACKED, TINY_TRACKED = 100_000, 10_000
 CHUNK = 1_000  # the consumer's default `prefetch_messages`

@@ -23,8 +23,8 @@ from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.fold import INCARNATION, history
 from marshal_py.log.replay import Beginning
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS
+from marshal_py.protocol.wire.identity import HASH_NAME, route
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.protocol.wire.routing import HASH_NAME, route
 from marshal_py.spark import local_session, replay
 from marshal_py.spark.log import columns
 from marshal_py.spark.log.replays import folding

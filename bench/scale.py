@@ -25,10 +25,10 @@ from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.ready import MemberOptions, Ready
+from marshal_py.protocol.member.member_state import MemberOptions, Ready
 from marshal_py.protocol.policy import OPEN, candidate_order
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import HASH_NAME, NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     Genesis,
@@ -39,7 +39,6 @@ from marshal_py.protocol.wire.records import (
     ReleasingPartition,
     Topology,
 )
-from marshal_py.protocol.wire.routing import HASH_NAME
 
 PARTITIONS: Final = 10_000
 PARTITIONS_TINY: Final = 60

@@ -24,8 +24,8 @@ from confluent_kafka import Consumer, TopicPartition
 from bench.environment import QUIET, BenchEnvironment, Result, spread
 from bench.group_load import LoadGroup
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import route
 from marshal_py.protocol.wire.records import Genesis, Heartbeat, Record
-from marshal_py.protocol.wire.routing import route
 
 SIZES = (12, 256)
 TINY_SIZES = (12,)

@@ -26,9 +26,8 @@ from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS, Snaps
 from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import HASH_NAME, NONE, TopicPartition
 from marshal_py.protocol.wire.records import Genesis, Snapshot
-from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, ClusterAdmin, LogRecord, Transport
 

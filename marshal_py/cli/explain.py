@@ -23,7 +23,7 @@ from marshal_py.history import states
 from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import World
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire import records as parking
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport.ports import LogRecord
 
@@ -102,7 +102,7 @@ def _print(group: str, found: Explanation, began: str) -> None:
     now, partition = found.standing, f"{found.tp.topic}:{found.tp.partition}"
     owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
     position = f"position {now.position}" if now.position != NONE else "without a position"
-    parked = f", parked: {parking.describe(group, found.tp, now.parked)}" if now.parked else ""
+    parked = f", parked: {parking.parked_text(group, found.tp, now.parked)}" if now.parked else ""
     unserved = f", {found.unserved}" if found.unserved else ""
     paused = ", the group is paused" if found.paused else ", the group is deleted" if found.deleted else ""
     when = f"at offset {found.at_offset}, {_time(found.at_ms)}"

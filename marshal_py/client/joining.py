@@ -21,11 +21,10 @@ from marshal_py.client.receive.membership import Membership
 from marshal_py.client.values import start_positions
 from marshal_py.client.values.options import ConsumerOptions, check_topics
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
-from marshal_py.protocol.member import later_topics
+from marshal_py.protocol.member import topology
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire.identity import check_id
+from marshal_py.protocol.wire.identity import check_id, route
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.protocol.wire.routing import route
 from marshal_py.protocol.wire.subscription import EXCEPT, has_patterns, names_of
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport
@@ -140,8 +139,8 @@ class Joining:
             known, later = world.groups.get(group), frozenset[str]()
             options.check_policy(group, None if known is None else known.config)
             if options.new_topics == "earliest":
-                later = later_topics.new_topics(known, names_of(topics))
-            later |= later_topics.found_later(known, topics, tuple(found))
+                later = topology.new_topics(known, names_of(topics))
+            later |= topology.found_later(known, topics, tuple(found))
             member = Member(world, group, chosen, secrets.token_bytes)
             for topic, info in found.items():  # before it can claim anything (D10)
                 member.learn_topic(topic, info.partitions, info.topic_id)

@@ -31,7 +31,7 @@ from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.values import start_positions
 from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption, MembersAlive, PartitionsUnread
 from marshal_py.protocol.member.advisory import UNCOMMITTED
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, Token, TopicPartition
 
 logger: Final = logging.getLogger("marshal_py")
@@ -277,7 +277,7 @@ class Planner(Membership):
         with self._context.outbox, self._context.lock:
             beyond = self._ranges.beyond(bounds)
             for tp, position, end in beyond:
-                self._driver.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
+                self._driver.park(tp, records.BEYOND_END, records.beyond_end(position, end))
 
     # --- delivering
 

@@ -12,14 +12,13 @@ from typing import Final, cast
 
 from msgspec import Struct, field
 
-from marshal_py.protocol.claims.poison_guard import suspicion
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.claims.claim import suspicion
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.member.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence, unpinned_by
 from marshal_py.protocol.member.waiting import lasting
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
-from marshal_py.protocol.wire.last_will import DIED, died
 from marshal_py.protocol.wire.records import (
     ClaimingMessages,
     ClaimingPartition,
@@ -35,6 +34,7 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
+from marshal_py.protocol.wire.wills import DIED, died
 
 # Kinds that one cause produces for many partitions at once; `to_lines` puts those in one line.
 TOGETHER: Final = frozenset({"claimed", "revoking", "released", "parked", "lost", "moved"})
@@ -167,7 +167,7 @@ class Advisories:
             case ReleasingPartition() if group is not None:
                 why = record.reason
                 if record.parked:
-                    why = parking.describe(group.name, known.claims[record.epoch][0], record.parked, why)
+                    why = records.parked_text(group.name, known.claims[record.epoch][0], record.parked, why)
                 yield from self._end_of_claim(
                     known, group, record.epoch, "parked" if record.parked else "released", why, record
                 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import ClaimingMessages, ClaimingPartition, Heartbeat

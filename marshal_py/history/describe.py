@@ -7,7 +7,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from marshal_py.errors import first_of
-from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
     MODE_NAMES,

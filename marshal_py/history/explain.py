@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from marshal_py.errors import InvalidOption
 from marshal_py.history.describe import as_dict, describe
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.fold.world import Group, Span, World
 from marshal_py.protocol.member.waiting import unserved
 from marshal_py.protocol.wire.identity import NONE, TopicPartition

@@ -7,7 +7,7 @@ position of an owner moves, it finishes nothing.
 
 from __future__ import annotations
 
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import ClaimingPartition, Heartbeat

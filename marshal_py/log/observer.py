@@ -17,13 +17,12 @@ from marshal_py.history.advisories import Advisories
 from marshal_py.log import replay
 from marshal_py.log.reader import READ_TIMEOUT_S, LogReader
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, TopicPartition, route
 from marshal_py.protocol.wire.records import Genesis, Heartbeat, Join, Record
-from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo, Transport
 

@@ -18,13 +18,11 @@ from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message, Part
 from marshal_py.client.values.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.progress import Range

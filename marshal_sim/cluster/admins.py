@@ -14,7 +14,7 @@ from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, Group
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminGaveUp, CoordinationError, MarshalError
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
 from marshal_py.protocol.wire.records import Note
 from marshal_sim.cluster.clock import MachineClock

@@ -25,13 +25,13 @@ from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.retention import RetentionPolicy
 from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import NONE, Instant
-from marshal_py.protocol.wire.last_will import LastWill
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE
+from marshal_py.protocol.wire.wills import LastWill
 from marshal_py.transport.ports import LogRecord
 from marshal_sim.cluster.broker import MISSING
 from marshal_sim.cluster.busy_loops import WakeCounter

@@ -18,10 +18,9 @@ from msgspec.structs import replace
 from marshal_py.errors import CoordinationError, Diverged, LogGap, MarshalError
 from marshal_py.protocol.fold.rationalizer import PROTOCOL_VERSION
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.ready import MemberOptions
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.member.member_state import MemberOptions
+from marshal_py.protocol.wire.identity import HASH_NAME, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
-from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_sim.cluster import dump_state, restricted
 from marshal_sim.cluster.broker import MISSING, Broker
 from marshal_sim.cluster.client import DELIVERIES_MAX, Client

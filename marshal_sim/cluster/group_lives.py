@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan
 from marshal_py.admin.plans.operation import GroupContext, Operation
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, LIFELONG
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.policy import RESTRICTED
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, MODE_NAMES
 from marshal_sim.cluster.admins import CrashPoint

@@ -14,7 +14,7 @@ from zlib import crc32
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.identity import HASH_NAME, NONE
 from marshal_py.protocol.wire.records import (
     OFFSET_MAX,
     ClaimingMessages,
@@ -35,7 +35,6 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_sim.cluster.broker import MISSING
 
 # Every type at the edge of its bounds, naming what no log has: each is refused.

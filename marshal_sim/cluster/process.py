@@ -15,12 +15,11 @@ from typing import Any, Protocol
 
 from marshal_py.errors import CoordinationError, TopicRecreated
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import Instant
+from marshal_py.protocol.wire.identity import Instant, route
 from marshal_py.protocol.wire.records import Genesis, Record
-from marshal_py.protocol.wire.routing import route
 from marshal_sim.cluster.broker import MISSING, Broker
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.faults import NetworkFaults

@@ -19,8 +19,8 @@ from marshal_py.client.ranges.microbatches import FIRST, End, MicroBatches, dige
 from marshal_py.client.ranges.planned_claims import PlannedClaims
 from marshal_py.client.ranges.ranges import Ranges, Taken, share
 from marshal_py.errors import BatchOverdue, MarshalError
-from marshal_py.protocol.member.ready import MemberOptions
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.member.member_state import MemberOptions
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import Bounds
 from marshal_sim.cluster.client import Client
@@ -183,8 +183,8 @@ class Query(Client):
         assert member is not None
         bounds = {tp: Bounds(0, ends[tp]) for tp in ranges.claims}
         for tp, position, end in ranges.beyond(bounds):
-            detail = parking.beyond_end(position, end)
-            member.park(ranges.claims[tp].claim.epoch, parking.BEYOND_END, detail, self.now())
+            detail = records.beyond_end(position, end)
+            member.park(ranges.claims[tp].claim.epoch, records.BEYOND_END, detail, self.now())
         return ranges.available(bounds)
 
     def _pass_gate(self) -> None:

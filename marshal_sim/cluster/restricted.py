@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from marshal_py.admin.plans.change import exists
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, PARTITIONED, PRIORITY, policy_named
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.policy import RESTRICTED
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import GroupConfig

@@ -18,12 +18,11 @@ from marshal_py.admin.plans.operation import GroupContext, Operation
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Evict, Heartbeat, Record, ReleasingPartition
 from marshal_sim.exhaustive.deterministic_bytes import DeterministicBytes

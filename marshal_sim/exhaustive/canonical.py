@@ -39,7 +39,6 @@ LEFT_OUT: Final = frozenset(
         "_sharers",
         "events",
         "quiescent_until_ms",
-        "quiescence",
         "candidacy",
         "_head_starts",
     }

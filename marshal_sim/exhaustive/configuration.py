@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from marshal_py.admin.plans.operation import Operation
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE
 from marshal_sim.exhaustive.actors import INTERVAL_MS, TOPIC
 

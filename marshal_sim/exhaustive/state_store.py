@@ -19,11 +19,11 @@ from zlib import crc32
 
 from marshal_py.errors import CoordinationError
 from marshal_py.protocol.fold import rationalizer, snapshot
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import World
-from marshal_py.protocol.wire import codec, last_will
+from marshal_py.protocol.wire import codec, wills
+from marshal_py.protocol.wire.identity import HASH_NAME
 from marshal_py.protocol.wire.records import Genesis, Record
-from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_sim.exhaustive.actors import GROUP, ORIGIN_MS, QUANTUM_MS, Actor, Consumer, Effects
 from marshal_sim.exhaustive.canonical import digest
 from marshal_sim.judge.step_checker import Delivery, Facts, Mark, begun, finished, judge_fold
@@ -347,7 +347,7 @@ class StateStore:
         actor = self.get(local)
         assert isinstance(actor, Consumer)
         will = actor.member.last_will()
-        made = [] if will is None else last_will.records(will, "signal 9")
+        made = [] if will is None else wills.records(will, "signal 9")
         return tuple(self.record(record, moment_ms(quanta), -1) for record in made)
 
     def runs(self, local: int, slot: int, quanta: int) -> Outcome:

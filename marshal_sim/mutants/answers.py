@@ -11,9 +11,7 @@ from typing import Any, Final
 
 from marshal_py.client.messages.answers import Answers
 from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
-from marshal_py.protocol.claims.redelivery import GivenBack, Redeliveries
+from marshal_py.protocol.claims.delivery import AtLeastOnce, GivenBack, OffsetRun, Redeliveries
 from marshal_py.protocol.wire.records import OFFSET_MAX
 
 Patch = tuple[Any, str, Any]

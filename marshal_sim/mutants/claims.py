@@ -12,18 +12,16 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from marshal_py.protocol.claims import claim_records
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
+from marshal_py.protocol.claims import claim as claim_records
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
-from marshal_py.protocol.fold import transitions
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import Group, Partition
-from marshal_py.protocol.member import falling_behind, grant_requests, releases
-from marshal_py.protocol.member.falling_behind import FallingBehind
-from marshal_py.protocol.member.overflow import Overflow
-from marshal_py.protocol.member.record_handler import RecordHandler
-from marshal_py.protocol.policy import covering, overflow
+from marshal_py.protocol.member import rebalance, releases
+from marshal_py.protocol.member.candidacy import Overflow
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.rebalance import FallingBehind
+from marshal_py.protocol.policy import restricted
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.progress import Range
@@ -46,11 +44,11 @@ def _released(change: Any) -> list[Patch]:
 
 
 def x30() -> list[Patch]:
-    return [(covering, "owns", lambda group, cover, session: True)]
+    return [(restricted, "owns", lambda group, cover, session: True)]
 
 
 def o1() -> list[Patch]:
-    return [(overflow, "served", lambda group, order, helping: list(order))]
+    return [(restricted, "served", lambda group, order, helping: list(order))]
 
 
 def o2() -> list[Patch]:
@@ -77,7 +75,7 @@ def d16a() -> list[Patch]:
 
 
 def d16b() -> list[Patch]:
-    return [(falling_behind, "KEPT", 0)]
+    return [(rebalance, "KEPT", 0)]
 
 
 def d16c() -> list[Patch]:
@@ -114,14 +112,14 @@ def r2() -> list[Patch]:
 
 
 def r3() -> list[Patch]:
-    receive = RecordHandler.receive
+    read = Member._read
     first: dict[int, tuple[Claim, int]] = {}
 
-    def received(self: RecordHandler, verdict: Any, now: Any) -> None:
-        receive(self, verdict, now)
+    def received(self: Member, verdict: Any, now: Any) -> None:
+        read(self, verdict, now)
         record = verdict.record
-        if isinstance(record, ReleasingPartition) and record.session == self.member.session and not verdict.accepted:
-            claim = self.member.claims.get(record.epoch)
+        if isinstance(record, ReleasingPartition) and record.session == self.session and not verdict.accepted:
+            claim = self.claims.get(record.epoch)
             if claim is not None and isinstance(claim.tracker, AtMostOnce):
                 first.setdefault(id(claim), (claim, claim.released_position))
                 claim.phase, claim.sealed = ClaimPhase.OPEN, False
@@ -130,11 +128,11 @@ def r3() -> list[Patch]:
         kept = first.get(id(claim))
         return record if kept is None else replace(record, give=min(record.give, kept[1]))
 
-    return [(RecordHandler, "receive", received), *_released(fixed)]
+    return [(Member, "_read", received), *_released(fixed)]
 
 
 def d2() -> list[Patch]:
-    return [(grant_requests, "GRANT_PACE_MS", 0)]
+    return [(rebalance, "GRANT_PACE_MS", 0)]
 
 
 def l1() -> list[Patch]:
@@ -188,12 +186,12 @@ def p6() -> list[Patch]:
 
 
 def l3(_rationalizer: Any) -> list[Patch]:
-    free = transitions.free
+    free = rationalizer.free
 
     def forgets(group: Group, partition: Partition, successor: int, floor: int = NONE) -> None:
         free(group, partition, successor)
 
-    return [(transitions, "free", forgets)]
+    return [(rationalizer, "free", forgets)]
 
 
 def l3_in_the_oracle() -> list[Patch]:
@@ -234,14 +232,14 @@ def _from_its_beginning() -> list[Patch]:
 
 
 def p3(_rationalizer: Any) -> list[Patch]:
-    begin = transitions.begin_generation
+    begin = rationalizer.begin_generation
 
     def keeps(group: Any, partition: Partition) -> None:
         known = partition.progress
         begin(group, partition)
         partition.progress = known
 
-    return [(transitions, "begin_generation", keeps)]
+    return [(rationalizer, "begin_generation", keeps)]
 
 
 def p3_in_the_oracle() -> list[Patch]:

@@ -26,11 +26,8 @@ from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.ending import Ending
 from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import ClaimLost
-from marshal_py.protocol.claims.acked_spans import Spans, log_has
-from marshal_py.protocol.claims.at_most_once import AtMostOnce, Grant
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.redelivery import Redeliveries
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, log_has
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, Grant, Redeliveries
 from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition

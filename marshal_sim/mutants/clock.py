@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from marshal_py.protocol.fold import rationalizer, transitions
-from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
-from marshal_py.protocol.fold.transitions import reshape
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS, reshape
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
@@ -83,7 +82,7 @@ def _claims_by_time(times: _Times) -> list[Patch]:
         if isinstance(record, ClaimingPartition):
             held = group.partitions.get(TopicPartition(record.topic, record.partition))
             if held is not None and held.owner != NONE and times.stale(group, held.owner):
-                transitions.free(group, held, NONE)
+                rationalizer.free(group, held, NONE)
                 return replace(record, observed=held.version)
         return record
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.admin.plans.pause import Drain
-from marshal_py.protocol.fold import admin_rules, transitions, world
-from marshal_py.protocol.fold.transitions import reshape
+from marshal_py.protocol.fold import world
+from marshal_py.protocol.fold.rationalizer import reshape
 from marshal_py.protocol.fold.world import Group, Partition
-from marshal_py.protocol.member.record_handler import RecordHandler
+from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
@@ -107,7 +107,7 @@ def _x10(rationalizer: Any) -> list[tuple[Any, str, Any]]:
 
 def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     """Plants X11: when a session ends, its claims go to another process with the same name."""
-    end = transitions.end_session
+    end = rationalizer.end_session
 
     def end_session(group: Group, session: Any) -> None:
         for other in group.sessions.values():
@@ -121,7 +121,7 @@ def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
                 break
         end(group, session)
 
-    return [(transitions, "end_session", end_session)]
+    return [(rationalizer, "end_session", end_session)]
 
 
 def _x13(rule: Rule) -> Rule:
@@ -241,7 +241,7 @@ def _x32(rule: Rule) -> Rule:
 
 def _x33(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     """Plants X33: the mode of a Join is not checked, so each member delivers by its own mode."""
-    rules, read_claim = list(rationalizer._RULES), RecordHandler._read_claim
+    rules, read_claim = list(rationalizer._RULES), Member._read_claim
     join, grant = rules[JOIN], rules[GRANT]
 
     def any_join(group: Group, offset: int, record: Join, body: bytes) -> str:
@@ -254,26 +254,26 @@ def _x33(rationalizer: Any) -> list[tuple[Any, str, Any]]:
         group.mode = mode
         return reason
 
-    def own_way(self: RecordHandler, record: ClaimingPartition, verdict: Any, now: Any) -> None:
-        group = self.member.group
+    def own_way(self: Member, record: ClaimingPartition, verdict: Any, now: Any) -> None:
+        group = self.group
         assert group is not None
-        mode, group.mode = group.mode, self.member.options.mode
+        mode, group.mode = group.mode, self.options.mode
         read_claim(self, record, verdict, now)
         group.mode = mode
 
     rules[JOIN], rules[GRANT] = any_join, any_grant
-    return [(rationalizer, "_RULES", tuple(rules)), (RecordHandler, "_read_claim", own_way)]
+    return [(rationalizer, "_RULES", tuple(rules)), (Member, "_read_claim", own_way)]
 
 
 def _x38(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     rules, config = list(rationalizer._RULES), rationalizer._RULES[CONFIG]
 
     def lenient(group: Group, offset: int, record: GroupConfig, body: bytes) -> str:
-        end, transitions.end_session = transitions.end_session, lambda group, session: None
+        end, rationalizer.end_session = rationalizer.end_session, lambda group, session: None
         try:
             reason: str = config(group, offset, record, body)
         finally:
-            transitions.end_session = end
+            rationalizer.end_session = end
         return reason
 
     rules[CONFIG] = lenient
@@ -327,7 +327,7 @@ def _u2(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     def nothing_stays(config: GroupConfig | None, mode: int, after: GroupConfig) -> str:
         return ""
 
-    return [(admin_rules, "lifelong", nothing_stays)]
+    return [(rationalizer, "lifelong", nothing_stays)]
 
 
 def _u3(rationalizer: Any) -> list[tuple[Any, str, Any]]:
@@ -337,7 +337,7 @@ def _u3(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     def delete(group: Group, offset: int, record: GroupConfig, body: bytes) -> str:
         if record.deleted and record.observed == group.config_offset:
             for session in tuple(group.sessions.values()):
-                transitions.end_session(group, session)
+                rationalizer.end_session(group, session)
         reason: str = config(group, offset, record, body)
         return reason
 

@@ -12,11 +12,10 @@ from marshal_py.admin.plans.operation import Operation, Step
 from marshal_py.admin.plans.pause_lock import PauseLock, end_of
 from marshal_py.errors import CoordinationError, HistoryTruncated, TopicRecreated
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
-from marshal_py.protocol.wire.identity import NONE, Instant
+from marshal_py.protocol.wire.identity import NONE, Instant, route
 from marshal_py.protocol.wire.records import Genesis, ReleaseGroup, Snapshot
-from marshal_py.protocol.wire.routing import route
 from marshal_sim.cluster.process import Process
 
 Patch = tuple[Any, str, Any]

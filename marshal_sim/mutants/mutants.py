@@ -21,8 +21,7 @@ from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.candidacy import Candidacy
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.time import failure_detector, liveness
-from marshal_py.protocol.time.lease import Lease, WaitClock
-from marshal_py.protocol.time.liveness import HEARTBEATS_PER_INTERVAL, Due, Liveness
+from marshal_py.protocol.time.liveness import HEARTBEATS_PER_INTERVAL, Due, Lease, Liveness, WaitClock
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
 from marshal_sim.cluster.run import simulate

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire import last_will
-from marshal_py.protocol.wire.last_will import LastWill, Sign
+from marshal_py.protocol.wire import wills
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE
+from marshal_py.protocol.wire.wills import LastWill, Sign
 from marshal_sim.cluster.client import Client
 from marshal_sim.cluster.witness import Witness
 
@@ -26,14 +26,14 @@ def closed() -> list[Patch]:
     def proves_death(sign: Sign) -> bool:
         return sign is not Sign.STOPPED
 
-    return [(last_will, "proves_death", proves_death)]
+    return [(wills, "proves_death", proves_death)]
 
 
 def stopped() -> list[Patch]:
     def proves_death(sign: Sign) -> bool:
         return sign is not Sign.CONNECTION_CLOSED
 
-    return [(last_will, "proves_death", proves_death)]
+    return [(wills, "proves_death", proves_death)]
 
 
 def above() -> list[Patch]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from marshal_py.errors import DumpUnusable
 from marshal_py.log.observer import Observer
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.wire.records import Join
 from marshal_py.transport.dump import Reader, memory_transport
 from marshal_py.transport.ports import LogRecord

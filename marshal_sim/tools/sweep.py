@@ -22,8 +22,8 @@ from msgspec.structs import replace
 
 from marshal_py.errors import MarshalError
 from marshal_py.history.describe import describe
-from marshal_py.protocol.fold.verdict import Outcome, Verdict
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE
 from marshal_sim.cluster.client import Client

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from marshal_py.errors import CoordinationError
 from marshal_py.protocol.fold import rationalizer, snapshot
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.snapshot import SnapshotStore, Stored
-from marshal_py.protocol.fold.verdict import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, FOLD_VERSION, World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.records import Checkpoint, Genesis, Heartbeat, Snapshot

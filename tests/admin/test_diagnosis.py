@@ -11,7 +11,7 @@ from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.member.waiting import Facts
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import HASH_NAME, TopicPartition
 from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     Genesis,
@@ -27,7 +27,6 @@ from marshal_py.protocol.wire.records import (
     Snapshot,
     Topology,
 )
-from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 NOW_MS = 1_800_000_000_000

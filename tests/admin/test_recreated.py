@@ -18,8 +18,7 @@ from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, find_recreated
 from marshal_py.errors import AdminFailed, GroupMissing
 from marshal_py.protocol.wire.identity import NONE
-from marshal_py.protocol.wire.parking import RECREATED
-from marshal_py.protocol.wire.records import GroupConfig, Record, ReleaseGroup, SetPosition, Topology
+from marshal_py.protocol.wire.records import RECREATED, GroupConfig, Record, ReleaseGroup, SetPosition, Topology
 from marshal_py.transport.ports import TopicInfo
 from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp

@@ -16,8 +16,7 @@ from marshal_py.admin.plans.author import Author
 from marshal_py.admin.plans.operation import GroupContext, Operation, Progress
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminGaveUp
-from marshal_py.protocol.fold.rationalizer import apply
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict, apply
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, TopicPartition

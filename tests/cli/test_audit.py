@@ -27,6 +27,7 @@ from marshal_py.client.marshal import VERSION, Marshal, connect
 from marshal_py.errors import AdminBusy
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import route
 from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     Evict,
@@ -38,7 +39,6 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import CoordinationLog

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from marshal_py.client.marshal import connect
-from marshal_py.protocol.wire.routing import route
+from marshal_py.protocol.wire.identity import route
 from marshal_py.transport.embedded import Broker
 from tests.cli.shell import Shell
 from tests.support.logs import groups_of

@@ -21,7 +21,7 @@ from marshal_py.errors import GroupOpaque
 from marshal_py.log import observer as observing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
-from marshal_py.protocol.wire.routing import route
+from marshal_py.protocol.wire.identity import route
 from marshal_py.testing import MemoryCluster
 from marshal_py.testing.clock import marshals_of
 from marshal_py.transport.memory import MemoryTransport

@@ -16,9 +16,8 @@ from marshal_py import Marshal
 from marshal_py.client.connection.callbacks import Callbacks
 from marshal_py.errors import BackgroundThreadEnded, ConsumerClosed
 from marshal_py.info import ClaimInfo
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Evict
-from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.ports import Bounds
 from tests.support.client_fixtures import (
     DEADLINE_S,

@@ -20,8 +20,8 @@ from marshal_py.errors import (
     WrongTopicSetting,
 )
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import route
 from marshal_py.protocol.wire.records import GroupConfig
-from marshal_py.protocol.wire.routing import route
 from tests.support import wire
 from tests.support.client_fixtures import (
     DEADLINE_S,

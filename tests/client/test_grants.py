@@ -10,8 +10,8 @@ import pytest
 from marshal_py.client.delivery import grants
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.handling_rate import HandlingRate
-from marshal_py.protocol.claims.at_most_once import AtMostOnce, Grant
 from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.delivery import AtMostOnce, Grant
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import DataSource

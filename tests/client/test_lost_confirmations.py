@@ -17,8 +17,7 @@ from marshal_py import AckNotConfirmed, ClaimLost, ClusterError, Consumer, Group
 from marshal_py.client.messages.lost_acks import LostAcks
 from marshal_py.client.planner import Planner
 from marshal_py.client.receive.confirmations import HISTORY_LOST
-from marshal_py.protocol.claims.acked_spans import finished_spans, log_has, spans_of
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase, finished_spans, log_has, spans_of
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.testing import MemoryCluster

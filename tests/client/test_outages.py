@@ -11,9 +11,8 @@ import pytest
 
 import marshal_py
 from marshal_py.errors import AccessDenied, ClusterUnreachable, CoordinationTopicMissing, MessageTooLarge
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Evict, Leave
-from marshal_py.protocol.wire.routing import route
 from marshal_py.transport import connection_errors
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.client_fixtures import (

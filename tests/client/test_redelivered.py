@@ -7,8 +7,8 @@ from collections import Counter
 from marshal_py.history.timeline import Timeline
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire.identity import route
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.protocol.wire.routing import route
 from tests.support.client_fixtures import MemoryTestCluster, collect, joined, owns, places, until
 
 

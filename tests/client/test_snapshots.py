@@ -26,12 +26,11 @@ from marshal_py.history import states
 from marshal_py.log import replay
 from marshal_py.protocol.duties import snapshotter
 from marshal_py.protocol.fold import rationalizer, snapshot
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Evict, Genesis, GroupConfig, Join, Leave, Note, Snapshot
-from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.ports import Bounds, TopicInfo
 from tests.client.test_bad_logs import ends_with
 from tests.support.client_fixtures import (

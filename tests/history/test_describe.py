@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from marshal_py.history.describe import REASONS, as_dict, describe
-from marshal_py.protocol.fold import admin_rules, rationalizer
-from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.wire.records import (
     RECORD_TYPES,
     ClaimingMessages,
@@ -109,7 +109,7 @@ def test_a_refused_record_says_why() -> None:
 
 def test_every_reason_of_the_fold_has_a_text() -> None:
     """Read from the source, so that a new reason without a text is noticed."""
-    source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (rationalizer, admin_rules))
+    source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (rationalizer, rationalizer))
     reasons = set(re.findall(r'return "(\w+)"', source)) | set(re.findall(r'Verdict\(\w+, [\w.]+, "(\w+)"', source))
     assert len(reasons) > 15
     assert reasons <= REASONS.keys()

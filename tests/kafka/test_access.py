@@ -35,9 +35,8 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.duties import snapshotter
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Note
-from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import Shell
 from tests.support.command_line import invoke

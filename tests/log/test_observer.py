@@ -9,9 +9,8 @@ import pytest
 from marshal_py.client.marshal import connect
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.log.observer import Judged, Observer
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Genesis, Heartbeat, Join, Leave
-from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 

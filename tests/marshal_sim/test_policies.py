@@ -9,7 +9,7 @@ from msgspec import structs
 
 from marshal_py.protocol.fold import world
 from marshal_py.protocol.fold.policies import PARTITIONED, PRIORITY
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import GroupConfig
 from marshal_sim.cluster.cluster import Cluster

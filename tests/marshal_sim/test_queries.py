@@ -11,7 +11,7 @@ from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, key_of
 from marshal_py.client.ranges.ranges import Ranges
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.tools.schedule import Schedule, parse, text_of

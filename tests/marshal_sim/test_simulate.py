@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from marshal_py.protocol.member.quiescence import Quiescence
+from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import Instant
+from marshal_py.protocol.wire.identity import HASH_NAME, Instant
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, Genesis, Note
-from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_sim.cluster.cluster import Cluster
 from marshal_sim.cluster.faults import DAMAGE_KINDS, KINDS, LIFE_KINDS, STRIKE_KINDS
 from marshal_sim.cluster.malformed_records import harmless
@@ -114,18 +113,18 @@ def test_the_trace_does_not_depend_on_the_hash_seed(results: list[Result]) -> No
 
 
 def test_an_idle_tick_comes_to_what_a_whole_one_does(results: list[Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same runs in which no tick is cut short: quiescence.py is a shorter way to the same end."""
-    holds, idle = Quiescence.holds, [0]
+    """The same runs in which no tick is cut short: it is a shorter way to the same end."""
+    holds, idle = Member._quiescent, [0]
 
-    def counted(self: Quiescence, now: Instant) -> bool:
+    def counted(self: Member, now: Instant) -> bool:
         found = holds(self, now)
         idle[0] += found
         return found
 
-    monkeypatch.setattr(Quiescence, "holds", counted)
+    monkeypatch.setattr(Member, "_quiescent", counted)
     calm = simulate(1, CALM)
     assert idle[0] > 1_000
-    monkeypatch.setattr(Quiescence, "holds", lambda self, now: False)
+    monkeypatch.setattr(Member, "_quiescent", lambda self, now: False)
     assert simulate(1, CALM) == calm
     assert [simulate(seed) for seed in SEEDS[:12]] == results[:12]
 

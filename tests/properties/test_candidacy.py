@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from marshal_py.protocol.fold import world as worlds_module
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.candidacy import Candidacy
-from marshal_py.protocol.member.head_starts import HeadStarts
 from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.rebalance import HeadStarts
 from marshal_py.protocol.policy import OPEN, candidate_order
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from marshal_py.protocol.fold import snapshot
-from marshal_py.protocol.fold.rationalizer import apply
+from marshal_py.protocol.fold.rationalizer import Outcome, Verdict, apply
 from marshal_py.protocol.fold.snapshot import Stored
-from marshal_py.protocol.fold.verdict import Outcome, Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.records import (

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from marshal_py.protocol.fold.verdict import Outcome
+from marshal_py.protocol.fold.rationalizer import Outcome
 from marshal_py.protocol.policy import candidate_order
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import HASH_NAME, TopicPartition
 from marshal_py.protocol.wire.records import (
     ClaimingMessages,
     ClaimingPartition,
@@ -34,7 +34,6 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.routing import HASH_NAME
 from tests.support import wire
 from tests.support.differential_log import GROUP, INCARNATION, NEVER, PAUSE_MS, DifferentialLog, genesis
 

@@ -14,7 +14,7 @@ from marshal_py.client.values.group_config import check_settings, settings_named
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.fold.world import Group, lag_weight
 from marshal_py.protocol.member import group_settings
-from marshal_py.protocol.policy import backlog
+from marshal_py.protocol.policy import shares
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import ClaimingPartition, GroupConfig, Heartbeat, ReleasingPartition
 from tests.protocol.test_assignment import group_of, owners_of, target
@@ -184,7 +184,7 @@ def test_a_steady_load_moves_nothing_to_and_fro(monkeypatch: pytest.MonkeyPatch)
     found = [flaps(seed) for seed in range(20)]
     assert max(found) <= (10, 0), found
     assert sum(later for _, later in found) == 0, found
-    monkeypatch.setattr(backlog, "RATIO", 1)
+    monkeypatch.setattr(shares, "RATIO", 1)
     assert sum(flaps(seed)[1] for seed in range(20)) > 200
 
 
@@ -271,5 +271,5 @@ def test_only_balanced_has_lag_weights() -> None:
 def test_a_thousand_partitions_are_exchanged_in_one_pass() -> None:
     """A14: the search looks at each weight once, not at each pair of partitions."""
     group = owned({sid: [HEAVY if sid <= 50 else 0] * 10 for sid in range(1, 101)})
-    assert len(backlog._lowest_of_each(list(group.partitions), {tp: 1 for tp in group.partitions})) == 1
+    assert len(shares._lowest_of_each(list(group.partitions), {tp: 1 for tp in group.partitions})) == 1
     assert len(moved(group)) == 2

@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 
 from marshal_py.errors import Diverged
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
-from marshal_py.protocol.fold.rationalizer import apply
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.fold.rationalizer import Verdict, apply
 from marshal_py.protocol.fold.world import FOLD_VERSION, World
 from marshal_py.protocol.member.divergence import first_difference
 from marshal_py.protocol.wire.records import Checkpoint, ClaimingPartition, GroupConfig, Heartbeat, Note

@@ -13,11 +13,10 @@ import pytest
 
 from marshal_py.errors import LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.rationalizer import apply
-from marshal_py.protocol.fold.verdict import Outcome
+from marshal_py.protocol.fold.rationalizer import Outcome, apply
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import HASH_NAME, route
 from marshal_py.protocol.wire.records import Checkpoint, ClaimState, Genesis, Heartbeat, Join, Leave, Note, Snapshot
-from marshal_py.protocol.wire.routing import HASH_NAME, route
 from tests.support import wire
 from tests.support.differential_log import GROUP, INCARNATION, NEVER, OTHER_INCARNATION, DifferentialLog, genesis
 

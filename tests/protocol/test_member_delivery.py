@@ -8,11 +8,10 @@ from zlib import crc32
 import pytest
 
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError, ModeMismatch, SessionCloned
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
 from marshal_py.protocol.claims.claim import ClaimPhase
-from marshal_py.protocol.member.grant_requests import GRANT_PACE_MS
-from marshal_py.protocol.member.member_state import MIRROR_MS
-from marshal_py.protocol.member.ready import Wanted
+from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.member.member_state import MIRROR_MS, Wanted
+from marshal_py.protocol.member.rebalance import GRANT_PACE_MS
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from marshal_py.protocol.fold.world import FOLD_VERSION, World
-from marshal_py.protocol.member import record_handler, topics
+from marshal_py.protocol.member import member as member_module
+from marshal_py.protocol.member import topology
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.time import liveness
 from marshal_py.protocol.wire.records import Checkpoint, Evict, Heartbeat, Topology
@@ -59,9 +60,9 @@ def test_a_long_life_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """T14, T18, G6: after three times as many sessions, evictions, accusations and topics it holds no more."""
     monkeypatch.setattr(liveness, "INSTANCES_KEPT", KEPT)
     monkeypatch.setattr(liveness, "SENT_KEPT", KEPT)
-    monkeypatch.setattr("marshal_py.protocol.member.grant_requests.SENT_KEPT", KEPT)
-    monkeypatch.setattr(record_handler, "EVICTED_KEPT", KEPT)
-    monkeypatch.setattr(topics, "REPLACED_IDS_KEPT", KEPT)
+    monkeypatch.setattr("marshal_py.protocol.member.rebalance.SENT_KEPT", KEPT)
+    monkeypatch.setattr(member_module, "EVICTED_KEPT", KEPT)
+    monkeypatch.setattr(topology, "REPLACED_IDS_KEPT", KEPT)
     cluster = VirtualCluster()
     a, _b = cluster.team("a", "b")
     measured: list[dict[str, int]] = []

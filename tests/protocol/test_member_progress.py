@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
 from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import HEARTBEAT_BYTES

@@ -9,7 +9,6 @@ import pytest
 from marshal_py.errors import DuplicateClientId, SessionCloned
 from marshal_py.protocol.claims.claim import ClaimPhase
 from marshal_py.protocol.policy import candidate_order
-from marshal_py.protocol.wire.last_will import DIED
 from marshal_py.protocol.wire.records import (
     HEARTBEAT_ENTRIES_MAX,
     ClaimingPartition,
@@ -24,6 +23,7 @@ from marshal_py.protocol.wire.records import (
     SetPosition,
     StepDown,
 )
+from marshal_py.protocol.wire.wills import DIED
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.member.ready import Wanted
+from marshal_py.protocol.member.member_state import Wanted
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.protocol.wire.parking import RECREATED
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
+    RECREATED,
     ClaimingPartition,
     GroupConfig,
     Leave,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.member import group_settings
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.member.waiting import why_idle
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.member import group_settings
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import GroupConfig, StepDown
 from tests.protocol.test_assignment import group_of, owners_of, target

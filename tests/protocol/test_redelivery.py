@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
-from marshal_py.protocol.claims.redelivery import WAITING_MAX, Redeliveries
+from marshal_py.protocol.claims.delivery import WAITING_MAX, AtLeastOnce, OffsetRun, Redeliveries
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import TopicPartition
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.protocol.claims.claim import ClaimPhase
-from marshal_py.protocol.wire.parking import UNREADABLE
-from marshal_py.protocol.wire.records import Move, Note, ReleaseGroup, ReleasingPartition, SetPosition
+from marshal_py.protocol.wire.records import UNREADABLE, Move, Note, ReleaseGroup, ReleasingPartition, SetPosition
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.wire.parking import BEYOND_END, TRUNCATED
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
+    BEYOND_END,
+    TRUNCATED,
     ClaimingPartition,
     Leave,
     ReleaseGroup,

@@ -14,7 +14,7 @@ from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.snapshot import CHUNK_BYTES, STORED_MAX, SnapshotStore, Stored
 from marshal_py.protocol.fold.world import FOLD_VERSION, World, hash64
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import HASH_NAME, TopicPartition, route
 from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     ClaimState,
@@ -28,7 +28,6 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.routing import HASH_NAME, route
 from tests.support import hostile, wire
 from tests.support.differential_log import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, DifferentialLog, genesis
 

@@ -23,11 +23,10 @@ import marshal_py
 from marshal_py import Batch, Consumer, Marshal, Message
 from marshal_py.client.planner import Planner
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import World
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import ClaimingMessages, Genesis, MessageRange, Record
-from marshal_py.protocol.wire.routing import route
 from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport

@@ -19,11 +19,10 @@ from marshal_py.errors import (
     ProtocolUnknown,
     TopicRecreated,
 )
-from marshal_py.protocol.fold.rationalizer import apply
-from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.fold.rationalizer import Outcome, Verdict, apply
 from marshal_py.protocol.fold.world import U64, Group, Partition, Session, World
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import HASH_NAME, TopicPartition
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     ClaimingPartition,
@@ -35,7 +34,6 @@ from marshal_py.protocol.wire.records import (
     ReleasingPartition,
     Topology,
 )
-from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_sim.oracle.oracle import Oracle, OracleStop
 
 INCARNATION = bytes(range(16))

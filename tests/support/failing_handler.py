@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import marshal_py
-from marshal_py.protocol.member.grant_requests import GrantRequests
+from marshal_py.protocol.member.rebalance import GrantRequests
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.records import ClaimingMessages
 from marshal_py.transport.kafka import KafkaLog, KafkaTransport

@@ -23,7 +23,7 @@ from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec, progress
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, TopicPartition, route
 from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
@@ -50,7 +50,6 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.ports import LogRecord
 from tests.support import checkpoints

@@ -12,8 +12,8 @@ from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import HASH_NAME, route
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.protocol.wire.routing import HASH_NAME, route
 from tests.support import hostile
 from tests.support.differential_log import INCARNATION, genesis
 

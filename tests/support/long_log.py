@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from marshal_py.protocol.fold import snapshot
-from marshal_py.protocol.fold.rationalizer import apply
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict, apply
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.records import Record, Snapshot

@@ -16,20 +16,16 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, TypeVar
 
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
 from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
-from marshal_py.protocol.fold.rationalizer import apply
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.fold.rationalizer import Verdict, apply
 from marshal_py.protocol.fold.world import Group, Partition, World
-from marshal_py.protocol.member.grant_requests import GRANT_PACE_MS
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.ready import Advisory, MemberOptions, Ready, Wanted
+from marshal_py.protocol.member.member_state import Advisory, MemberOptions, Ready, Wanted
+from marshal_py.protocol.member.rebalance import GRANT_PACE_MS
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import HASH_NAME, NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import ClaimingMessages, Genesis, Record
-from marshal_py.protocol.wire.routing import HASH_NAME
 
 INCARNATION = bytes(range(16))
 GROUP = "billing"

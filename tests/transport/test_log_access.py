@@ -9,7 +9,7 @@ import pytest
 import marshal_py
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.routing import route
+from marshal_py.protocol.wire.identity import route
 from marshal_py.transport import settings
 from marshal_py.transport.kafka import KafkaLog
 from marshal_py.transport.memory import MemoryLog, MemoryTransport

@@ -34,7 +34,7 @@ from marshal_py.errors import (
     MarshalError,
     SettingsChanged,
 )
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import PARTITION_MAX, GroupConfig, Topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
 from marshal_py.admin.plans.pause_lock import PauseLock, busy, end_of, is_named
 from marshal_py.errors import AdminGaveUp, MarshalError
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Evict, ReleaseGroup

@@ -16,7 +16,7 @@ from marshal_py.admin.plans.pause import Drain
 from marshal_py.admin.plans.pause_lock import PauseLock
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, partitions_of
 from marshal_py.errors import AdminBusy, AdminFailed, AdminGaveUp, GroupMissing, MarshalError
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition

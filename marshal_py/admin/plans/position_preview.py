@@ -12,7 +12,7 @@ from marshal_py.admin.plans.operation import GroupContext
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
 from marshal_py.errors import AdminFailed
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, TopicPartition

@@ -24,9 +24,8 @@ from marshal_py.log import replay
 from marshal_py.log.reader import POLL_S, LogReader
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, check_id
+from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, check_id, route
 from marshal_py.protocol.wire.records import ClaimingPartition, Record
-from marshal_py.protocol.wire.routing import route
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from marshal_py.admin.plans.operation import GroupContext, Operation
 from marshal_py.admin.plans.pause import name_of
 from marshal_py.errors import AdminGaveUp, GroupMissing, MarshalError, MembersAlive
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, Instant
 from marshal_py.protocol.wire.records import Evict, GroupConfig, Leave, StepDown

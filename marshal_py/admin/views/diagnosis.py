@@ -14,10 +14,10 @@ from typing import Final, Literal, NamedTuple
 from marshal_py.admin.views.overview import SKEW_MS, positions
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import first_of
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Session
-from marshal_py.protocol.member.shared_client_ids import shared
 from marshal_py.protocol.member.waiting import NO_FACTS, Facts, standstills
+from marshal_py.protocol.time.failure_detector import shared
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import Join, Snapshot
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo

@@ -24,11 +24,10 @@ from marshal_py.protocol.fold.world import Group, Partition, Session
 from marshal_py.protocol.member.group_settings import settings_of
 from marshal_py.protocol.member.waiting import Standstill
 from marshal_py.protocol.policy import candidate_order
-from marshal_py.protocol.policy.partitioned import listed, names
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.policy.restricted import listed, names
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
-from marshal_py.protocol.wire.records import MODE_NAMES, GroupConfig
+from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES, RECREATED, GroupConfig
 
 SILENT_INTERVALS: Final = 2  # then any consumer of the log evicts the session (T4, N14); if it stays, perhaps none runs
 SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
@@ -109,12 +108,12 @@ def stopped(group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping
             reason,
             tuple(tp.partition for tp in tps),
             all(tp in said for tp in tps),
-            parking.error_of(
+            records.parked_error(
                 group.name,
                 tps[0],
                 reason,
                 *_ids(recreated.get(topic)),
-                parking.beyond_end(beyond[tps[0]], ends[tps[0]]) if tps[0] in beyond else "",
+                records.beyond_end(beyond[tps[0]], ends[tps[0]]) if tps[0] in beyond else "",
             ),
         )
         for (topic, reason), tps in sorted(found.items())

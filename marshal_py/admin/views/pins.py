@@ -8,7 +8,7 @@ from marshal_py.admin.views.group_info import PinInfo, PriorityGroupState
 from marshal_py.errors import GroupMissing
 from marshal_py.protocol.fold.policies import KNOWN, policy_of
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.policy import candidate_order, covering
+from marshal_py.protocol.policy import candidate_order, restricted
 from marshal_py.protocol.wire.identity import NONE, PIN, Token
 
 
@@ -36,7 +36,7 @@ def info(group: Group, incarnation: bytes, pinned_ms: int | None) -> PinInfo:
     Raises GroupMissing if the group has another policy.
     """
     check(group)
-    owner = covering.owner_of(group, PIN)
+    owner = restricted.owner_of(group, PIN)
     (entry,) = entries(group, incarnation, pinned_ms)
     joins = {sid: group.sessions[sid].join for sid in candidate_order(group, ())}
     return PinInfo(
@@ -62,7 +62,7 @@ def check(group: Group) -> None:
 def owner(group: Group) -> int:
     """Returns the session that is pinned. Raises GroupMissing if nobody is pinned, or the group has another policy."""
     check(group)
-    found = covering.owner_of(group, PIN)
+    found = restricted.owner_of(group, PIN)
     if found == NONE:
         raise GroupMissing(group.name, "has no pinned consumer")
     return found

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.errors import GroupMissing, InvalidOption, PartitionParked
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Topology
 from marshal_py.transport.ports import TopicInfo
@@ -37,7 +37,7 @@ class RecreatedTopic(NamedTuple):
     def error(self, group: str, partition: int) -> PartitionParked:
         """Returns the error for a call that would need the old topic."""
         tp = TopicPartition(self.topic, partition)
-        return parking.error_of(group, tp, parking.RECREATED, self.known, self.found)
+        return records.parked_error(group, tp, records.RECREATED, self.known, self.found)
 
 
 def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, RecreatedTopic]:

@@ -30,10 +30,8 @@ from marshal_py.client.messages.answers import Answers
 from marshal_py.client.messages.message import DecodedMessage, Message, Part
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.sizes import message_bytes
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
 from marshal_py.transport.ports import Chunk, DataSource

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.handling_rate import HandlingRate
 from marshal_py.client.delivery.prefetch import SLOW_PER_S
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.member.grant_requests import GRANTS_AHEAD
+from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.member.rebalance import GRANTS_AHEAD
 from marshal_py.transport.ports import DataSource
 
 GRANTED_MS: Final = 2_000  # of the handler's work at most are granted and not delivered, in all partitions together

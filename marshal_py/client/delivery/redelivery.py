@@ -15,8 +15,7 @@ from marshal_py.client.messages.acks import Delivered, DeliveryContext
 from marshal_py.client.messages.message import Message, Part
 from marshal_py.client.values.sizes import message_bytes
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.redelivery import GivenBack, Redeliveries
+from marshal_py.protocol.claims.delivery import AtLeastOnce, GivenBack, Redeliveries
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.transport.ports import RawMessage
 

@@ -45,8 +45,8 @@ from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.member.ready import Ready, Wanted
-from marshal_py.protocol.wire import codec, parking
+from marshal_py.protocol.member.member_state import Ready, Wanted
+from marshal_py.protocol.wire import codec, records
 from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.transport.ports import Bounds, DataSource, OutOfRange
 
@@ -399,9 +399,9 @@ class ConsumerDriver:
             if self.source.round(tp) != round_:
                 return  # assigned again since, which the refusal does not concern
             if truncated:
-                self.park(tp, parking.TRUNCATED, truncated)
+                self.park(tp, records.TRUNCATED, truncated)
             elif position > end:
-                self.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
+                self.park(tp, records.BEYOND_END, records.beyond_end(position, end))
             elif (ended := self.queue.restart(tp, first)) < first:
                 self.member.note("offset_lost", tp, ended, first)
                 self.step(self.context.clock.now())
@@ -409,7 +409,7 @@ class ConsumerDriver:
     def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
         """Releases a claimed partition and parks it. A partition that is only fetched ahead is left to its owner (D6).
 
-        `reason`: a short word for the cause, from parking.py; `detail`: the cause in words for people.
+        `reason`: a short word for the cause, from records.py; `detail`: the cause in words for people.
         """
         for claim in self.member.claims.values():
             if claim.tp == tp:

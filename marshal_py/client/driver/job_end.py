@@ -15,7 +15,7 @@ from marshal_py.client.ranges.ranges import Ranges
 from marshal_py.errors import PartitionsParked, PartitionsUnread
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import standstills
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 
 NO_OWNER: Final = "no live member of the group owns it"
@@ -29,7 +29,7 @@ def check_read(driver: ConsumerDriver, ends: Mapping[TopicPartition, int]) -> No
     member, group = driver.member, driver.member.group
     parked = {tp: reason for tp, reason in sorted(driver.parked().items()) if tp in ends}
     if parked:
-        told = {str(tp): parking.describe(member.name, tp, reason) for tp, reason in parked.items()}
+        told = {str(tp): records.parked_text(member.name, tp, reason) for tp, reason in parked.items()}
         raise PartitionsParked(member.name, told)
     if group is None:
         return

@@ -19,8 +19,8 @@ from marshal_py.log import replay
 from marshal_py.protocol.duties.orphans import Presence
 from marshal_py.protocol.duties.snapshotter import Snapshotter
 from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.snapshot import Stored
-from marshal_py.protocol.fold.verdict import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.member.member import Member

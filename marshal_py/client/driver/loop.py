@@ -34,8 +34,8 @@ from marshal_py.log import foreign_topics, replay
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import HASH_NAME
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.protocol.wire.routing import HASH_NAME
 from marshal_py.transport.clock import mono_ms
 from marshal_py.transport.ports import LogRecord
 

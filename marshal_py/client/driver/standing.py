@@ -9,7 +9,7 @@ from collections import Counter
 
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.protocol.member.waiting import Facts, standstills, waiting_for
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE
 
 
@@ -47,7 +47,7 @@ def why_waiting(driver: ConsumerDriver) -> str:
         whole = sum(group.topics[topic].count for topic in driver.member.found_topics if topic in group.topics)
         if len(parked) == whole:
             tp, reason = min(parked.items())
-            described = parking.describe(group.name, tp, reason)
+            described = records.parked_text(group.name, tp, reason)
             return f"an admin: all of its {whole} partitions are parked: {described}"
     return waiting_for(driver.member, facts_of(driver))
 

@@ -13,7 +13,7 @@ from marshal_py.client.connection.context import Context
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.errors import ClusterError, CoordinationError
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.verdict import Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.transport.ports import LogRecord

@@ -14,11 +14,8 @@ from marshal_py.client.connection.forks import ForkedLock
 from marshal_py.client.messages.answers import Answers, check_delay, check_reason
 from marshal_py.client.messages.lost_acks import LostAcks
 from marshal_py.client.values.options import ConsumerOptions
-from marshal_py.protocol.claims.acked_spans import Spans, spans_of
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.claims.claim import Claim, Spans, spans_of
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant, Token
 from marshal_py.transport.ports import RawMessage
@@ -28,7 +25,7 @@ ACK_TIMEOUT_S: Final = 10.0  # how long `ack(wait=True)` waits by default: as lo
 
 
 class Acked(NamedTuple):
-    """Holds the offsets that were acked in one claim, as spans (acked_spans.py). `late`: the ack came too late."""
+    """Holds the offsets that were acked in one claim, as spans (`spans_of`). `late`: the ack came too late."""
 
     claim: Claim
     spans: Spans

@@ -16,8 +16,7 @@ from marshal_py.client.values.reports import Reports
 from marshal_py.client.values.sizes import payload_bytes
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
 from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.claims.offset_run import OffsetRun
+from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.transport.ports import RawMessage

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from marshal_py.protocol.claims.acked_spans import finished_spans, log_has
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase, finished_spans, log_has
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, TopicPartition

@@ -11,7 +11,7 @@ from functools import partial
 from marshal_py.client.values.info import ClaimInfo
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.member.ready import Ready
+from marshal_py.protocol.member.member_state import Ready
 from marshal_py.protocol.wire.identity import NONE
 
 

@@ -19,8 +19,7 @@ from marshal_py.client.messages.acks import Ack, Acked
 from marshal_py.client.messages.lost_acks import LostAcks
 from marshal_py.client.values.waits import Steps
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ClusterUnreachable, MarshalError
-from marshal_py.protocol.claims.acked_spans import finished_spans, log_has
-from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.claims.claim import ClaimPhase, finished_spans, log_has
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import TopicPartition
 

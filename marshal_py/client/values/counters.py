@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.member.ready import Ready
+from marshal_py.protocol.member.member_state import Ready
 from marshal_py.protocol.wire.records import Heartbeat
 
 

@@ -14,7 +14,7 @@ from marshal_py.client.values.info import ClaimInfo
 from marshal_py.client.values.retention import RetentionPolicy
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, OWN_POLICIES, RELEASING
-from marshal_py.protocol.member.ready import MemberOptions
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import check_id, check_topic
 from marshal_py.protocol.wire.records import (
     INTERVAL_MS_MAX,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from marshal_py.errors import InvalidOption, PositionOutOfRange
-from marshal_py.protocol.member.ready import Wanted
+from marshal_py.protocol.member.member_state import Wanted
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import OFFSET_MAX
 from marshal_py.protocol.wire.subscription import consumes

@@ -2,13 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = (
-    "acked_spans",
-    "at_most_once",
-    "claim",
-    "claim_records",
-    "delivery",
-    "offset_run",
-    "poison_guard",
-    "redelivery",
-)
+DOORS: Final = ("claim", "delivery")

@@ -7,11 +7,15 @@ monotonic ms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Final
 
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.fold.world import Group, Partition
+from marshal_py.protocol.wire import progress
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.records import AT_LEAST_ONCE, ClaimState, ReleasingPartition, SeekingPartition
 
 
 class ClaimPhase(IntEnum):
@@ -76,7 +80,7 @@ class Claim:
         self.parking: str = ""  # why its Release parks the partition (F6.4)
         self.told: bool = False  # whether the user has learned of it
         self.revoking_reported: bool = False  # whether the user knows that it will be released
-        self.one_by_one: bool = False  # its messages are handed over singly for a while (poison_guard.py)
+        self.one_by_one: bool = False  # its messages are handed over singly for a while (claim.py)
         self.offer: tuple[int, int] | None = None  # wanted and not yet granted, in at-most-once mode: [start, to)
         self.out_of_line_ms: int | None = None  # monotonic, since when a restricted policy takes it away (A7)
         self.pin: int = NONE  # epoch of the own pin when it was accepted, under policy `pinned` (A11)
@@ -100,7 +104,7 @@ class Claim:
     def park(self, parking: str, reason: str, drain_until_ms: int) -> None:
         """Ends delivery permanently. The Release will park the partition: nobody may then claim it (F6.4).
 
-        `parking`: why, as the name of an error (parking.py). `reason`: the text of the Release. Both replace what an
+        `parking`: why, as the name of an error (records.py). `reason`: the text of the Release. Both replace what an
         earlier call of `stop` has set.
         """
         self.stop(reason, drain_until_ms)
@@ -184,3 +188,239 @@ class Claim:
             oldest = self.tracker.oldest()
             return None if oldest is None else oldest[0]
         return self.tracker.in_flight_since_ms
+
+
+# --- Builds the records of one claim: its entry in a heartbeat (PROTOCOL.md T11) and its Release (T16, F6).
+
+
+def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
+    """Returns the heartbeat entry of a claim; None if the world already holds the same values (T11)."""
+    tracker = claim.tracker
+    if isinstance(tracker, AtMostOnce):
+        entry = ClaimState(claim.epoch, tracker.handled_to, claim.lag(tracker.delivered_to), tracker.in_flight)
+        held = ClaimState(claim.epoch, partition.floor, partition.lag, partition.in_flight)
+        return entry if entry != held else None
+    position = tracker.position()
+    entry = ClaimState(
+        claim.epoch, position, claim.lag(position), tracker.in_flight, tracker.attempts(), tracker.progress()
+    )
+    held = ClaimState(
+        claim.epoch, partition.position, partition.lag, partition.in_flight, partition.attempts, partition.progress
+    )
+    return entry if entry != held else None
+
+
+def will_entry(claim: Claim) -> ClaimState | None:
+    """Returns what a claim keeps for the session's witness (T19); None if the will does not release the claim.
+
+    It counts the message at the position as delivered once more, because the owner will be dead then (F4.5).
+    """
+    tracker = claim.tracker
+    if isinstance(tracker, AtMostOnce) or claim.tp.partition < 0:
+        return None
+    return ClaimState(claim.epoch, tracker.position(), 0, tracker.in_flight, tracker.attempts(), tracker.progress())
+
+
+def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition | SeekingPartition:
+    """Returns the Release of a claim, or the SeekingPartition that replaces it by a claim of the same owner (F6.6).
+
+    In at-least-once mode it says where the next owner starts (F6.2), in at-most-once mode it gives back what was
+    granted and not handed over (F6.3).
+    """
+    tracker = claim.tracker
+    if claim.seek_to != NONE:
+        return SeekingPartition(session, claim.epoch, claim.seek_to)
+    if isinstance(tracker, AtMostOnce):
+        return ReleasingPartition(
+            session,
+            claim.epoch,
+            NONE,
+            claim.successor,
+            claim.reason,
+            observed=partition.position,
+            give=claim.released_position,
+            in_flight=tracker.in_flight,
+            parked=claim.parking,
+        )
+    return ReleasingPartition(
+        session,
+        claim.epoch,
+        claim.released_position,
+        claim.successor,
+        claim.reason,
+        attempts=tracker.deliveries(),
+        in_flight=tracker.in_flight,
+        progress=tracker.progress(),
+        parked=claim.parking,
+    )
+
+
+# --- Which acks of a claim the log has: spans of finished offsets, compared with what the log says of the partition.
+#
+# An ack counts once the log has it: below the position, or in the ranges that are finished above it (progress.py). A
+# span is the offsets [start, to). All of it is about at-least-once mode; in the other mode the grants have moved the
+# position.
+
+
+Spans = Sequence[tuple[int, int]]
+
+
+def spans_of(offsets: Sequence[int]) -> Spans:
+    """Returns these offsets, which are ascending, as spans."""
+    if isinstance(offsets, range) and offsets.step == 1:
+        return [(offsets.start, offsets.stop)] if offsets else []
+    return progress.union((offset, offset + 1) for offset in offsets)
+
+
+def finished_spans(tracker: AtLeastOnce) -> Spans:
+    """Returns all that the claim has finished, as far as its acks were noted (`Claim.settle`)."""
+    position = tracker.position()
+    # All below the position: the log may have the last of it as finished above a lower position.
+    spans = [(-1, position)]
+    for run in tracker.runs:
+        spans += [(start, to) for start, to in spans_of(run.offsets[: run.low]) if to > position]
+        spans += [(run.offsets[index], run.offsets[index] + 1) for index in run.finished]
+    return progress.union(spans)
+
+
+def log_has(spans: Spans, claim: Claim, group: Group | None) -> bool:
+    """Returns whether the log names all of `spans` as finished: when it ended the claim, or now if it has not."""
+    state = claim.final
+    if state is None:
+        if group is None or claim.epoch not in group.claims:
+            return False
+        partition = group.claims[claim.epoch]
+        state = partition.position, partition.progress
+    position, known = state
+    if spans and spans[-1][1] <= position:
+        return True
+    finished = [(start, to) for start, to, times in progress.decode(position, known) if not times]
+    above = [(max(start, position), to) for start, to in spans if to > position]
+    return all(any(low <= start and to <= high for low, high in finished) for start, to in above)
+
+
+# --- Finds a message that kills each process that handles it, by handing messages over one at a time (PROTOCOL.md D11).
+#
+# The log counts deliveries of the message at the position, also those that may not have happened, because an owner
+# that dies at once reports nothing. So the count may go to a message a few before the one that killed it, or to one
+# of another partition. When two owners have died like this, the next one is careful for one interval: of all such
+# claims it hands over one message at a time, and each only when the log shows that all before it are finished and
+# that this one counts as delivered, and no other. Then the deliveries of the message that kills are counted, and
+# those of no other.
+
+
+DELIVERIES: Final = 2  # of the message at the position by earlier owners; fewer may be ordinary crashes
+
+
+def careful(group: Group, partition: Partition) -> bool:
+    """Returns whether the owner of a claim that was just accepted must hand its messages over one by one.
+
+    `partition.attempts` already counts one delivery by this owner (F4.5).
+    """
+    return group.mode == AT_LEAST_ONCE and partition.attempts > DELIVERIES
+
+
+def suspicion(group: Group, partition: Partition) -> str:
+    """Returns why the message at the position of a claim that was just accepted is reported; "" if it is not.
+
+    A careful owner has delivered it and did not finish it, because only deliveries by careful ones go beyond DELIVERIES
+    (or by owners that ended before they could report anything).
+    """
+    if group.mode != AT_LEAST_ONCE or partition.attempts <= DELIVERIES + 1:
+        return ""
+    return f"{partition.attempts - 1} deliveries by earlier owners, and none finished it: it may end their processes"
+
+
+class PoisonGuard:
+    """Knows which claims of one member hand their messages over one by one, and which of them may do so now."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self.interval_ms = interval_ms
+        self._claims: dict[int, tuple[Claim, int]] = {}  # epoch -> the claim; monotonic ms until which it is careful
+        self._reported: dict[int, tuple[int, int]] = {}  # epoch -> newest position and attempts that a heartbeat has
+        self._chosen: int = NONE  # epoch of the claim whose message counts as delivered
+        self._begun_at: int = NONE  # what that claim had handed over when it was chosen: the offset after it
+        self._ended: bool = False
+
+    def begin(self, claim: Claim, now: Instant) -> bool:
+        """Makes a claim that was just accepted careful for one interval. Returns whether it is.
+
+        The next heartbeat must then be sent at once.
+        """
+        if self._ended:
+            return False
+        assert isinstance(claim.tracker, AtLeastOnce)
+        claim.one_by_one = claim.tracker.counts_exactly = True
+        self._claims[claim.epoch] = claim, now.mono_ms + self.interval_ms
+        self._reported[claim.epoch] = _figures(claim)
+        return True
+
+    def end_all(self) -> None:
+        """Has no claim be careful from now on, because ranges are delivered and not messages."""
+        self._ended = True
+        for claim, _ in [*self._claims.values()]:
+            self.end(claim)
+
+    def opens(self, claim: Claim, group: Group, now: Instant, awaits_echo: bool) -> bool:
+        """Returns whether a careful claim may hand over its next message at `now`.
+
+        `awaits_echo`: whether a heartbeat of this member is still on its way, which may change what the log has.
+
+        It may if no message of a careful claim is with a handler and the log, as folded, has what must be known if the
+        process dies of the message: all messages before it are finished, it counts as delivered, and the messages of
+        other careful claims do not. When its interval is over it hands messages over as usual.
+        """
+        tracker, partition = claim.tracker, group.partitions[claim.tp]
+        assert isinstance(tracker, AtLeastOnce)
+        if now.mono_ms >= self._claims[claim.epoch][1]:
+            tracker.counts_exactly = False
+            if partition.attempts < tracker.attempts():
+                return False
+            self.end(claim)
+            return True
+        if self._chosen != claim.epoch and not self._choose(claim):
+            return False
+        if awaits_echo or tracker.in_flight or claim.position() > partition.position:
+            return False
+        return all(group.partitions[one.tp].attempts == _figures(one)[1] for one, _ in self._claims.values())
+
+    def _choose(self, claim: Claim) -> bool:
+        """Has the next message of a claim count as delivered, unless that of another one may still be handed over."""
+        before = self._claims.get(self._chosen)
+        if before is not None:
+            tracker = before[0].tracker
+            assert isinstance(tracker, AtLeastOnce)
+            if tracker.held or tracker.handed_to() == self._begun_at:
+                return False
+            tracker.counts_exactly = True
+        assert isinstance(claim.tracker, AtLeastOnce)
+        claim.tracker.counts_exactly = False
+        self._chosen, self._begun_at = claim.epoch, claim.tracker.handed_to()
+        return True
+
+    def end(self, claim: Claim) -> None:
+        claim.one_by_one = False
+        if isinstance(claim.tracker, AtLeastOnce):
+            claim.tracker.counts_exactly = False
+        self._claims.pop(claim.epoch, None)
+        self._reported.pop(claim.epoch, None)
+
+    def report_due(self, group: Group) -> bool:
+        """Returns whether to send a heartbeat at once, because a careful claim waits for the log to have its figures.
+
+        Only a heartbeat tells the log. Returns True only once for the same figures of a claim.
+        """
+        due = False
+        for epoch, (claim, _) in self._claims.items():
+            figures, partition = _figures(claim), group.partitions[claim.tp]
+            if claim.sealed or figures in ((partition.position, partition.attempts), self._reported.get(epoch)):
+                continue
+            self._reported[epoch] = figures
+            due = True
+        return due
+
+
+def _figures(claim: Claim) -> tuple[int, int]:
+    """Returns the position of a claim in at-least-once mode, and how often the message there counts as delivered."""
+    assert isinstance(claim.tracker, AtLeastOnce)
+    return claim.tracker.position(), claim.tracker.attempts()

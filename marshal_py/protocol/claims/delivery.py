@@ -1,8 +1,8 @@
 """Tracks which offsets of one claim were handed over and which are finished (PROTOCOL.md 8, F5, F6).
 
-AtLeastOnce is the tracker of at-least-once mode; at_most_once.py has that of the other one. It knows offsets, never
+AtLeastOnce is the tracker of at-least-once mode; delivery.py has that of the other one. It knows offsets, never
 messages. A message is handed over, or delivered, when the user gets it, and finished when its ack has come. A run is an
-OffsetRun (offset_run.py). A handler is what the user does with a message. Times are monotonic ms. Nothing here is
+OffsetRun (delivery.py). A handler is what the user does with a message. Times are monotonic ms. Nothing here is
 thread-safe: callers hold a lock.
 """
 
@@ -11,13 +11,313 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
 
-from marshal_py.protocol.claims.offset_run import OffsetRun
-from marshal_py.protocol.claims.redelivery import Redeliveries
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import OFFSET_MAX
+
+# --- Tracks offsets that were fetched together: which were handed over, which are finished, since when handlers have
+# them.
+#
+# delivery.py has a run (OffsetRun) for each fetch of a claim in at-least-once mode. A handler is what the user does
+# with a message. Times are monotonic ms. Nothing here is thread-safe: callers hold a lock. Only `acks` may be
+# appended to without it.
+
+MARK_MS = 1_000  # at most one time of delivery is kept in so long, because each costs memory
+
+
+class OffsetRun:
+    """Holds offsets of one claim that were fetched together, in ascending order, and which of them are finished.
+
+    An index is a place in `offsets`. The messages below index `delivered` were handed over. One that its handler has
+    given back is set aside: no handler has it until it is handed over again (delivery.py).
+
+    Invariants:
+      R1  0 <= low <= delivered <= len(offsets)
+      R2  every index below low is finished; low itself is not
+      R3  `finished` holds exactly the finished indexes above low
+    """
+
+    __slots__ = ("acks", "aside", "delivered", "finished", "low", "marks", "offsets", "sifted", "touched")
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        self.offsets: Sequence[int] = offsets
+        # True if messages that exist between these offsets were left out, because earlier owners had finished them.
+        self.sifted: bool = False
+        self.delivered: int = 0
+        self.low: int = 0
+        self.finished: set[int] = set()
+        # Indexes that handlers have acked and `settle` has not noted yet. Any thread appends to it without the lock,
+        # because taking a lock costs three times as much as all the rest of an ack.
+        self.acks: list[int] = []
+        self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, at most one per MARK_MS
+        # Indexes that no handler has, although they were handed over -> whether a Release waits for them all the same.
+        self.aside: dict[int, bool] | None = None
+        self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last reported to be at work
+
+    def deliver(self, count: int, mono_ms: int) -> int:
+        """Records that the next `count` messages are handed over at `mono_ms`; returns the index of the first."""
+        first = self.delivered
+        self.delivered = first + count
+        marks = self.marks
+        if not marks or mono_ms - marks[-1][1] >= MARK_MS:
+            marks.append((first, mono_ms))
+        return first
+
+    def covered(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
+        """Returns the offsets that the messages with the indexes [first, stop) stand for, as ranges [start, to).
+
+        They were fetched together. So between them, and after the message before them, is no message of Kafka's; in a
+        sifted run there may be some.
+        """
+        offsets = self.offsets
+        if self.sifted:
+            return tuple((offset, offset + 1) for offset in offsets[first:stop])
+        return ((offsets[first - 1] + 1 if first else offsets[0], offsets[stop - 1] + 1),)
+
+    def settle(self) -> None:
+        """Marks the messages in `acks` finished.
+
+        Until then they count as unfinished everywhere. So what is read of a run between two calls belongs together.
+        """
+        acks, low = self.acks, self.low
+        count = len(acks)
+        if not count:
+            return
+        noted, in_order = acks[:count], range(low, low + count)
+        if not self.finished and noted[0] == low and noted[-1] == in_order[-1] and noted == list(in_order):
+            self.low = in_order.stop  # as nearly always
+        else:
+            for index in noted:
+                self.finish(index)
+        del acks[:count]  # last, and the same list: others append to it meanwhile, and an interrupted call is repeated
+
+    def finish(self, index: int) -> bool:
+        """Marks the message at `index` finished; returns False if it was already, because an ack may come twice."""
+        low = self.low
+        if index > low:
+            if index in self.finished:
+                return False
+            self.finished.add(index)
+            return True
+        if index < low:
+            return False
+        low += 1
+        while low in self.finished:
+            low += 1
+        # A signal handler may raise inside the loop above, but not between the last two steps (R2, R3).
+        passed, forget = range(self.low + 1, low), self.finished.difference_update
+        self.low = low
+        if passed:
+            forget(passed)
+        return True
+
+    def finish_range(self, first: int, stop: int) -> int:
+        """Marks the indexes [first, stop) finished; returns how many of them were not finished before."""
+        self.settle()
+        if first == self.low and not self.finished:
+            self.low = stop
+            return stop - first
+        return sum(self.finish(index) for index in range(max(first, self.low), stop))
+
+    @property
+    def unfinished(self) -> int:
+        """Returns how many messages were handed over and are not finished."""
+        return self.delivered - self.low - len(self.finished)
+
+    def is_finished(self, index: int) -> bool:
+        return index < self.low or index in self.finished
+
+    @property
+    def held(self) -> int:
+        """Returns how many messages a Release waits for: those handed over, not finished, and not set aside."""
+        aside = self.aside or {}
+        return self.unfinished - sum(not waits and not self.is_finished(index) for index, waits in aside.items())
+
+    def set_aside(self, index: int, *, waits: bool = False) -> None:
+        """Records that the handler of the message at `index` is done with it, although the message is unfinished.
+
+        `waits`: whether a Release waits for it all the same, because it will soon be finished.
+        """
+        if self.aside is None:
+            self.aside = {}
+        self.aside[index] = waits
+
+    def take_up(self, index: int, mono_ms: int | None) -> None:
+        """Ends `set_aside`: the message is handed over again at `mono_ms`, or is finished if that is None."""
+        if self.aside is not None:
+            self.aside.pop(index, None)
+            self.aside = self.aside or None
+        if mono_ms is not None:
+            self.touch(index, index + 1, mono_ms)
+
+    def delivered_ms(self, index: int) -> int:
+        """Returns the monotonic ms at which the message at `index` was handed over.
+
+        The result may be up to MARK_MS too high, because at most one time per MARK_MS is recorded. It is never too low.
+        """
+        marks = self.marks
+        for position in range(len(marks) - 1, -1, -1):
+            if marks[position][0] <= index:
+                first, mono_ms = marks[position]
+                return mono_ms if index == first else mono_ms + MARK_MS
+        return 0
+
+    def touch(self, first: int, stop: int, mono_ms: int) -> None:
+        """Records that at `mono_ms` the handlers of the messages at the indexes [first, stop) were still at work."""
+        if self.touched is None:
+            self.touched = {}
+        aside = self.aside or ()
+        for index in range(max(first, self.low), min(stop, self.delivered)):
+            if index not in self.finished and index not in aside:
+                self.touched[index] = mono_ms
+
+    def touch_all(self, mono_ms: int) -> None:
+        """Records that at `mono_ms` the handlers of all messages that were handed over were still at work."""
+        self.marks, self.touched = [(self.low, mono_ms)], None
+
+    def oldest(self) -> tuple[int, int] | None:
+        """Returns (monotonic ms, index): since when the longest silent handler has been silent, and its message (D4).
+
+        A handler is silent since it got its message or last reported that it is at work. Returns None if no handler has
+        a message.
+        """
+        finished, index, aside = self.finished, self.low, self.aside or ()
+        if not self.touched and not aside:
+            return (self.delivered_ms(index), index) if index < self.delivered else None
+        touched = self.touched = {at: ms for at, ms in (self.touched or {}).items() if not self.is_finished(at)}
+        while index < self.delivered and (index in touched or index in finished or index in aside):
+            index += 1
+        silent = [(ms, at) for at, ms in touched.items() if at not in aside]
+        if index < self.delivered:  # of the messages that were never touched, the lowest was handed over first
+            silent.append((self.delivered_ms(index), index))
+        return min(silent, default=None)
+
+
+# --- Tracks the messages of one claim that their handlers have given back, until they are delivered again (D14).
+#
+# A message that was given back waits for its time. No handler has it meanwhile, so it does not delay a Release and is
+# not silent (D4); the position stays below it. An owner that dies, or whose partition moves, just forgets its delay.
+# Times are monotonic ms. Nothing here is thread-safe: callers hold a lock.
+
+
+# Messages of one partition that wait at once; while there are so many, nothing new of it is delivered. Each keeps its
+# message in memory, and a thousand handlers in a row that fail show that the next one will fail, too.
+WAITING_MAX = 1_000
+
+
+class GivenBack(NamedTuple):
+    """Holds a message that waits: its place in the `offsets` of its run, the driver's own object for it, its size."""
+
+    due_ms: int
+    offset: int
+    at: int
+    run: OffsetRun
+    message: object
+    size_bytes: int
+
+
+class Redeliveries:
+    """Holds the messages of one claim that wait, and how often this claim has delivered each message again."""
+
+    __slots__ = ("_due", "again", "posted", "size_bytes", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, GivenBack] = {}  # by offset
+        self.size_bytes: int = 0  # of `waiting`, as far as the driver has said it
+        self._due: list[tuple[int, int]] = []  # heap of (due_ms, offset), with entries that are not waiting any more
+        self.posted: set[int] = set()  # offsets on their way to a dead-letter topic; they are not delivered again
+        self.again: dict[int, int] = {}  # offset -> how often this claim has delivered it after the first time
+
+    @property
+    def full(self) -> bool:
+        """Returns whether so many messages wait that nothing new of the partition may be delivered."""
+        return len(self.waiting) + len(self.posted) >= WAITING_MAX
+
+    def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int, size_bytes: int = 0) -> bool:
+        """Makes a message that was handed over wait until `due_ms`. Returns False if it is finished.
+
+        Does nothing if it waits already.
+        """
+        offset = run.offsets[index]
+        if run.is_finished(index) or offset in self.posted:
+            return False
+        if offset not in self.waiting:
+            # A signal handler may raise between two of these; then the handler still has the message (D4).
+            heappush(self._due, (due_ms, offset))
+            self.waiting[offset] = GivenBack(due_ms, offset, index, run, message, size_bytes)
+            self.size_bytes += size_bytes
+            run.set_aside(index)
+        return True
+
+    def post(self, run: OffsetRun, index: int) -> bool:
+        """Notes that a message goes to a dead-letter topic. Returns False if it is finished or on its way already."""
+        offset = run.offsets[index]
+        if run.is_finished(index) or offset in self.posted:
+            return False
+        if offset in self.waiting:
+            self._drop(offset)
+        self.posted.add(offset)
+        run.set_aside(index, waits=True)
+        return True
+
+    def is_due(self, now_ms: int) -> bool:
+        return self.next_ms() <= now_ms if self._due else False
+
+    def next_ms(self) -> int:
+        """Returns when the next message is due. There must be one that waits or has waited."""
+        while len(self._due) > 1 and not self._waits(self._due[0]):
+            heappop(self._due)
+        return self._due[0][0]
+
+    def _waits(self, entry: tuple[int, int]) -> bool:
+        """Returns whether a heap entry is of a message that still waits; forgets a message that is finished."""
+        found = self.waiting.get(entry[1])
+        if found is None or found.due_ms != entry[0]:
+            return False
+        if found.run.is_finished(found.at):
+            self._forget(found)
+            return False
+        return True
+
+    def _forget(self, one: GivenBack) -> None:
+        self._drop(one.offset)
+        one.run.take_up(one.at, None)
+
+    def _drop(self, offset: int) -> None:
+        self.size_bytes -= self.waiting.pop(offset).size_bytes
+
+    def take(self, now_ms: int) -> GivenBack | None:
+        """Returns the next message that is due, which is handed over again at `now_ms`; None if none is due."""
+        while self._due and self._due[0][0] <= now_ms:
+            entry = heappop(self._due)
+            if self._waits(entry):
+                one = self.waiting[entry[1]]
+                one.run.take_up(one.at, now_ms)  # first: a signal handler may raise before the rest
+                self._drop(one.offset)
+                self.again[one.offset] = self.again.get(one.offset, 0) + 1
+                return one
+        return None
+
+    def put_back(self, one: GivenBack) -> None:
+        """Undoes `take`, because the user did not get the message."""
+        self.again[one.offset] = self.again.get(one.offset, 1) - 1
+        self.give_back(one.run, one.at, one.message, one.due_ms, one.size_bytes)
+
+    def forget_finished(self, position: int) -> None:
+        """Forgets what lies below the position, and messages that were finished while they waited."""
+        for one in [one for one in self.waiting.values() if one.run.is_finished(one.at)]:
+            self._forget(one)
+        self.size_bytes = sum(one.size_bytes for one in self.waiting.values())  # a signal handler may raise in between
+        if len(self._due) > 2 * WAITING_MAX:  # most are of messages that were acked long before their time
+            self._due = sorted((one.due_ms, one.offset) for one in self.waiting.values())  # a sorted list is a heap
+        self.posted = {offset for offset in self.posted if offset >= position}
+        for offset in [offset for offset in self.again if offset < position]:
+            del self.again[offset]
+
 
 RUN_MERGED_MAX = 1_000  # offsets; bounds the set of indexes that are finished out of order
 SPANS_REPORTED = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
@@ -63,7 +363,7 @@ class AtLeastOnce:
         self.runs: deque[OffsetRun] = deque()
         self.redeliveries: Redeliveries | None = None  # None until a handler gives a message back
         self.in_ranges: bool = False  # its owner delivers ranges, which fail as a whole: no message is to blame (D11)
-        self.counts_exactly: bool = False  # `attempts` counts no delivery that has not happened (poison_guard.py)
+        self.counts_exactly: bool = False  # `attempts` counts no delivery that has not happened (claim.py)
 
     # --- what earlier owners have done
 
@@ -425,3 +725,115 @@ def _extend(spans: list[tuple[int, int]], start: int, to: int, joins: bool) -> b
     else:
         spans.append((start, to))
     return True
+
+
+# --- Tracks which offsets of one claim were granted, handed over and handled, in at-most-once mode (PROTOCOL.md D2,
+# F5).
+#
+# It knows offsets, never messages. A message is handed over when the user gets it, and handled when the user asks for
+# more. Times are monotonic ms. Not thread-safe: callers hold a lock.
+
+
+class Grant(NamedTuple):
+    """Holds a range [start, to) that the log granted to this session; it is never granted again (F5.2)."""
+
+    start: int
+    to: int
+
+
+class AtMostOnce:
+    """Tracks one claim in at-most-once mode: each message of a grant is handed over once or never (D2, D3).
+
+    Invariants:
+      M1  delivered_to never falls: no offset below it is handed over again
+      M2  handed_to is the offset after the highest one handed over or skipped under this epoch, or where it began
+      M3  handled_to is handed_to as it was when the user asked for more for the last time
+    """
+
+    __slots__ = (
+        "asked",
+        "began",
+        "delivered_to",
+        "dropped",
+        "grants",
+        "handed_to",
+        "handled_to",
+        "in_flight",
+        "in_flight_since_ms",
+    )
+
+    def __init__(self, position: int) -> None:
+        self.grants: deque[Grant] = deque()
+        self.asked: tuple[int, int, int] | None = None  # the (from, start, to) of the range asked for, until it is read
+        self.began: int = position
+        self.delivered_to: int = position
+        self.handed_to: int = position
+        self.handled_to: int = position
+        self.dropped: int = 0
+        self.in_flight: int = 0  # messages that the handler has
+        self.in_flight_since_ms: int | None = None
+
+    def granted(self, start: int, to: int) -> None:
+        """Adds the grant [start, to), which the caller has read in the log as accepted."""
+        self.asked = None
+        self.grants.append(Grant(max(start, self.delivered_to), to))
+
+    def holds(self, offset: int) -> bool:
+        """Returns whether the message at `offset`, the next one that exists, may be handed over.
+
+        It may if it lies in a grant and above all messages that were handed over. A grant may end in offsets without a
+        message (compaction, transaction markers); such a grant is dropped.
+        """
+        while self.grants:
+            grant = self.grants[0]
+            if max(grant.start, self.delivered_to) < grant.to and offset < grant.to:
+                break
+            self.delivered_to = max(self.delivered_to, grant.to)
+            self.grants.popleft()
+        return bool(self.grants) and max(self.grants[0].start, self.delivered_to) <= offset < self.grants[0].to
+
+    def granted_to(self) -> int:
+        """Returns the offset at which the newest grant ends, and the next grant must begin."""
+        return self.grants[-1].to if self.grants else self.delivered_to
+
+    def next_granted(self) -> int:
+        """Returns the lowest offset that is granted and was not handed over; where delivery continues if none is."""
+        return max(self.grants[0].start, self.delivered_to) if self.grants else self.delivered_to
+
+    def deliver(self, offset: int, mono_ms: int, count: int = 1) -> None:
+        """Records that `count` messages are handed over, the last of them at `offset`.
+
+        The caller has asked `holds` for each of them.
+        """
+        self.delivered_to = self.handed_to = offset + 1
+        self.in_flight += count
+        if self.in_flight_since_ms is None:
+            self.in_flight_since_ms = mono_ms
+
+    def skipped(self, offset: int) -> None:
+        """Records that no message is left below `offset`: what is granted of it is used up, and not given back."""
+        to = min(offset, self.granted_to())
+        if self.handed_to == self.delivered_to < to:  # otherwise messages were dropped, which may be given back
+            if self.handled_to == self.handed_to:
+                self.handled_to = to
+            self.delivered_to = self.handed_to = to
+
+    def acked(self) -> None:
+        """Records that the handler has acked a message, so that a release need not wait for it.
+
+        It may have others, of a batch or of a reservation, so this says nothing about which ones are handled.
+        """
+        self.in_flight, self.in_flight_since_ms = 0, None
+
+    def returned(self) -> None:
+        """Records that the handler has finished all messages that it got, because it asked for more."""
+        self.in_flight, self.in_flight_since_ms, self.handled_to = 0, None, self.handed_to
+
+    def drop(self) -> int:
+        """Drops what was granted and not handed over; returns how many offsets it has dropped (D3)."""
+        lost = sum(max(0, grant.to - max(grant.start, self.delivered_to)) for grant in self.grants)
+        if self.grants:
+            self.delivered_to = max(self.delivered_to, self.grants[-1].to)
+        self.grants.clear()
+        self.dropped += lost
+        return lost

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.world import Group, Session, World
-from marshal_py.protocol.time.lease import WaitClock
-from marshal_py.protocol.time.liveness import HEARTBEATS_PER_INTERVAL
+from marshal_py.protocol.time.liveness import HEARTBEATS_PER_INTERVAL, WaitClock
 from marshal_py.protocol.wire.identity import NONE, Instant
 from marshal_py.protocol.wire.records import BY_CHARS_MAX, Evict
 

@@ -15,8 +15,8 @@ from msgspec import Struct, field
 
 from marshal_py.protocol.duties.orphans import Orphans, Presence
 from marshal_py.protocol.fold import snapshot
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.snapshot import SnapshotStore, Stored
-from marshal_py.protocol.fold.verdict import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, U64, World
 from marshal_py.protocol.wire.identity import NONE, Instant
 from marshal_py.protocol.wire.records import INSTANCE_BYTES, Evict, Heartbeat, Snapshot

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("admin_rules", "policies", "rationalizer", "snapshot", "transitions", "verdict", "world")
+DOORS: Final = ("policies", "rationalizer", "snapshot", "world")

@@ -2,27 +2,28 @@
 
 `apply(world, offset, value)` folds one record and returns its verdict. A rejected or ignored record changes nothing but
 counters and the chain digest. A record that must stop the whole log raises a CoordinationError, and changes nothing.
-Rules 7 to 9 are in admin_rules.py, what rules share in transitions.py. The fold reads no clock and no timestamp.
+The fold reads no clock and no timestamp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, Final
 from zlib import crc32
 
+from msgspec import Struct
+
 from marshal_py.errors import HistoryRestarted, LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
-from marshal_py.protocol.fold import transitions
-from marshal_py.protocol.fold.admin_rules import group_config, release_group, set_position, step_down, topology
-from marshal_py.protocol.fold.policies import misfit
-from marshal_py.protocol.fold.transitions import free, partition_of, reshape
-from marshal_py.protocol.fold.verdict import Outcome, Verdict
+from marshal_py.protocol.fold.policies import lifelong, misfit
 from marshal_py.protocol.fold.world import (
     CHECKPOINT_OFFSETS,
+    Change,
     Group,
     Partition,
     Session,
     Span,
+    Topic,
     World,
     hash64,
     lag_weight,
@@ -35,7 +36,7 @@ from marshal_py.protocol.wire.codec import (
     decode_body,
     open_envelope,
 )
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import HASH_NAME, NONE, TopicPartition, route
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -51,11 +52,268 @@ from marshal_py.protocol.wire.records import (
     Leave,
     MessageRange,
     Note,
+    Record,
+    ReleaseGroup,
     ReleasingPartition,
     SeekingPartition,
+    SetPosition,
     Snapshot,
+    StepDown,
+    Topology,
 )
-from marshal_py.protocol.wire.routing import HASH_NAME, route
+
+# --- Defines the verdict: what the fold decided about one record (PROTOCOL.md F10.2). Holds values only.
+
+
+class Outcome(IntEnum):
+    """Says what the fold did with a record (F10.2). A rejected record breaks a rule; no rule judges an ignored one."""
+
+    ACCEPTED = 0
+    REJECTED = 1
+    IGNORED = 2
+
+
+class Verdict(Struct, frozen=True, gc=False):
+    """Says what the fold decided about one record (F10.2). `reason` is "" if it was accepted, else a word for why not.
+
+    `group`: "" if the record belongs to none. `granted`: for an accepted ClaimingMessages, the indexes of the ranges
+    that were granted (F5.2). `unsettled`: for an accepted ClaimingPartition, the grants of the last owner of which
+    nobody knows what became (F4.5); None if there are none.
+    """
+
+    offset: int
+    outcome: Outcome
+    reason: str
+    group: str
+    record: Record | None
+    granted: tuple[int, ...] = ()
+    unsettled: Span | None = None
+
+    @property
+    def accepted(self) -> bool:
+        return self.outcome is Outcome.ACCEPTED
+
+
+# --- Makes changes that several rules of the fold share: free a claim, end a session, begin a generation.
+
+
+def reshape(group: Group, entry: Change) -> None:
+    """Notes that an entry of the group (a topic, a session, a partition or the group itself) has changed.
+
+    A rule of the fold calls it when more has changed than a position, counts or an extension. It adds 1 to
+    `Group.shape`, by which members see that they must compute assignments again. The next digest is computed with the
+    changed entry.
+    """
+    group.shape += 1
+    group.changes.append(entry)
+    group.dirty.add(entry)
+
+
+def partition_of(group: Group, tp: TopicPartition) -> Partition:
+    """Returns the state of a partition, which is created when a record first names the partition."""
+    found = group.partitions.get(tp)
+    if found is None:
+        found = group.partitions[tp] = Partition(tp, hash64(tp.topic.encode()), generation=group.deleted_at + 1)
+    return found
+
+
+def free(group: Group, partition: Partition, successor: int, floor: int = NONE) -> None:
+    """Takes a claim from its owner (F3.3, F6.4). Position, generation, version, counts and progress stay.
+
+    `successor`: the session that should claim the partition next, or NONE. `floor`: the partition's floor from now on.
+    """
+    session = group.sessions[partition.owner]
+    session.epochs.discard(partition.epoch)
+    if partition.tp.partition >= 0:
+        session.held -= 1
+    del group.claims[partition.epoch]
+    partition.last_owner = partition.owner
+    partition.owner = partition.epoch = NONE
+    partition.floor = floor
+    partition.successor = successor
+    reshape(group, partition)
+
+
+def end_session(group: Group, session: Session) -> None:
+    """Frees all claims of a session and removes the session (F3.3).
+
+    In at-most-once mode the floors stay: what lies between floor and position is unsettled.
+    """
+    for epoch in tuple(session.epochs):
+        partition = group.claims[epoch]
+        free(group, partition, NONE, partition.floor if group.mode == AT_MOST_ONCE else NONE)
+    del group.sessions[session.id]
+    reshape(group, session)
+    group.forget_entry(session)
+
+
+def begin_generation(group: Group, partition: Partition) -> None:
+    """Begins a new generation of a partition (PROTOCOL.md 5).
+
+    Drops the counts (lag, messages in flight, deliveries), the floor and the progress of the old one; the partition is
+    no longer parked.
+    """
+    partition.generation += 1
+    partition.floor = NONE
+    partition.lag = partition.in_flight = partition.attempts = 0
+    partition.progress, partition.parked = b"", ""
+    reshape(group, partition)
+
+
+def forget_position(group: Group, partition: Partition, offset: int) -> None:
+    """Removes a partition's position and makes `offset` its version (F9.2).
+
+    So the fold refuses records that name the old version.
+    """
+    partition.position = NONE
+    partition.version = offset
+    begin_generation(group, partition)
+
+
+# --- Rules 7 to 9 of the fold: pauses, positions, topics, settings, step-downs (PROTOCOL.md 5).
+#
+# rationalizer.py calls the function of a record's type. It applies the record to the group and returns "", or it
+# changes nothing and returns the reason for the rejection.
+
+
+def release_group(group: Group, offset: int, record: ReleaseGroup, body: bytes) -> str:
+    if record.observed != group.pause_change:
+        return "observed"
+    waited_out = record.duration_ms == 0 and record.waited_ms >= group.pause_duration_ms
+    if group.paused and record.token != group.pause_change and not waited_out:
+        return "paused"
+    group.pause_change = offset
+    group.pause_duration_ms = record.duration_ms
+    reshape(group, group)
+    return ""
+
+
+def set_position(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
+    if not group.paused:
+        return "paused"
+    if record.token != group.pause_change:
+        return "token"
+    if not record.moves:
+        return "empty"
+    targets = [TopicPartition(move.topic, move.partition) for move in record.moves]
+    if len(set(targets)) != len(targets):
+        return "repeats"
+    known = [group.partitions.get(tp) for tp in targets]
+    for move, partition in zip(record.moves, known, strict=True):
+        if move.observed != (NONE if partition is None else partition.version):
+            return "observed"
+    if not all(group.partition_exists(tp) for tp in targets):
+        return "topology"
+    if any(partition is not None and partition.owner != NONE for partition in known):
+        return "held"
+    for move, tp in zip(record.moves, targets, strict=True):
+        partition = partition_of(group, tp)
+        partition.position = move.position
+        partition.version = offset
+        begin_generation(group, partition)
+    if record.resume:
+        group.pause_duration_ms = 0
+        group.pause_change = offset
+    reshape(group, group)
+    return ""
+
+
+def topology(group: Group, offset: int, record: Topology, body: bytes) -> str:
+    topic = group.topics.get(record.topic)
+    if record.observed != group.topology_offset(record.topic):
+        return "observed"
+    if topic is None:
+        topic = Topic(hash64(record.topic.encode()), record.partitions, record.partitions, offset, record.topic_id)
+        group.topics[record.topic] = topic
+        reshape(group, topic)
+        return ""
+    new_id = record.topic_id not in ("", topic.id)
+    if record.partitions == topic.count and not new_id:
+        return "same"
+    recreated = new_id and topic.id != ""
+    fewer = record.partitions < topic.count and not recreated
+    guarded = fewer or (recreated and group.config is not None and group.config.on_topic_recreated == "fail")
+    if guarded and not (group.paused and record.token == group.pause_change):
+        return "token"
+    if fewer or recreated:
+        least = NONE if recreated else record.partitions  # NONE: every partition, and the whole topic (F9.10)
+        gone = [p for p in group.partitions.values() if p.tp.topic == record.topic and p.tp.partition >= least]
+        if any(p.owner != NONE for p in gone):
+            return "held"
+        for partition in gone:
+            if partition.tp.partition >= 0:
+                forget_position(group, partition, offset)
+    topic.count, topic.offset = record.partitions, offset
+    if recreated:
+        topic.first_count = 0
+    if new_id:
+        topic.id = record.topic_id
+    reshape(group, topic)
+    return ""
+
+
+def group_config(group: Group, offset: int, record: GroupConfig, body: bytes) -> str:
+    if record.observed != group.config_offset:
+        return "observed"
+    changes_mode = not record.deleted and record.mode != 0 and group.mode not in (0, record.mode)
+    in_pause = group.paused and record.token == group.pause_change
+    if record.deleted and group.sessions and not in_pause:
+        return "sessions"
+    if not record.deleted and lifelong(group.config, group.mode, record):
+        return "lifelong"
+    if changes_mode and not in_pause:
+        return "token"
+    if (record.deleted or changes_mode) and _holds_partition(group):
+        return "held"
+    if record.deleted or changes_mode:
+        for session in tuple(group.sessions.values()):
+            end_session(group, session)
+    if changes_mode:
+        for partition in group.partitions.values():
+            if partition.tp.partition >= 0:
+                begin_generation(group, partition)
+    if record.deleted:
+        _forget_everything(group, offset)
+    elif record.mode:
+        group.mode = record.mode
+    for session in group.sessions.values():
+        if session.mark != NONE:
+            session.mark = NONE
+            group.dirty.add(session)
+    group.config, group.config_body, group.config_hash, group.config_offset = record, body, hash64(body), offset
+    reshape(group, group)
+    return ""
+
+
+def _holds_partition(group: Group) -> bool:
+    return any(p.tp.partition >= 0 for p in group.claims.values())
+
+
+def _forget_everything(group: Group, offset: int) -> None:
+    """Removes the topics, partitions, mode and pause of a deleted group, and keeps its name and config (F9.5).
+
+    `offset`, that of the deletion, is kept as well, so that the fold rejects copies of older records.
+    """
+    for topic in group.topics.values():
+        group.forget_entry(topic)
+    for partition in group.partitions.values():
+        group.forget_entry(partition)
+    group.topics.clear()
+    group.partitions.clear()
+    group.mode = group.pause_duration_ms = 0
+    group.pause_change = group.deleted_at = offset
+
+
+def step_down(group: Group, offset: int, record: StepDown, body: bytes) -> str:
+    session = group.sessions.get(record.session)
+    if session is None:
+        return "session"
+    if record.observed != session.mark:
+        return "observed"
+    session.mark = offset
+    reshape(group, session)
+    return ""
+
 
 PROTOCOL_VERSION: Final = 2
 EVICT_INTERVALS: Final = 2  # after so many of its intervals without a sign of life a session may be evicted (F3.2)
@@ -191,7 +449,7 @@ def _join(group: Group, offset: int, record: Join, body: bytes) -> str:
     if misfit(group.config, record):
         return "config"
     if predecessor is not None:
-        transitions.end_session(group, predecessor)
+        end_session(group, predecessor)
     if not group.mode:
         group.mode = record.mode
         group.dirty.add(group)
@@ -236,7 +494,7 @@ def _leave(group: Group, offset: int, record: Leave, body: bytes) -> str:
     session = group.sessions.get(record.session)
     if session is None:
         return "session"
-    transitions.end_session(group, session)
+    end_session(group, session)
     return ""
 
 
@@ -248,7 +506,7 @@ def _evict(group: Group, offset: int, record: Evict, body: bytes) -> str:
         return "observed"
     if record.waited_ms < EVICT_INTERVALS * session.join.interval_ms:
         return "waited"
-    transitions.end_session(group, session)
+    end_session(group, session)
     return ""
 
 
@@ -351,7 +609,7 @@ def _seek_partition(group: Group, offset: int, record: SeekingPartition, body: b
         return "mode"
     if group.pause_duration_ms:
         return "paused"
-    transitions.begin_generation(group, partition)
+    begin_generation(group, partition)
     partition.position = partition.floor = record.position
     partition.attempts = 1
     del group.claims[partition.epoch]

@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from marshal_py.errors import first_of
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.policy import pinned
+from marshal_py.protocol.policy import restricted
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.last_will import died
 from marshal_py.protocol.wire.records import (
     MODE_NAMES,
     Evict,
@@ -30,6 +29,7 @@ from marshal_py.protocol.wire.records import (
     SetPosition,
     Topology,
 )
+from marshal_py.protocol.wire.wills import died
 
 PROBE: Final = "probe"  # kind of the Note whose reading back proves that the log's end was read (T2, T10): no advisory
 UNCOMMITTED: Final = "uncommitted"
@@ -290,15 +290,15 @@ def unpinned_by(record: Record | None) -> str:
     An admin unpins, pauses the group, or changes its mode.
     """
     match record:
-        case ReleasingPartition(reason=pinned.TIMED_OUT):
-            return pinned.TIMED_OUT
+        case ReleasingPartition(reason=restricted.TIMED_OUT):
+            return restricted.TIMED_OUT
         case Leave() if not died(record):
             return "left"
         case Join():
             return "left"
         case Evict() | Leave():
             return "evicted"
-    return pinned.UNPINNED
+    return restricted.UNPINNED
 
 
 def _changed(before: GroupConfig, after: GroupConfig) -> Iterator[str]:

@@ -26,8 +26,8 @@ from marshal_py.protocol.fold.policies import (
     policy_named,
     policy_of,
 )
-from marshal_py.protocol.member.ready import MemberOptions
-from marshal_py.protocol.policy.pinned import TIMEOUT_MS
+from marshal_py.protocol.member.member_state import MemberOptions
+from marshal_py.protocol.policy.restricted import TIMEOUT_MS
 from marshal_py.protocol.wire.identity import NONE, check_id
 from marshal_py.protocol.wire.records import AT_MOST_ONCE, INSTANCE_BYTES, MODE_NAMES, PARTITION_MAX, GroupConfig
 from marshal_py.protocol.wire.records import Mapping as MemberMapping

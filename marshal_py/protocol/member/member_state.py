@@ -1,29 +1,119 @@
 """What the parts of one member share: its world, session, claims and output, and small methods that change them.
 
 member.py puts the parts together, and each part changes the state through these methods or by plain assignment. Nothing
-here decides what the member claims (rebalance.py), and nothing here reads a record (record_handler.py).
+here decides what the member claims (rebalance.py), and nothing here reads a record (member.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from marshal_py.errors import MarshalError
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.claim_records import will_entry
-from marshal_py.protocol.claims.poison_guard import PoisonGuard
-from marshal_py.protocol.fold.policies import policy_of
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase, PoisonGuard, will_entry
+from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.fold.policies import DEFAULT_POLICY, policy_of
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
-from marshal_py.protocol.member.ready import MemberOptions, Ready
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.time.liveness import HEARTBEATS_PER_INTERVAL, Liveness
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.wire import records
+from marshal_py.protocol.wire.codec import RECORD_VERSION
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
-from marshal_py.protocol.wire.last_will import LastWill
-from marshal_py.protocol.wire.records import Note, clipped
+from marshal_py.protocol.wire.records import AT_LEAST_ONCE, GroupConfig, Join, Note, Record, clipped
+from marshal_py.protocol.wire.wills import LastWill
+
+# --- The values between a member and its driver: MemberOptions go in, a Ready with duties comes out of each tick.
+#
+# The driver carries out the fields of a Ready in their order: first it stops fetching, then it sends, then all the
+# rest. So delivery has stopped before a Release leaves the process (PROTOCOL.md T16).
+
+SENT_AT_ONCE: Final = 2_000  # claims at most, and as many releases, in one tick, so that they delay no heartbeat
+
+
+class MemberOptions(Struct, frozen=True, kw_only=True):
+    """Holds the options of one member. Times are in ms; bounds are those of the Join record."""
+
+    client_id: str
+    mode: int = AT_LEAST_ONCE
+    topics: tuple[str, ...] = ()
+    interval_ms: int = 2_000
+    member: str = ""
+    capacity: int = 1
+    claims_max: int = 0
+    rank: int = 0
+    priority: int = 0
+    priority_group: str = ""
+    min_pending: int = 0  # under the policy overflow; 0: no such condition (A12)
+    min_ack_pending: int = 0
+    policy: str = DEFAULT_POLICY
+    group_config: GroupConfig | None = None  # written if the group has no settings (A8)
+    handler_timeout_ms: int = 300_000
+    hand_over_timeout_ms: int = 30_000  # how long a successor waits for handlers (A3)
+    release_behind_ms: int = 0  # how long it may fall behind on a partition; 0: for ever (D16)
+    fast_reclaim: bool = False
+    deliver_late: bool = False
+    on_topic_recreated: str = "fail"  # or "earliest"; used if the group's settings do not say (D10)
+    reads_version: int = RECORD_VERSION
+    witness: str = ""  # who ends the session if this process dies (T19)
+    library: str = ""
+
+    def join(self, instance_id: bytes, predecessor: int) -> Join:
+        """Returns a Join of this member."""
+        return Join(
+            self.client_id,
+            instance_id,
+            self.mode,
+            self.interval_ms,
+            self.topics,
+            predecessor,
+            self.member,
+            self.capacity,
+            self.claims_max,
+            self.rank,
+            self.priority,
+            self.priority_group,
+            self.min_pending,
+            self.min_ack_pending,
+            self.reads_version,
+            self.library,
+            self.witness,
+        )
+
+
+class Wanted(NamedTuple):
+    """Names a partition for which the driver must look up its end, and where reading starts (D5).
+
+    `earliest`: the partition was added to its topic later, so reading starts at its beginning. `end_only`: the log
+    has its position, so only the end is looked up (A12).
+    """
+
+    tp: TopicPartition
+    earliest: bool
+    end_only: bool = False
+
+
+class Ready(Struct):
+    """Lists what the driver must do after a tick, in the order of the fields."""
+
+    # (claim, why): drop its buffer, stop fetching, report why
+    lost: list[tuple[Claim, str]] = field(default_factory=list)
+    stop_prefetch: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: another member gets it
+    send: list[Record] = field(default_factory=list)  # to the group's log, in this order
+    claimed: list[Claim] = field(default_factory=list)  # fetch from the claim's position, report it
+    revoking: list[Claim] = field(default_factory=list)  # report that they will be released; `Claim.reason` says why
+    # fetch ahead from this offset, do not deliver (A3)
+    start_prefetch: list[tuple[TopicPartition, int]] = field(default_factory=list)
+    resolve: list[Wanted] = field(default_factory=list)  # look up, then call `start_resolved`
+    mirror: dict[TopicPartition, int] = field(default_factory=dict)  # commit to Kafka, best effort (D7)
+    look_at_topics: bool = False  # ask for the cluster's topics now: a pattern matches one that the log has (A13)
+    refold: int = NONE  # fold the log again up to this checkpoint, then call `refolded` (G6)
+    advisories: list[Advisory] = field(default_factory=list)
+    ended: bool = False  # the member is done; `Member.error` says why, None after a clean stop
+    error: MarshalError | None = None
+
 
 MIRROR_MS: Final = 5_000  # how often accepted positions go to Kafka's committed offsets: its own auto-commit interval
 
@@ -52,7 +142,7 @@ class MemberState:
         self._asked_ms = 0  # monotonic: about when the user asked last
         self.urgent = False  # the next heartbeat must not wait for its third of an interval
         self.tick_requested: bool = False  # the next tick must not wait for the deadline
-        self.quiescent_until_ms: int = 0  # monotonic; before this a tick may skip most of its work (quiescence.py)
+        self.quiescent_until_ms: int = 0  # monotonic; before this a tick may skip most of its work (member.py)
         self.out: Ready = Ready()  # what the next tick returns
         self.join_sent: Instant | None = None
         self.join_unread = b""  # instance id of the newest own Join, until that is read
@@ -121,7 +211,7 @@ class MemberState:
     def request_tick(self) -> None:
         """Asks the driver to call `tick` soon, and makes the next tick a whole one.
 
-        A short tick (quiescence.py) would not handle what has changed.
+        A short tick (member.py) would not handle what has changed.
         """
         self.tick_requested = True
         self.quiescent_until_ms = 0
@@ -143,7 +233,7 @@ class MemberState:
     def park(self, epoch: int, reason: str, detail: str, now: Instant) -> None:
         """Stops a claim; its Release then parks the partition, so that nobody may claim it (D6, D13).
 
-        Handlers may finish for an interval. `reason`: the name of an error, see parking.py. `detail`: what the driver
+        Handlers may finish for an interval. `reason`: the name of an error, see records.py. `detail`: what the driver
         saw when it read the partition, for people who read the Release.
         """
         claim = self.claims.get(epoch)
@@ -212,9 +302,9 @@ class MemberState:
 
     def _parked_text(self, claim: Claim) -> str:
         """Returns why nobody may claim the partition now, and who ends that: an admin or the group itself (D10)."""
-        if claim.parking == parking.RECREATED and self.continues_recreated_topics:
+        if claim.parking == records.RECREATED and self.continues_recreated_topics:
             return f"{claim.parking}: the group continues at the beginning of the new topic by itself"
-        return parking.describe(self.name, claim.tp, claim.parking, claim.reason)
+        return records.parked_text(self.name, claim.tp, claim.parking, claim.reason)
 
     def drop_grants(self, claim: Claim) -> None:
         """Drops the granted messages of a claim that were not handed over, and reports how many (D3)."""

@@ -9,20 +9,283 @@ is valid and the group is not paused.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.delivery import AtMostOnce
 from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
-from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.candidacy import Candidacy
+from marshal_py.protocol.fold.world import Group, Partition, Topic
+from marshal_py.protocol.member.candidacy import Candidacy, Overflow
 from marshal_py.protocol.member.divergence import DivergenceCheck
-from marshal_py.protocol.member.falling_behind import FallingBehind
-from marshal_py.protocol.member.grant_requests import GrantRequests
-from marshal_py.protocol.member.head_starts import HeadStarts
-from marshal_py.protocol.member.member_state import MemberState
-from marshal_py.protocol.member.overflow import Overflow
-from marshal_py.protocol.member.ready import SENT_AT_ONCE, Ready, Wanted
-from marshal_py.protocol.member.topics import Topics
+from marshal_py.protocol.member.member_state import SENT_AT_ONCE, MemberState, Ready, Wanted
+from marshal_py.protocol.member.topology import Topics
+from marshal_py.protocol.time.failure_detector import FailureDetector
+from marshal_py.protocol.time.liveness import SENT_KEPT
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
-from marshal_py.protocol.wire.records import AT_MOST_ONCE, BY_CHARS_MAX, HEARTBEAT_ENTRIES_MAX, ClaimingPartition, Evict
+from marshal_py.protocol.wire.records import (
+    AT_MOST_ONCE,
+    BY_CHARS_MAX,
+    GRANT_OFFSETS_MAX,
+    HEARTBEAT_ENTRIES_MAX,
+    ClaimingMessages,
+    ClaimingPartition,
+    Evict,
+    MessageRange,
+)
+
+# --- Decides when it is this member's turn to try each partition that nobody owns (PROTOCOL.md A2).
+#
+# A member of rank k waits k thirds of an interval from when it first saw the partition free. A heap keeps these
+# waits, so that a tick looks only at partitions whose wait is over: in a large group thousands may be free that
+# others will take.
+
+
+class HeadStarts:
+    """Keeps the free partitions of one member's topics: those that it may try now, and those whose turn is later."""
+
+    def __init__(self, third_ms: int) -> None:
+        self._third_ms = third_ms
+        self._later: list[tuple[int, TopicPartition, int]] = []  # (end of the wait, partition, version), a heap
+        self._due: dict[TopicPartition, int] = {}  # partition -> version
+        # (revision, floor_ms of the clock, topics) as of the last call
+        self._seen: tuple[int, int, frozenset[str]] = (-1, -1, frozenset())
+        self._shape = -1
+
+    def due(
+        self,
+        group: Group,
+        detector: FailureDetector,
+        revision: int,
+        rank: Callable[[TopicPartition], int | None],
+        topics: frozenset[str],
+    ) -> dict[TopicPartition, int]:
+        """Returns the partitions of `topics` that this member may try to claim now, with their versions.
+
+        `rank` returns this member's rank for a partition, None if it may not claim it. `revision` is a number that
+        grows when ranks may have changed.
+        """
+        free, seen = detector.free(), (revision, detector.clock.floor_ms, topics)
+        changed = group.changed_since(self._shape) if seen == self._seen else None
+        self._seen, self._shape = seen, group.shape
+        if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):
+            self._due.clear()
+            self._later.clear()
+            looked_at: Iterable[TopicPartition] = free
+        else:
+            looked_at = [entry.tp for entry in changed if isinstance(entry, Partition)]
+        for tp in looked_at:
+            self._due.pop(tp, None)
+            if tp in free and tp.topic in topics:
+                turn = rank(tp)
+                if turn is not None:
+                    self._wait(tp, detector, turn * self._third_ms)
+        while self._later and self._later[0][0] <= detector.clock.counted_ms:
+            _, tp, version = heappop(self._later)
+            if tp in free and free[tp][0] == version:
+                self._due[tp] = version
+        return self._due
+
+    def _wait(self, tp: TopicPartition, detector: FailureDetector, wait_ms: int) -> None:
+        version, began = detector.free()[tp]
+        if wait_ms:
+            heappush(self._later, (detector.clock.over_at(began, wait_ms), tp, version))
+        else:
+            self._due[tp] = version
+
+
+# --- Decides when one member asks for grants, in at-most-once mode, and remembers what it asked for (PROTOCOL.md D2,
+# T17).
+#
+# A grant is the log's permission to deliver a range of offsets. The driver says which ranges it wants
+# (`Claim.offer`). One record asks for all of them, and the next one follows GRANT_PACE_MS later at the earliest: so a
+# sparse message gets its grant at once, and a stream does not fill the log. Times are monotonic ms.
+
+
+GRANTS_AHEAD: Final = 2  # D2: one range is handled while the next one is asked for
+GRANT_PACE_MS: Final = 34  # so that a session sends at most 30 ClaimingMessages in any second
+
+
+class GrantRequests:
+    """Is the part of a member that asks for grants."""
+
+    def __init__(self, member: MemberState) -> None:
+        self.member = member
+        # nonce -> ranges, of the newest ClaimingMessages that were sent (T18)
+        self._sent: dict[int, tuple[MessageRange, ...]] = {}
+        self._asking: tuple[int, int] | None = None  # (nonce, when sent) of the ClaimingMessages in flight
+        self._sent_ms: int | None = None  # when the last one was sent
+        self.due_ms: int | None = None  # when to call `ask` again, because it was too early; None if nothing waits
+
+    def awaited(self, now: Instant) -> bool:
+        """Returns whether no grant can be asked for now, because the last record that asked was not read yet."""
+        return self._asking is not None and not self.member.retry_due(self._asking[1], now)
+
+    def read(self, record: ClaimingMessages, accepted: bool) -> bool:
+        """Takes a ClaimingMessages that was read and names the own session.
+
+        Returns False if this client never sent it, so that a clone of its process did (T18): its nonce or its ranges
+        are then not those of a record that was sent. What is granted to the clone must not be delivered by this
+        process, too (D2).
+        """
+        if self._asking is not None and self._asking[0] == record.nonce:
+            self._asking = None
+        sent = self._sent.get(record.nonce)
+        if sent is None:
+            oldest = next(iter(self._sent), None)
+            # a late copy of a record that is no longer kept
+            return not accepted and oldest is not None and record.nonce < oldest
+        return sent == record.ranges
+
+    def forget(self) -> None:
+        """Forgets what is in flight, because the session has ended and the next one has sent none of it."""
+        self._sent.clear()
+        self._asking = self._sent_ms = self.due_ms = None
+
+    def ask(self, group: Group, now: Instant, out: Ready) -> int | None:
+        """Asks for grants of the ranges that the claims offer (D2).
+
+        One record asks for all claims. The next one is sent only when this one was read or is overdue (T17), and not
+        before GRANT_PACE_MS have passed. If it must wait for that, it returns until when, which `due_ms` keeps.
+        """
+        self.due_ms = None
+        if self.awaited(now):
+            return None
+        if self._asking is not None:
+            self._asking = None
+            for claim in self.member.claims.values():
+                if isinstance(claim.tracker, AtMostOnce):
+                    claim.tracker.asked = None
+        early = self._sent_ms is not None and now.mono_ms - self._sent_ms < GRANT_PACE_MS
+        asked: list[tuple[AtMostOnce, MessageRange]] = []
+        for claim in self.member.claims.values():
+            wanted = self._range_of(group, claim)
+            if wanted is not None:
+                asked.append(wanted)
+                if early or len(asked) == HEARTBEAT_ENTRIES_MAX:
+                    break
+        if not asked:
+            return None
+        if early and self._sent_ms is not None:
+            self.due_ms = self._sent_ms + GRANT_PACE_MS
+            return self.due_ms
+        for tracker, wanted_range in asked:
+            tracker.asked = (wanted_range.from_, wanted_range.start, wanted_range.to)
+        ranges = tuple(wanted_range for _, wanted_range in asked)
+        nonce = self.member.liveness.new_nonce()
+        self._asking, self._sent[nonce], self._sent_ms = (nonce, now.mono_ms), ranges, now.mono_ms
+        if len(self._sent) > SENT_KEPT:
+            del self._sent[next(iter(self._sent))]
+        out.send.append(ClaimingMessages(self.member.session, ranges, nonce))
+        return None
+
+    def _range_of(self, group: Group, claim: Claim) -> tuple[AtMostOnce, MessageRange] | None:
+        """Returns the range of offsets to ask for in one claim; None if there is nothing to ask for now.
+
+        The range begins in what the driver wants and has no grant yet (`Claim.offer`).
+        """
+        offer, tracker = claim.offer, claim.tracker
+        if offer is None or claim.phase is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
+            return None
+        from_ = group.partitions[claim.tp].position
+        start = max(offer[0], from_)
+        to = min(offer[1], start + GRANT_OFFSETS_MAX)
+        if start >= to:
+            return None
+        tracker.holds(tracker.delivered_to)  # drops grants that are used up
+        if len(tracker.grants) >= GRANTS_AHEAD:
+            return None
+        return tracker, MessageRange(claim.epoch, from_, start, to)
+
+
+# --- Decides which partition a member releases because it falls behind there (PROTOCOL.md D16).
+#
+# The speeds of a partition and of its owner are compared over one window, in offsets: by how much the end has grown,
+# and by how much the position. Both are looked at together, at the beginning and at the end of the window. A member
+# whose buffers are full does not fetch, so it learns of a new end only now and then: at such a moment a window ends.
+
+
+KEPT = 1  # claims that a member does not release: nothing else takes its owner's time
+FASTER = 2  # a taker has less than half of the own lag, so that two members do not pass a partition to and fro
+
+
+class _Look(NamedTuple):
+    """Holds what was seen of a claim when its window began."""
+
+    epoch: int
+    mono_ms: int
+    position: int
+    end: int
+
+
+class FallingBehind:
+    """Is the part of a member that releases partitions whose messages come faster than it handles them."""
+
+    def __init__(
+        self, member: MemberState, candidacy: Candidacy, back_off: Callable[[TopicPartition, int], None]
+    ) -> None:
+        self.member = member
+        self.candidacy = candidacy
+        self._back_off = back_off
+        self._looks: dict[TopicPartition, _Look] = {}
+        self._ends: dict[TopicPartition, int] = {}  # of the partitions in `_looks`, at the last look
+
+    @property
+    def watches(self) -> bool:
+        """Returns whether this member must look at its claims with every tick."""
+        return self.member.options.release_behind_ms > 0 and not self.candidacy.moves
+
+    def act(self, group: Group, now: Instant) -> None:
+        """Looks at all claims. If it falls behind on some, and somebody can take one, stops the one with most lag."""
+        if not self.watches:
+            self._looks.clear()
+            return
+        claims = list(self.member.claims.values())
+        behind = [claim for claim in claims if self._behind(claim, now)]
+        for gone in self._looks.keys() - {claim.tp for claim in claims}:
+            del self._looks[gone]
+        self._ends = {claim.tp: claim.end_offset for claim in claims}
+        if not behind or len(claims) <= KEPT or any(claim.phase is not ClaimPhase.OPEN for claim in claims):
+            return
+        worst = max(behind, key=lambda claim: (_lag(claim), -claim.epoch))
+        taker = self._taker(group, worst.tp.topic, sum(map(_lag, claims)))
+        if taker != NONE:
+            until_ms = now.mono_ms + self.member.options.hand_over_timeout_ms
+            worst.stop("falls behind", until_ms, taker)
+            self._back_off(worst.tp, now.mono_ms + self.member.options.release_behind_ms)
+            self._looks.clear()  # one per window
+
+    def _behind(self, claim: Claim, now: Instant) -> bool:
+        """Returns whether a window of this claim ends now in which it fell behind; begins a window if none runs."""
+        position, end, begun = claim.position(), claim.end_offset, self._looks.get(claim.tp)
+        if claim.phase is not ClaimPhase.OPEN or end == NONE:
+            self._looks.pop(claim.tp, None)
+            return False
+        if begun is not None and begun.epoch == claim.epoch and position >= begun.position and end >= begun.end:
+            new_end = end != self._ends.get(claim.tp)
+            if not new_end or now.mono_ms - begun.mono_ms < self.member.options.release_behind_ms:
+                return False
+            handled, came = position - begun.position, end - begun.end
+            self._looks[claim.tp] = _Look(claim.epoch, now.mono_ms, position, end)
+            return 0 < handled < came and _lag(claim) > handled
+        self._looks[claim.tp] = _Look(claim.epoch, now.mono_ms, position, end)
+        return False
+
+    def _taker(self, group: Group, topic: str, lag: int) -> int:
+        """Returns the session with the smallest lag that can take a partition of `topic`; NONE if all have much.
+
+        `lag`: that of this member, over all of its partitions.
+        """
+        able = [sid for sid in self.candidacy.others(group, topic) if group.sessions[sid].mark == NONE]
+        lags = {sid: sum(group.claims[epoch].lag for epoch in group.sessions[sid].epochs) for sid in able}
+        best = min(able, key=lambda sid: lags[sid], default=NONE)
+        return best if best != NONE and FASTER * lags[best] < lag else NONE
+
+
+def _lag(claim: Claim) -> int:
+    return claim.lag(claim.position())
+
 
 START_FRESH_INTERVALS = 1  # a looked-up start is not used when it is older than this; "latest" changes all the time
 
@@ -166,7 +429,7 @@ class Rebalancer:
         return due if wait_ms is None else min(now.mono_ms + wait_ms, now.mono_ms + wait_ms if due is None else due)
 
     def tick_quiescent(self, group: Group, now: Instant, out: Ready) -> None:
-        """Does what a short tick needs (quiescence.py): writes topology and, in at-most-once mode, asks for grants."""
+        """Does what a short tick needs (member.py): writes topology and, in at-most-once mode, asks for grants."""
         self._now_ms = now.mono_ms
         self.topics.write(group, self.candidacy, now, out)
         if group.mode == AT_MOST_ONCE:
@@ -208,7 +471,7 @@ class Rebalancer:
         return any(now.mono_ms - sent_ms < self.member.options.interval_ms for _, sent_ms in self._claiming.values())
 
     def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
-        """Claims free partitions whose turn it is for this member (head_starts.py), up to claims_max (A2, A5).
+        """Claims free partitions whose turn it is for this member (rebalance.py), up to claims_max (A2, A5).
 
         Also claims the partitions that the target gives to this member and whose owners this tick evicts. `evicted`:
         the ids of these sessions.

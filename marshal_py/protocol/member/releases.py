@@ -6,17 +6,80 @@ done, or when their time is over. This file sends Releases, and Notes about stuc
 
 from __future__ import annotations
 
-from marshal_py.protocol.claims.at_most_once import AtMostOnce
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.claim_records import release
-from marshal_py.protocol.fold.world import Group
+from collections.abc import Iterator
+from typing import Final
+
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase, release
+from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.member.candidacy import Candidacy
-from marshal_py.protocol.member.member_state import MemberState
-from marshal_py.protocol.member.ready import SENT_AT_ONCE
+from marshal_py.protocol.member.member_state import SENT_AT_ONCE, MemberState, Ready
 from marshal_py.protocol.member.rebalance import Rebalancer
-from marshal_py.protocol.member.topics import Topics
+from marshal_py.protocol.member.topology import Topics
 from marshal_py.protocol.policy import Target
-from marshal_py.protocol.wire.identity import NONE, Instant
+from marshal_py.protocol.wire import records
+from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.records import Note, ReleasingPartition, SetPosition
+from marshal_py.protocol.wire.subscription import consumes
+
+# --- Handles partitions that Kafka does not serve to their owner, for example for lack of a permission (PROTOCOL.md
+# D13).
+#
+# The owner gives such a partition up: it releases it, so that another member tries, and writes a Note. All members
+# remember the Note while its sender's session lives and the position is the same. If all members have tried in vain,
+# the owner parks the partition: nobody may claim it until its position is set.
+
+UNREADABLE: Final = "unreadable"  # kind of the Note, and reason of the Release
+LEFT_INTERVALS: Final = 5  # for so long a member does not claim a partition again that it could not read
+
+
+class Refusals:
+    """Is the part of a member that knows which members could not read which partitions."""
+
+    def __init__(self, member: MemberState) -> None:
+        self.member = member
+        self._noted: dict[TopicPartition, dict[int, int]] = {}  # partition -> session -> position at which it gave up
+
+    def read(self, record: Note) -> None:
+        """Takes the Note of a member that has given a partition up."""
+        self._noted.setdefault(TopicPartition(record.topic, record.partition), {})[record.session] = record.from_
+
+    def forget(self, record: SetPosition) -> None:
+        """Forgets the Notes on partitions whose positions an admin has moved, so that all members try again."""
+        for move in record.moves:
+            self._noted.pop(TopicPartition(move.topic, move.partition), None)
+
+    def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
+        """Releases a partition of this member, and parks it if all members have tried in vain.
+
+        `detail`: the cluster's error text. Returns True if no claim is left whose messages this member still hands
+        over.
+        """
+        member, group = self.member, self.member.group
+        for claim in member.claims.values():
+            if claim.tp != tp or claim.phase is not ClaimPhase.OPEN or group is None:
+                continue
+            position = claim.position()
+            if self._all_tried(group, tp, position):
+                member.park(claim.epoch, records.UNREADABLE, detail, now)
+            else:
+                claim.stop(UNREADABLE, now.mono_ms + member.options.interval_ms)
+                member.note(UNREADABLE, tp, position, text=detail, epoch=claim.epoch)
+        member.request_tick()
+        return not any(claim.phase is ClaimPhase.OPEN for claim in member.claims.values())
+
+    def _all_tried(self, group: Group, tp: TopicPartition, position: int) -> bool:
+        """Returns whether every live member that consumes the topic has given the partition up at this position before.
+
+        This member is one of them, so a partition is parked only when its owner fails a second time. A trouble that
+        passes then needs no admin, for example a permission that is granted a little later; nor does a single client
+        without the permission, because it ends before it would try a second time.
+        """
+        noted = self._noted.get(tp, {})
+        for session in [session for session in noted if session not in group.sessions]:
+            del noted[session]
+        members = (session.id for session in group.sessions.values() if consumes(session.join.topics, tp.topic))
+        return all(noted.get(session) == position for session in members)
 
 
 class Releases:
@@ -28,6 +91,7 @@ class Releases:
         self.topics = topics
         self.rebalancer = rebalancer
         self._more = False  # whether the last `act` left releases for the next one, which follows at once
+        self._covers_sent: dict[int, int] = {}  # epoch of a cover -> when its Release was sent, in ms
 
     def act(self, group: Group, now: Instant) -> None:
         """Stops the claims that must be released, and sends the Releases of stopped claims whose handlers are done."""
@@ -98,3 +162,41 @@ class Releases:
                 if at_ms is not None:
                     nearest = at_ms if nearest is None else min(nearest, at_ms)
         return nearest
+
+    # --- covers: the pin, and claims of whole topics
+
+    def released_cover(self, epoch: int) -> bool:
+        """Returns whether this client sent a Release of the cover. If none was sent, a clone did it (T18)."""
+        return epoch in self._covers_sent
+
+    def release_covers(self, group: Group, now: Instant, out: Ready) -> None:
+        """Releases each cover that should go, once nothing beneath it is owned and no claim beneath is in flight.
+
+        A cover (A9, A11) is claimed before the partitions beneath it and released after them. The fold knows no covers;
+        it frees all claims of a session that ends at once.
+        """
+        me = self.member.session
+        for cover in list(self._own_covers(group)):
+            topic, to = cover.tp.topic, self.candidacy.goes_to(cover.tp)
+            goes = group.paused or to != me or self.topics.recreated(group, topic)
+            if not goes or self._is_used(topic) or not self.member.retry_due(self._covers_sent.get(cover.epoch), now):
+                continue
+            self._covers_sent[cover.epoch] = now.mono_ms
+            if len(self._covers_sent) > len(group.topics) + 1:
+                del self._covers_sent[next(iter(self._covers_sent))]
+            moves = to not in (NONE, me) and not group.paused
+            reason = "hand-over" if moves else "paused" if group.paused else "unassigned"
+            if cover.tp == PIN:
+                reason = self.candidacy.pin_lost or reason
+            out.send.append(ReleasingPartition(me, cover.epoch, NONE, to if moves else NONE, reason))
+
+    def _own_covers(self, group: Group) -> Iterator[Partition]:
+        session = group.sessions[self.member.session]
+        if len(session.epochs) > session.held:  # nearly never: else it has no cover
+            for epoch in session.epochs:
+                if group.claims[epoch].tp.partition < 0:
+                    yield group.claims[epoch]
+
+    def _is_used(self, topic: str) -> bool:
+        claims = self.member.claims.values()
+        return self.rebalancer.claims_topic(topic) or any(topic in (claim.tp.topic, PIN.topic) for claim in claims)

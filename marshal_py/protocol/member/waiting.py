@@ -15,9 +15,9 @@ from marshal_py.protocol.fold.policies import policy_of
 from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.policy import candidate_order, covering, overflow, pinned
-from marshal_py.protocol.policy.partitioned import listed, names
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.policy import candidate_order, restricted
+from marshal_py.protocol.policy.restricted import listed, names
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.wire.records import Join
 from marshal_py.protocol.wire.subscription import consumed
@@ -174,7 +174,7 @@ def _parked(group: Group) -> Iterator[Standstill]:
         yield Standstill(
             "parked",
             f"{len(numbers)} partitions of {topic!r} are parked ({reason})",
-            str(parking.error_of(group.name, TopicPartition(topic, numbers[0]), reason)),
+            str(records.parked_error(group.name, TopicPartition(topic, numbers[0]), reason)),
             topic,
             tuple(numbers),
         )
@@ -311,10 +311,10 @@ def unserved(group: Group) -> dict[str, Unserved]:
 def _unpinned(group: Group) -> Unserved | None:
     """Returns why no consumer of a group with the policy pinned is pinned, although some are there."""
     pinning = policy_of(group.config).pins and not group.paused
-    if not pinning or not group.sessions or covering.owner_of(group, PIN) != NONE:
+    if not pinning or not group.sessions or restricted.owner_of(group, PIN) != NONE:
         return None
-    if all(pinned.idle(group, session) for session in group.sessions):
-        why = f"no consumer is pinned: none has asked for a message for {pinned.timeout_ms(group) / 1000:g} s"
+    if all(restricted.idle(group, session) for session in group.sessions):
+        why = f"no consumer is pinned: none has asked for a message for {restricted.timeout_ms(group) / 1000:g} s"
         return Unserved(why, "look at their programs; the first that asks is pinned")
     return Unserved("no consumer is pinned", "the first in line claims it: marshal pin info " + group.name)
 
@@ -331,7 +331,7 @@ def _conditioned(group: Group) -> dict[str, Unserved]:
     served = set[str]()
     for session in group.sessions.values():
         topics = consumed(session.join.topics, group.topics)
-        if not overflow.conditioned(session) or overflow.helps(session):
+        if not restricted.conditioned(session) or restricted.helps(session):
             served.update(topics)
         for topic in topics:
             waiting.setdefault(topic, []).append(session.join)
@@ -382,7 +382,7 @@ def why_idle(member: Member) -> str:
     session = group.sessions.get(member.session) if group is not None else None
     if group is None or session is None or session.held or group.paused:
         return ""
-    if overflow.conditioned(session) and policy_of(group.config).conditions:
+    if restricted.conditioned(session) and policy_of(group.config).conditions:
         look = member.candidacy.overflow
         if not look.met:
             found = f" (the last look found {look.found[0]} pending, {look.found[1]} in flight)" if look.found else ""
@@ -390,8 +390,10 @@ def why_idle(member: Member) -> str:
                 (f"; nobody else is given partitions: {why.advice}" for why in _conditioned(group).values()), ""
             )
             return f"its conditions, {_conditions(session.join)}{found}{nobody}"
-    if member.candidacy.policy.pins and pinned.idle(group, session.id):
-        return f"its user, who has asked for no message for {pinned.timeout_ms(group) / 1000:g} s: it is not in line"
+    if member.candidacy.policy.pins and restricted.idle(group, session.id):
+        return (
+            f"its user, who has asked for no message for {restricted.timeout_ms(group) / 1000:g} s: it is not in line"
+        )
     owners = set[int]()
     for tp in _could_own(member, group):
         known = group.partitions.get(tp)
@@ -418,9 +420,8 @@ def _turn(member: Member, group: Group, owners: Sequence[Join]) -> str:
     who, what = (names, "owns") if len(owners) == 1 else ("one of them", "own")
     when = f"{who} leaves, and {seconds:g} s after {who} dies"
     if member.candidacy.policy.pins:
-        when = (
-            f"{who} leaves or is unpinned, {seconds:g} s after {who} dies, and {pinned.timeout_ms(group) / 1000:g} s "
-        )
+        idle_s = restricted.timeout_ms(group) / 1000
+        when = f"{who} leaves or is unpinned, {seconds:g} s after {who} dies, and {idle_s:g} s "
         when += f"after {who} last asked for messages"
     stands_by = f"it stands by for {names}, which {what} all that it could own"
     return f"its turn: {stands_by}. The next in line takes over when {when}"

@@ -12,26 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.policy import balanced, greedy, overflow, partitioned, pinned, prioritized, whole_topics
-from marshal_py.protocol.policy.candidates import candidate_order, has_room
-from marshal_py.protocol.policy.partitioned import Line
+from marshal_py.protocol.policy import restricted, shares
+from marshal_py.protocol.policy.restricted import Line
+from marshal_py.protocol.policy.shares import candidate_order, has_room
 from marshal_py.protocol.wire.identity import TopicPartition
 
 Target = Mapping[TopicPartition, int]  # partition -> session that should own it
 
 OPEN: Final[Mapping[str, Callable[[Group, Sequence[int]], Target]]] = {
-    "balanced": balanced.target,
-    "greedy": greedy.target,
-    "prioritized": prioritized.target,
+    "balanced": shares.balanced,
+    "greedy": shares.greedy,
+    "prioritized": shares.prioritized,
 }
 RESTRICTED: Final[Mapping[str, Callable[[Group, Sequence[int]], Mapping[TopicPartition, Line]]]] = {
-    "members": partitioned.lines,
-    "blocks": partitioned.lines,
-    "topic": whole_topics.lines,
-    "pinned": pinned.lines,
-    "overflow": overflow.lines,
+    "members": restricted.of_members,
+    "blocks": restricted.of_members,
+    "topic": restricted.of_topics,
+    "pinned": restricted.of_pin,
+    "overflow": restricted.of_conditions,
 }
 
-DOORS: Final = ("covering", "overflow", "partitioned", "pinned")
+DOORS: Final = ("restricted",)
 
 __all__ = ["OPEN", "RESTRICTED", "Line", "Target", "candidate_order", "has_room"]

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("failure_detector", "lease", "liveness")
+DOORS: Final = ("failure_detector", "liveness")

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("codec", "identity", "last_will", "parking", "progress", "records", "routing", "subscription")
+DOORS: Final = ("codec", "identity", "progress", "records", "subscription", "wills")

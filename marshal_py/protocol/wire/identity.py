@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+import mmh3
+
 from marshal_py.errors import InvalidName
 
 ID_BYTES_MAX = 255  # one length byte in the envelope (PROTOCOL.md 4.1)
@@ -98,3 +100,14 @@ def check_topic(name: object, also: str = "") -> str:
         rule = "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ - and neither . nor .. alone"
         raise InvalidName("topic", checked, rule + also)
     return checked
+
+
+# --- Computes which coordination partition, that is which log, a group belongs to (PROTOCOL.md L2).
+
+
+HASH_NAME = "murmur3-x86-32"  # the Genesis names it; a log with another hash is refused (L6)
+
+
+def route(group: str, partitions: int) -> int:
+    """Returns the number of the log of `group`: its MurmurHash3 x86-32, seed 0, unsigned, modulo `partitions`."""
+    return mmh3.hash(group.encode(), 0, signed=False) % partitions

@@ -22,9 +22,8 @@ from marshal_py.errors import InvalidOption
 from marshal_py.history.tables import TABLES, Row
 from marshal_py.history.timeline import Timeline
 from marshal_py.log.replay import beginning
-from marshal_py.protocol.wire.identity import check_id
+from marshal_py.protocol.wire.identity import check_id, route
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.protocol.wire.routing import route
 from marshal_py.spark.log import columns
 from marshal_py.spark.log.log_sources import root_of, source_of
 from marshal_py.transport.ports import Bounds

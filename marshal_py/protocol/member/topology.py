@@ -9,16 +9,16 @@ A member with patterns takes a partition only after the driver has reported its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from marshal_py.protocol.claims.claim import ClaimPhase
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.candidacy import Candidacy
-from marshal_py.protocol.member.member_state import MemberState
-from marshal_py.protocol.member.ready import Ready
-from marshal_py.protocol.wire import parking
+from marshal_py.protocol.member.member_state import MemberState, Ready
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
-from marshal_py.protocol.wire.records import BY_CHARS_MAX, Topology
+from marshal_py.protocol.wire.records import BY_CHARS_MAX, OFFSET_MAX, Topology
 from marshal_py.protocol.wire.subscription import consumes, has_patterns, names_of
 
 GONE: Final = "topic deleted"  # reason of a Release
@@ -87,7 +87,7 @@ class Topics:
 
     def unfit(self, group: Group, tp: TopicPartition) -> str:
         """Returns why the owner of this partition must park it, as the name of an error; "" if it can be consumed."""
-        return parking.RECREATED if self.recreated(group, tp.topic) else ""
+        return records.RECREATED if self.recreated(group, tp.topic) else ""
 
     def park(self, group: Group, now: Instant) -> None:
         """Stops delivery of this member's claims on topics that were recreated (D10) or are gone (A13).
@@ -100,7 +100,7 @@ class Topics:
         for claim in self.member.claims.values():
             reason = self.unfit(group, claim.tp)
             if reason and not claim.sealed:
-                claim.park(reason, parking.PARKED_REASON, now.mono_ms + self.member.options.interval_ms)
+                claim.park(reason, records.PARKED_REASON, now.mono_ms + self.member.options.interval_ms)
 
     def read(self, record: Topology) -> None:
         """Takes an accepted Topology. If it changes the topic's id, forgets what this member knew of the old topic."""
@@ -150,3 +150,40 @@ class Topics:
         """
         held = any(part.owner != NONE for tp, part in group.partitions.items() if tp.topic == topic)
         return self.member.continues_recreated_topics and not held
+
+
+# --- Which topics of a consumer its group did not have when it began: they may begin at their beginning (PROTOCOL.md
+# D5).
+#
+# A consumer asks when it joins, with the group as the log shows it then.
+
+
+def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
+    """Returns the consumer's topics that its group does not have yet; none if it has none of them, as a new group."""
+    unknown = frozenset(topics) - (group.topics.keys() if group is not None else set())
+    return unknown if len(unknown) < len(topics) else frozenset()
+
+
+def found_later(group: Group | None, topics: tuple[str, ...], found: Sequence[str]) -> frozenset[str]:
+    """Returns which topics came after the group began, of those that a consumer's patterns match when it joins (D5).
+
+    They are those that the log does not know, while it knows other topics of the consumer, or members that found none;
+    and those that became known after another topic of the consumer was claimed, as their finder may have died before it
+    claimed them. `topics`: as in the Join. `found`: all topics that the consumer reads.
+    """
+    if group is None:
+        return frozenset()
+    named, known = names_of(topics), group.topics
+    joined = bool(group.mode) and (group.config is None or not group.config.mode) and group.pause_change == NONE
+    # A member reports what it has found before its first heartbeat.
+    waited = joined and not known and all(session.extended > session.id for session in group.sessions.values())
+    began = waited or any(topic in known for topic in found)
+    claimed = sorted((p.version, tp.topic) for tp, p in group.partitions.items() if p.version != NONE)
+
+    def is_later(topic: str) -> bool:
+        if topic not in known:
+            return began
+        first = next((version for version, other in claimed if other != topic and other in found), OFFSET_MAX)
+        return first < known[topic].offset
+
+    return frozenset(topic for topic in found if topic not in named and is_later(topic))
