@@ -1,4 +1,4 @@
-"""Holds one client's own view of what it owns: each claim from its acceptance to its end (PROTOCOL.md T12, T16, 8).
+"""One client's own view of what it owns: each claim from its acceptance to its end (PROTOCOL.md T12, T16, 8).
 
 A claim is OPEN (delivering), DRAINING (delivery has stopped, handlers finish), RELEASING (its Release was sent; it
 never delivers again) or GONE. Nothing here reads the world: the parts of the member report what was read. Times are
@@ -26,7 +26,7 @@ class ClaimPhase(IntEnum):
 
 
 class Claim:
-    """Holds the state of a claim of this client that the fold accepted."""
+    """The state of a claim of this client that the fold accepted."""
 
     __slots__ = (
         "drain_until_ms",

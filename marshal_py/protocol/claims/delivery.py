@@ -210,7 +210,7 @@ WAITING_MAX = 1_000
 
 
 class GivenBack(NamedTuple):
-    """Holds a message that waits: its place in the `offsets` of its run, the driver's own object for it, its size."""
+    """A message that waits: its place in the `offsets` of its run, the driver's own object for it, its size."""
 
     due_ms: int
     offset: int
@@ -221,7 +221,7 @@ class GivenBack(NamedTuple):
 
 
 class Redeliveries:
-    """Holds the messages of one claim that wait, and how often this claim has delivered each message again."""
+    """The messages of one claim that wait, and how often this claim has delivered each message again."""
 
     __slots__ = ("_due", "again", "posted", "size_bytes", "waiting")
 
@@ -735,7 +735,7 @@ def _extend(spans: list[tuple[int, int]], start: int, to: int, joins: bool) -> b
 
 
 class Grant(NamedTuple):
-    """Holds a range [start, to) that the log granted to this session; it is never granted again (F5.2)."""
+    """A range [start, to) that the log granted to this session; it is never granted again (F5.2)."""
 
     start: int
     to: int

@@ -19,7 +19,7 @@ EVICTS_MAX: Final = 100  # per tenth of an interval: thousands of dead sessions 
 
 
 class Presence(NamedTuple):
-    """Describes the live sessions that one process has in one log."""
+    """The live sessions that one process has in one log."""
 
     client_id: str
     sessions: set[int]  # their ids
@@ -37,7 +37,7 @@ class _Silent(NamedTuple):
 
 
 class Orphans:
-    """Is the part of a process that waits on the sessions of one log and evicts silent ones."""
+    """Waits on the sessions of one log and evicts silent ones."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -39,7 +39,7 @@ class SnapshotTasks(Struct):
 
 
 class Snapshotter:
-    """Is the part of a process that handles the snapshots of one log."""
+    """Handles the snapshots of one log."""
 
     def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
         self.world = world

@@ -118,7 +118,7 @@ _DECODER: Final = Decoder(_State)
 
 
 class Key(Struct, frozen=True, array_like=True):
-    """Holds the fields that all chunks of one snapshot share (N1)."""
+    """The fields that all chunks of one snapshot share (N1)."""
 
     instance: Bytes16
     at: int
@@ -128,7 +128,7 @@ class Key(Struct, frozen=True, array_like=True):
 
 
 class Stored(Struct):
-    """Holds a snapshot whose chunks were all read."""
+    """A snapshot whose chunks were all read."""
 
     key: Key
     genesis: Genesis

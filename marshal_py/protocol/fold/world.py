@@ -77,7 +77,7 @@ class Topic(Struct, gc=False, eq=False):
 
 
 class Session(Struct, eq=False):
-    """Holds the state of a live session. `join` is the record that began it, `join_body` its bytes; they never change.
+    """The state of a live session. `join` is the record that began it, `join_body` its bytes; they never change.
 
     `extended`: offset of the newest record that extended it. `mark`: offset of its last StepDown, NONE if it has none.
     """
@@ -100,14 +100,14 @@ class Session(Struct, eq=False):
 
 
 class Span(NamedTuple):
-    """Holds the offsets `start` to `to` - 1 of one partition."""
+    """The offsets `start` to `to` - 1 of one partition."""
 
     start: int
     to: int
 
 
 class Partition(Struct, gc=False, eq=False):
-    """Holds the state of one partition of a group, of a whole topic, or of the pin.
+    """The state of one partition of a group, of a whole topic, or of the pin.
 
     The pin is the claim of the whole group (identity.py).
     """
@@ -332,7 +332,7 @@ Change = Topic | Session | Partition | Group  # an entry; Group: a pause, new se
 
 
 class World:
-    """Holds one folded log: its Genesis, groups, next offset, chain digest and counters."""
+    """One folded log: its Genesis, groups, next offset, chain digest and counters."""
 
     __slots__ = (
         "began_at",

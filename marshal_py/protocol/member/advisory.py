@@ -208,7 +208,7 @@ ALARMING: Final[frozenset[AdvisoryKind]] = frozenset(
 
 
 class Advisory(Struct, frozen=True, gc=False):
-    """Describes one event of a group; a field that the event does not have is NONE or "".
+    """One event of a group; a field that the event does not have is NONE or "".
 
     `kind` is one of KINDS, or the kind of a Note that a newer library wrote. KINDS says what `offset`, `to` and `text`
     mean. `log` and `log_offset` name the record behind the event. `time_ms` is that record's timestamp; in

@@ -33,7 +33,7 @@ LOW_SHARE: Final = 2  # half of a condition, so that one partition less to consu
 
 
 class Overflow:
-    """Is the part of a member that knows who is given partitions under the policy `overflow`."""
+    """Knows who is given partitions under the policy `overflow`."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member

@@ -22,7 +22,7 @@ WHOLE_GROUP = TopicPartition("", NONE)
 
 
 class Accusation(NamedTuple):
-    """Holds a digest of another session that differs from this member's own."""
+    """A digest of another session that differs from this member's own."""
 
     client_id: str
     digest: Checkpoint

@@ -86,7 +86,7 @@ HEARTBEAT_BYTES = 800_000  # T11: of all entries together; codec.VALUE_BYTES_MAX
 
 
 class Member(MemberState):
-    """Is one client in one group, as a state machine without clock and without I/O."""
+    """One client in one group, as a state machine without clock and without I/O."""
 
     candidacy: Candidacy
     divergence: DivergenceCheck

@@ -34,7 +34,7 @@ SENT_AT_ONCE: Final = 2_000  # claims at most, and as many releases, in one tick
 
 
 class MemberOptions(Struct, frozen=True, kw_only=True):
-    """Holds the options of one member. Times are in ms; bounds are those of the Join record."""
+    """The options of one member. Times are in ms; bounds are those of the Join record."""
 
     client_id: str
     mode: int = AT_LEAST_ONCE
@@ -119,7 +119,7 @@ MIRROR_MS: Final = 5_000  # how often accepted positions go to Kafka's committed
 
 
 class MemberState:
-    """Holds the state of one client in one group."""
+    """The state of one client in one group."""
 
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
         self.world = world

@@ -108,7 +108,7 @@ GRANT_PACE_MS: Final = 34  # so that a session sends at most 30 ClaimingMessages
 
 
 class GrantRequests:
-    """Is the part of a member that asks for grants."""
+    """Asks for grants, in at-most-once mode."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
@@ -220,7 +220,7 @@ class _Look(NamedTuple):
 
 
 class FallingBehind:
-    """Is the part of a member that releases partitions whose messages come faster than it handles them."""
+    """Releases partitions whose messages come faster than the member handles them."""
 
     def __init__(
         self, member: MemberState, candidacy: Candidacy, back_off: Callable[[TopicPartition, int], None]
@@ -291,7 +291,7 @@ START_FRESH_INTERVALS = 1  # a looked-up start is not used when it is older than
 
 
 class Rebalancer:
-    """Is the part of a member that evicts, claims, hands partitions over and asks for grants."""
+    """Evicts, claims, hands partitions over and asks for grants."""
 
     def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, divergence: DivergenceCheck) -> None:
         self.member = member

@@ -34,7 +34,7 @@ LEFT_INTERVALS: Final = 5  # for so long a member does not claim a partition aga
 
 
 class Refusals:
-    """Is the part of a member that knows which members could not read which partitions."""
+    """Knows which members could not read which partitions."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
@@ -83,7 +83,7 @@ class Refusals:
 
 
 class Releases:
-    """Is the part of a member that releases claims."""
+    """Releases claims."""
 
     def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, rebalancer: Rebalancer) -> None:
         self.member = member

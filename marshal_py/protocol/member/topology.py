@@ -26,7 +26,7 @@ REPLACED_IDS_KEPT: Final = 100  # no broker lags so far behind that it still rep
 
 
 class Topics:
-    """Is the part of a member that knows the cluster's metadata of its topics."""
+    """Knows the cluster's metadata of its topics."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member

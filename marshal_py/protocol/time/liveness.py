@@ -22,7 +22,7 @@ STEPS_PER_INTERVAL = 10  # a step counts as at most a tenth of the interval, how
 
 
 class Lease:
-    """Holds one session's right to deliver, by its owner's own clocks (T6-T8)."""
+    """One session's right to deliver, by its owner's own clocks (T6-T8)."""
 
     __slots__ = ("interval_ms", "started")
 

@@ -30,7 +30,7 @@ PIN: Final = TopicPartition("", NONE)
 
 
 class Token(NamedTuple):
-    """Is the fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, also as a text.
+    """The fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, also as a text.
 
     `incarnation`: 16 bytes that name the coordination topic; they change if it is created again. `epoch`: offset of the
     claim's record.
@@ -51,7 +51,7 @@ class Token(NamedTuple):
 
 
 class Instant(NamedTuple):
-    """Holds one moment on the three clocks of one machine, each in ms from an arbitrary zero (PROTOCOL.md T7).
+    """One moment on the three clocks of one machine, each in ms from an arbitrary zero (PROTOCOL.md T7).
 
     `mono_ms` stops while the machine sleeps, `boot_ms` does not, `wall_ms` can be set by people.
     """

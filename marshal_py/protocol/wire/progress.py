@@ -17,7 +17,7 @@ SPAN_BYTES_MIN = 3  # of a range: its distance, its length, its deliveries
 
 
 class Range(NamedTuple):
-    """Holds the offsets [start, to). `times`: how often each of them was delivered; 0 if they are finished."""
+    """The offsets [start, to). `times`: how often each of them was delivered; 0 if they are finished."""
 
     start: int
     to: int

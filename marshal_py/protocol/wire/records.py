@@ -109,7 +109,7 @@ class PauseWaited(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Checkpoint(Struct, array_like=True, frozen=True, gc=False):
-    """Holds the digests of the group's state and of the log's chain that the sender has at checkpoint `at` (G4).
+    """The digests of the group's state and of the log's chain that the sender has at checkpoint `at` (G4).
 
     A checkpoint is an offset at which all readers compute digests. `fold`: the version of the rules that the sender
     folds by.
