@@ -1,0 +1,135 @@
+"""Lanes under random orders of coming, finishing, giving back and moving: in order, one at a time, none lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+from marshal_py.client.process.lanes import LaneKey, Lanes
+from marshal_py.protocol.wire.identity import TopicPartition
+
+TP = TopicPartition("orders", 0)
+KEYS, MESSAGES = 4, 24
+
+
+class Raw:
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def key(self) -> bytes:
+        return b""
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+
+class Claim:
+    """Stands for a claim: compared by identity."""
+
+
+class World:
+    """One partition whose message `n` has the key `n % KEYS`. A move begins again below everything unfinished."""
+
+    def __init__(self) -> None:
+        self.lanes, self.claim = Lanes(), Claim()
+        self.finished: set[int] = set()
+        self.working: list[Any] = []
+        self.given_back: list[int] = []
+        self.began: dict[int, list[int]] = defaultdict(list)  # by key, under this claim
+        self.move()
+
+    def move(self, noticed: bool = True) -> None:
+        """The partition goes, and comes back. Handlers that run go on, and count no more.
+
+        `noticed`: what waits is taken away at once. Else it is found later, when it is to begin or others come.
+        """
+        if noticed:
+            old = cast(Any, self.claim)
+            for message in self.lanes.take_waiting(old):
+                assert message.offset not in self.finished
+            assert self.lanes.held.get(old, (0, 0)) == (0, 0)
+            self.lanes.forget_claim(old)
+        self.claim = Claim()
+        self.coming = [offset for offset in range(MESSAGES) if offset not in self.finished]
+        self.given_back.clear()
+        self.began.clear()
+
+    def message(self, offset: int) -> Any:
+        return SimpleNamespace(offset=offset, _delivered=SimpleNamespace(claim=self.claim), _raw=Raw(b"x" * offset))
+
+    def step(self, kind: str, which: int) -> None:
+        lanes = self.lanes
+        if kind == "come" and (self.coming or self.given_back):
+            again = self.given_back and (which % 2 or not self.coming)
+            offset = self.given_back.pop(which % len(self.given_back)) if again else self.coming.pop(0)
+            lanes.add(LaneKey(TP, offset % KEYS), self.message(offset))
+        elif kind == "begin":
+            message = lanes.next()
+            if message is not None:
+                self.begins(message)
+        elif kind == "move":
+            self.move(noticed=which % 2 == 0)
+        elif self.working:
+            message = self.working.pop(which % len(self.working))
+            ours = message._delivered.claim is self.claim
+            if kind == "finish":
+                self.finished |= {message.offset} if ours else set()
+                lanes.done(message)
+            elif kind == "gate":
+                if ours:
+                    self.began[message.offset % KEYS].pop()
+                    lanes.put_back(message)
+                else:
+                    lanes.done(message)
+            elif ours:
+                lanes.park(message)
+                self.given_back.append(message.offset)
+            else:
+                lanes.park(message)
+                lanes.unpark(message)
+
+    def begins(self, message: Any) -> None:
+        if message._delivered.claim is not self.claim:
+            self.lanes.done(message)
+            return
+        key = message.offset % KEYS
+        assert key not in {one.offset % KEYS for one in self.working}, "two of a lane at once"
+        first = min(offset for offset in range(key, MESSAGES, KEYS) if offset not in self.finished)
+        assert message.offset == first, "one before it is not finished"
+        self.working.append(message)
+        self.began[key].append(message.offset)
+
+    def check(self) -> None:
+        lanes = self.lanes
+        found = list(lanes.unfinished())
+        assert lanes.working == len(self.working) == sum(lane.working is not None for lane in found)
+        assert lanes.waiting == sum(len(lane.waiting) for lane in found)
+        assert lanes.parked == sum(lane.parked is not None for lane in found)
+        sizes = sum(message.offset for lane in found for message in lane.waiting)
+        assert sum(held.size_bytes for held in lanes.held.values()) == sizes
+        assert sum(held.messages for held in lanes.held.values()) == lanes.waiting + lanes.parked
+        ready = [lane for lane in found if lane.waiting and not lane.blocked]
+        assert all(lane in lanes.ready for lane in ready), "a lane that is ready is never taken"
+        claims = [{message._delivered.claim for message in lane.waiting} for lane in found]
+        assert all(len(of_lane) <= 1 for of_lane in claims), "messages of a claim that is over wait before others"
+
+
+KINDS = {"come": 6, "begin": 5, "finish": 3, "give back": 2, "gate": 2, "move": 1}
+
+
+def test_each_lane_is_handled_in_order_and_nothing_is_lost() -> None:
+    for seed in range(300):
+        dice, world = Random(seed), World()
+        steps = [(kind, dice.randrange(8)) for kind in dice.choices(list(KINDS), list(KINDS.values()), k=150)]
+        steps += [
+            (kind, 0) for _ in range(4 * MESSAGES) for kind in ("come", "begin", "finish")
+        ]  # then all are finished
+        for at, (kind, which) in enumerate(steps):
+            try:
+                world.step(kind, which)
+                world.check()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, step {at}") from error
+        assert world.finished == set(range(MESSAGES)), f"seed {seed}"
