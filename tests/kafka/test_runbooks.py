@@ -202,7 +202,7 @@ def test_the_operations_guide(case: RunbookCase) -> None:
     try:
         wait_until(lambda: len(case.admin_of("me").members()) == 2, DEADLINE_S, "worker-2 joins")
         case.await_seen(1)
-        case.follow(sections.pop("Operating live groups: runbooks"))
+        case.follow(sections.pop("Operations: what the cluster needs, rights, runbooks, migration"))
 
         output = case.follow(sections.pop("Rewind a live group"), {"marshal groups info": lambda: caught_up(case)})
         assert "SetPosition" in "".join(output.values()) or "positions move" in "".join(output.values())
