@@ -17,16 +17,9 @@ return; marshal_py.aio, embedded, metrics, spark, sql and testing are for those 
 Beside it, marshal_sim proves it: the same core under faults, and the oracle that judges it.
 """
 
-from marshal_py.admin.group import Group
-from marshal_py.admin.marshal import Marshal, Topic, connect
-from marshal_py.client.consumer import Consumer
-from marshal_py.client.messages.message import Batch, Message, Part
-from marshal_py.client.process.process import Process
-from marshal_py.client.receive.consume import ConsumeContext
-from marshal_py.client.signals import stop_on_signals
-from marshal_py.client.values.group_config import GroupConfig
-from marshal_py.client.values.options import ConsumerOptions
-from marshal_py.client.values.retry import Reject, Retry
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from marshal_py.errors import (
     AccessDenied,
     AckNotConfirmed,
@@ -49,13 +42,53 @@ from marshal_py.errors import (
     TopicRecreated,
     WriteFenced,
 )
-from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
-from marshal_py.protocol.wire.identity import Token, TopicPartition
-from marshal_py.topics.request import GetRequest
-from marshal_py.topics.stored import StoredMessage
-from marshal_py.topics.subject_keys import SubjectKey, subject_key
+
+if TYPE_CHECKING:
+    from marshal_py.admin.group import Group
+    from marshal_py.admin.marshal import Marshal, Topic, connect
+    from marshal_py.client.consumer import Consumer
+    from marshal_py.client.messages.message import Batch, Message, Part
+    from marshal_py.client.process.process import Process
+    from marshal_py.client.receive.consume import ConsumeContext
+    from marshal_py.client.signals import stop_on_signals
+    from marshal_py.client.values.group_config import GroupConfig
+    from marshal_py.client.values.options import ConsumerOptions
+    from marshal_py.client.values.retry import Reject, Retry
+    from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
+    from marshal_py.protocol.wire.identity import Token, TopicPartition
+    from marshal_py.topics.request import GetRequest
+    from marshal_py.topics.stored import StoredMessage
+    from marshal_py.topics.subject_keys import SubjectKey, subject_key
 
 __version__ = "0.1.0"
+
+# Public name -> the file that defines it. It is imported when the name is first used: the command line and the workers
+# of Spark import only what they use.
+_FILES: Final = {
+    "Advisory": "marshal_py.protocol.member.advisory",
+    "AdvisoryKind": "marshal_py.protocol.member.advisory",
+    "Batch": "marshal_py.client.messages.message",
+    "ConsumeContext": "marshal_py.client.receive.consume",
+    "Consumer": "marshal_py.client.consumer",
+    "ConsumerOptions": "marshal_py.client.values.options",
+    "GetRequest": "marshal_py.topics.request",
+    "Group": "marshal_py.admin.group",
+    "GroupConfig": "marshal_py.client.values.group_config",
+    "Marshal": "marshal_py.admin.marshal",
+    "Message": "marshal_py.client.messages.message",
+    "Part": "marshal_py.client.messages.message",
+    "Process": "marshal_py.client.process.process",
+    "Reject": "marshal_py.client.values.retry",
+    "Retry": "marshal_py.client.values.retry",
+    "StoredMessage": "marshal_py.topics.stored",
+    "SubjectKey": "marshal_py.topics.subject_keys",
+    "Token": "marshal_py.protocol.wire.identity",
+    "Topic": "marshal_py.admin.marshal",
+    "TopicPartition": "marshal_py.protocol.wire.identity",
+    "connect": "marshal_py.admin.marshal",
+    "stop_on_signals": "marshal_py.client.signals",
+    "subject_key": "marshal_py.topics.subject_keys",
+}
 
 __all__ = [
     "AccessDenied",
@@ -103,3 +136,14 @@ __all__ = [
     "stop_on_signals",
     "subject_key",
 ]
+
+if not TYPE_CHECKING:  # otherwise a type checker would believe that every name is here
+
+    def __getattr__(name: str) -> Any:
+        if name not in _FILES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(_FILES[name]), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -107,11 +107,11 @@ class MarshalError(Exception):
     """Root of the tree. Catch it to catch everything that this library raises on purpose.
 
     A subclass lists its fields as a dataclass does: they are the parameters of its constructor, in this order, and
-    attributes. Its text is TEXT with the fields put in; where it needs more than that, `sentence` returns it. A class
+    attributes. Its text is _TEXT with the fields put in; where it needs more than that, `sentence` returns it. A class
     without fields takes its text.
     """
 
-    TEXT: ClassVar[str]
+    _TEXT: ClassVar[str]
     retriable: ClassVar[bool] = False
     __signature__: ClassVar[Signature | None] = None  # of the constructor, which inspect and help show
 
@@ -138,7 +138,7 @@ class MarshalError(Exception):
 
     def sentence(self) -> str:
         """Returns the text: the wrong value, the rule, and the way out."""
-        return self.TEXT.format_map(vars(self))
+        return self._TEXT.format_map(vars(self))
 
     def __reduce__(self) -> tuple[object, ...]:
         # By default an exception is rebuilt from its args. Here they are one finished sentence, which the constructor
@@ -175,7 +175,7 @@ class InvalidName(CallerError):
     kind: str
     value: object
     rule: str
-    TEXT = "{kind} {value!r} is not allowed: {rule}"
+    _TEXT = "{kind} {value!r} is not allowed: {rule}"
 
 
 class InvalidOption(CallerError):
@@ -199,7 +199,7 @@ class InvalidRecord(CallerError):
 
     record: str
     reason: str
-    TEXT = "a {record} record cannot be written: {reason}"
+    _TEXT = "a {record} record cannot be written: {reason}"
 
 
 class MessageTooLarge(CallerError):
@@ -208,7 +208,7 @@ class MessageTooLarge(CallerError):
     what: str
     size_bytes: int
     reason: str
-    TEXT = (
+    _TEXT = (
         "{what} of {size_bytes} bytes is too large: {reason}; raise message.max.bytes (client) and "
         "max.message.bytes (topic), or send less"
     )
@@ -221,9 +221,9 @@ class ConcurrentUse(CallerError):
     of this thread has not ended) or CONSUMES (a `consume` runs). `caller`: what calls it, "thread" or "task".
     """
 
-    FETCHES: ClassVar = "fetches"
-    ITERATES: ClassVar = "iterates"
-    CONSUMES: ClassVar = "consumes"
+    FETCHES: ClassVar[str] = "fetches"
+    ITERATES: ClassVar[str] = "iterates"
+    CONSUMES: ClassVar[str] = "consumes"
 
     verb: str
     caller: str = "thread"
@@ -274,7 +274,7 @@ class EventLoopMisuse(CallerError):
 
     verb: str
     problem: str
-    TEXT = "{verb}() {problem}"
+    _TEXT = "{verb}() {problem}"
 
 
 class UsedAfterFork(CallerError):
@@ -283,7 +283,7 @@ class UsedAfterFork(CallerError):
     what: str
     made_in_pid: int
     pid: int
-    TEXT = (
+    _TEXT = (
         "this {what} was made in process {made_in_pid} and cannot be used in its fork {pid}: connect again in the child"
     )
 
@@ -293,7 +293,7 @@ class ConsumerClosed(CallerError):
 
     what: str
     reason: str
-    TEXT = "the {what} is closed ({reason}): make a new one"
+    _TEXT = "the {what} is closed ({reason}): make a new one"
 
 
 class BackgroundThreadEnded(CallerError):
@@ -303,7 +303,7 @@ class BackgroundThreadEnded(CallerError):
     """
 
     cause: str
-    TEXT = (
+    _TEXT = (
         "{cause} ended the background thread of this Marshal, and its consumers with it: close it and "
         "connect again; the logger 'marshal_py' has the traceback"
     )
@@ -315,7 +315,7 @@ class UnsupportedPlatform(CallerError):
     feature: str
     platform: str
     way_out: str
-    TEXT = "{feature} does not work on {platform}: {way_out}"
+    _TEXT = "{feature} does not work on {platform}: {way_out}"
 
 
 class HandleUnknown(CallerError):
@@ -323,14 +323,14 @@ class HandleUnknown(CallerError):
 
     group: str
     reason: str
-    TEXT = "group {group!r}: the handle cannot be used: {reason}"
+    _TEXT = "group {group!r}: the handle cannot be used: {reason}"
 
 
 class MessageNotPickled(CallerError):
     """A message was to be sent to another process, where its consumer does not exist."""
 
     what: str
-    TEXT = (
+    _TEXT = (
         "the message {what} cannot go to another process, where its consumer does not exist: send "
         "message.handle() with the key and the value, and call consumer.complete(handle) here when it is done"
     )
@@ -341,7 +341,7 @@ class NeedsAtLeastOnce(CallerError):
 
     verb: str
     group: str
-    TEXT = (
+    _TEXT = (
         "{verb}() needs an at-least-once group, and {group!r} delivers at most once: its messages are done when "
         "they are delivered; use delivery='at_least_once', or write the message elsewhere"
     )
@@ -374,7 +374,7 @@ class BatchOverdue(CallerError):
 
     group: str
     timeout_s: float
-    TEXT = (
+    _TEXT = (
         "the consumer of group {group!r} was not called for {timeout_s:g} s (handler_timeout_s) and "
         "released its claims: make batches smaller, call batch.in_progress() between steps, or raise "
         "handler_timeout_s; then make a new consumer"
@@ -387,7 +387,7 @@ class MissingSpark(CallerError):
     what: str
     found: str
     way_out: str = "pip install 'marshal_py[spark]'"
-    TEXT = "Spark needs {what}, {found}: {way_out}"
+    _TEXT = "Spark needs {what}, {found}: {way_out}"
 
 
 class GroupMissing(CallerError):
@@ -395,7 +395,7 @@ class GroupMissing(CallerError):
 
     group: str
     what: str
-    TEXT = "group {group!r} {what}"
+    _TEXT = "group {group!r} {what}"
 
 
 class GroupExists(CallerError):
@@ -429,7 +429,7 @@ class BadRequest(CallerError):
     rule: str
     status: int = 408
 
-    TEXT = "bad request ({status}): {rule}"
+    _TEXT = "bad request ({status}): {rule}"
 
 
 class MessageNotFound(CallerError, KeyError):
@@ -455,14 +455,14 @@ class IndexUnusable(CallerError):
 
     path: str
     reason: str
-    TEXT = "the key index {path} cannot be used: {reason}"
+    _TEXT = "the key index {path} cannot be used: {reason}"
 
 
 class TopicExists(CallerError):
     """A topic was to be created that exists."""
 
     topic: str
-    TEXT = "topic {topic!r} exists already: change it, or choose another name"
+    _TEXT = "topic {topic!r} exists already: change it, or choose another name"
 
 
 class PositionOutOfRange(CallerError):
@@ -473,7 +473,7 @@ class PositionOutOfRange(CallerError):
     position: int
     first: int
     end: int
-    TEXT = "{topic}:{partition} has no position {position}: valid are {first} to {end}"
+    _TEXT = "{topic}:{partition} has no position {position}: valid are {first} to {end}"
 
 
 class DumpDamaged(CallerError):
@@ -484,7 +484,7 @@ class DumpDamaged(CallerError):
     log: int
     offset: int
     reason: str
-    TEXT = (
+    _TEXT = (
         "dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; write a "
         "new one (`marshal log dump`), or find an undamaged copy"
     )
@@ -516,7 +516,7 @@ class SessionCloned(PeerError):
     client_id: str
     session: int
     offset: int
-    TEXT = (
+    _TEXT = (
         "offset {offset} of the coordination log of group {group!r} was written with session "
         "{session} of client {client_id!r}, but not by this process: this process was forked or its machine was "
         "cloned; call connect() in every process"
@@ -530,7 +530,7 @@ class DuplicateClientId(PeerError):
     client_id: str
     session: int
     by_session: int
-    TEXT = (
+    _TEXT = (
         "client id {client_id!r} of group {group!r} was taken over by session {by_session} "
         "(fast_reclaim): give every live process its own client_id, or do not use fast_reclaim"
     )
@@ -542,7 +542,7 @@ class ModeMismatch(PeerError):
     group: str
     group_mode: str
     wanted: str
-    TEXT = (
+    _TEXT = (
         "group {group!r} is {group_mode}, this consumer asks for {wanted}: use "
         "delivery={group_mode!r}, another group, or change the group's mode while it is paused"
     )
@@ -552,7 +552,7 @@ class GroupDeleted(PeerError):
     """An admin deleted the group (PROTOCOL.md F0, F9.5)."""
 
     group: str
-    TEXT = "group {group!r} is deleted: create it again to revive it"
+    _TEXT = "group {group!r} is deleted: create it again to revive it"
 
 
 class GroupOpaque(PeerError):
@@ -560,7 +560,7 @@ class GroupOpaque(PeerError):
 
     group: str
     offset: int
-    TEXT = (
+    _TEXT = (
         "the coordination log of group {group!r} holds a record at offset {offset} that only a newer "
         "marshal_py can read: upgrade this process"
     )
@@ -571,7 +571,7 @@ class KafkaGroupIsLive(PeerError):
 
     group: str
     members: int
-    TEXT = (
+    _TEXT = (
         "{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, use another "
         "group, or pass join_live_kafka_group=True if both should read"
     )
@@ -590,7 +590,7 @@ class AdminBusy(PeerError):
     left_s: float
     token: int
     own: bool = False
-    retriable = True
+    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
@@ -613,10 +613,10 @@ class AdminFailed(PeerError):
     was sent, and all positions moved or none did (M8); `command` finds out. `detail`: who, or why.
     """
 
-    NO_PAUSE: ClassVar = "no_pause"
-    PAUSE_ENDED: ClassVar = "pause_ended"
-    NOT_MOVED: ClassVar = "not_moved"
-    UNKNOWN: ClassVar = "unknown"
+    NO_PAUSE: ClassVar[str] = "no_pause"
+    PAUSE_ENDED: ClassVar[str] = "pause_ended"
+    NOT_MOVED: ClassVar[str] = "not_moved"
+    UNKNOWN: ClassVar[str] = "unknown"
 
     group: str
     outcome: str
@@ -644,7 +644,7 @@ class SettingsChanged(PeerError):
     group: str
     what: str
     by: str
-    retriable = True
+    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         return (
@@ -674,7 +674,7 @@ class WriteFenced(PeerError):
     partition: str
     token: str
     newest: str
-    TEXT = (
+    _TEXT = (
         "{path} holds rows of {partition} under token {newest}, and this writer's token is {token}: "
         "another member owns the partition now; drop the batch, because that member has its messages"
     )
@@ -684,8 +684,8 @@ class TableChanged(PeerError):
     """Another writer added rows for the same partitions to the table. Nothing was written."""
 
     path: str
-    retriable = True
-    TEXT = (
+    retriable: ClassVar[bool] = True
+    _TEXT = (
         "another writer added rows for the same partitions to {path}; this batch wrote nothing: retry it, "
         "some of its rows may already be there"
     )
@@ -752,7 +752,7 @@ class AckNotConfirmed(PeerError):
     waited_s: float
     reason: str
     over: bool = False
-    retriable = True
+    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         places = ", ".join(self.places)
@@ -779,7 +779,7 @@ class PartitionsUnread(PeerError):
     group: str
     unread: Mapping[str, str]
     planned: bool = False
-    retriable = True
+    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         if self.planned:
@@ -804,8 +804,8 @@ class IndexBusy(PeerError):
 
     path: str
     waited_s: float
-    retriable = True
-    TEXT = "another process has been writing the key index {path} for {waited_s:g} s: try again"
+    retriable: ClassVar[bool] = True
+    _TEXT = "another process has been writing the key index {path} for {waited_s:g} s: try again"
 
 
 class AdminGaveUp(PeerError):
@@ -820,7 +820,7 @@ class AdminGaveUp(PeerError):
     waited_s: float
     pending: bool = False
     held_by: tuple[str, ...] | None = None
-    retriable = True
+    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         if self.held_by is not None:
@@ -842,7 +842,7 @@ class SnapshotNotConfirmed(PeerError):
     at: int
     waited_s: float
     sessions: tuple[str, ...]
-    retriable = True
+    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         return (
@@ -861,8 +861,8 @@ class ClusterUnreachable(ClusterError):
     servers: str
     waiting_for: str
     reason: str
-    retriable = True
-    TEXT = "no answer from {servers} while waiting for {waiting_for}: {reason}"
+    retriable: ClassVar[bool] = True
+    _TEXT = "no answer from {servers} while waiting for {waiting_for}: {reason}"
 
 
 class AuthenticationFailed(ClusterError):
@@ -871,7 +871,7 @@ class AuthenticationFailed(ClusterError):
     servers: str
     principal: str
     reason: str
-    TEXT = (
+    _TEXT = (
         "{servers} refuses to authenticate {principal}: {reason}; check sasl.username, sasl.password and sasl.mechanism"
     )
 
@@ -882,7 +882,7 @@ class TlsMismatch(ClusterError):
     servers: str
     protocol: str
     reason: str
-    TEXT = (
+    _TEXT = (
         "no connection to {servers} with security.protocol={protocol}: {reason}; check "
         "security.protocol, the port, and ssl.ca.location"
     )
@@ -910,8 +910,8 @@ class TopicMissing(ClusterError):
     """A topic to consume or to write does not exist."""
 
     topic: str
-    retriable = True
-    TEXT = "topic {topic!r} does not exist: create it, or correct its name"
+    retriable: ClassVar[bool] = True
+    _TEXT = "topic {topic!r} does not exist: create it, or correct its name"
 
 
 class PartitionError(ClusterError):
@@ -920,7 +920,7 @@ class PartitionError(ClusterError):
     topic: str
     partition: int
     reason: str
-    TEXT = "{topic}:{partition} cannot be read: {reason}"
+    _TEXT = "{topic}:{partition} cannot be read: {reason}"
 
 
 class DeserializationFailed(ClusterError):
@@ -934,7 +934,7 @@ class DeserializationFailed(ClusterError):
     offset: int
     field: str
     reason: str
-    TEXT = (
+    _TEXT = (
         "the {field} of {topic}:{partition}@{offset} cannot be deserialized: {reason}; to read the others, "
         "iterate over the messages of a batch, or ask a topic without deserializers"
     )
@@ -1010,8 +1010,8 @@ class RangeLost(ClusterError):
     start: int
     to: int
     reason: str
-    retriable = True
-    TEXT = (
+    retriable: ClassVar[bool] = True
+    _TEXT = (
         "{topic}:{partition} [{start}, {to}) cannot be read any more ({reason}): retention deleted "
         "records before the job read them; run it again, lengthen retention.ms, or plan smaller "
         "batches"
@@ -1023,7 +1023,7 @@ class TopicRefused(ClusterError):
 
     topic: str
     reason: str
-    TEXT = "Kafka refuses this for topic {topic!r}: {reason}"
+    _TEXT = "Kafka refuses this for topic {topic!r}: {reason}"
 
 
 class EmbeddedLogFull(ClusterError):
@@ -1033,7 +1033,7 @@ class EmbeddedLogFull(ClusterError):
     partition: int
     size_bytes: int
     limit_bytes: int
-    TEXT = (
+    _TEXT = (
         "{topic}:{partition} of the embedded broker would hold {size_bytes} bytes, more than the "
         "{limit_bytes} that it keeps: produce less, or use a real broker"
     )
@@ -1049,7 +1049,7 @@ class CoordinationTopicMissing(CoordinationError):
     topic: str
     reason: str
     command: str
-    TEXT = "coordination topic {topic!r} is missing and was not created ({reason}); create it: {command}"
+    _TEXT = "coordination topic {topic!r} is missing and was not created ({reason}); create it: {command}"
 
 
 class ForeignTopic(CoordinationError):
@@ -1057,7 +1057,7 @@ class ForeignTopic(CoordinationError):
 
     topic: str
     partition: str
-    TEXT = (
+    _TEXT = (
         "topic {topic!r} is no coordination topic: {partition} has messages, and the topic does not begin with "
         "records of this library; name another topic as the coordination topic, one that nobody writes to"
     )
@@ -1071,7 +1071,7 @@ class WrongTopicSetting(CoordinationError):
     value: str
     wanted: str
     command: str
-    TEXT = "coordination topic {topic!r} has {setting}={value}, it must be {wanted}: {command}"
+    _TEXT = "coordination topic {topic!r} has {setting}={value}, it must be {wanted}: {command}"
 
 
 class TopicRecreated(CoordinationError):
@@ -1080,7 +1080,7 @@ class TopicRecreated(CoordinationError):
     log: int
     known: str
     found: str
-    TEXT = (
+    _TEXT = (
         "coordination partition {log} was recreated or lost records: known {known}, found {found}; "
         "restart the consumers once the topic is sound"
     )
@@ -1092,7 +1092,7 @@ class LogGap(CoordinationError):
     log: int
     expected_offset: int
     found_offset: int
-    TEXT = (
+    _TEXT = (
         "coordination partition {log} jumps from offset {expected_offset} to {found_offset}: it was "
         "compacted, written in transactions, or lost records"
     )
@@ -1103,7 +1103,7 @@ class HistoryTruncated(CoordinationError):
 
     log: int
     first_offset: int
-    TEXT = (
+    _TEXT = (
         "coordination partition {log} begins at offset {first_offset}: its history was deleted, and no "
         "confirmed snapshot replaces it; check retention and cleanup.policy of the topic; "
         "`marshal log reset` restarts it without the positions that were there"
@@ -1116,7 +1116,7 @@ class HistoryRestarted(CoordinationError):
     log: int
     offset: int
     at: int
-    TEXT = (
+    _TEXT = (
         "offset {offset} of coordination partition {log} restarts its history at offset {at}: what this "
         "process knows of it is void; restart the process"
     )
@@ -1128,7 +1128,7 @@ class SnapshotRefused(CoordinationError):
     log: int
     at: int
     older: int
-    TEXT = (
+    _TEXT = (
         "the snapshot of coordination partition {log} at offset {at} differs from what the log folds to "
         "from the snapshot at {older}: a process with a different fold wrote one of them; keep "
         "`marshal log dump` as evidence"
@@ -1171,7 +1171,7 @@ class ProtocolOutdated(CoordinationError):
     log: int
     protocol: int
     known: int
-    TEXT = (
+    _TEXT = (
         "coordination partition {log} is a log of protocol {protocol}; this library reads only protocol "
         "{known}: keep a `marshal log dump` of the version that wrote it, then use a new coordination topic; "
         "consumers continue from the offsets mirrored to Kafka (start='committed')"
@@ -1189,7 +1189,7 @@ class ProtocolUnknown(CoordinationError):
     value: object
     offset: int = 0
 
-    TEXT = (
+    _TEXT = (
         "offset {offset} of coordination partition {log} has {what} {value!r}, which this library does not know: "
         "upgrade this process"
     )

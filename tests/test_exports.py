@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import inspect
 import itertools
 import pydoc
+import subprocess
+import sys
 import typing
 from importlib import resources
 from types import ModuleType
@@ -142,6 +145,31 @@ def test_the_errors_at_the_top_are_those_that_programs_catch() -> None:
     at_the_top = {name for name in marshal_py.__all__ if getattr(marshal_py, name) in vars(errors).values()}
     assert at_the_top < ours
     assert {"MarshalError", "CallerError", "PeerError", "ClusterError", "CoordinationError"} <= at_the_top
+
+
+def test_the_names_that_are_imported_late_are_those_that_type_checkers_see() -> None:
+    """Of the top level; with the errors, which are imported at once, they are all public names."""
+    tree = ast.parse(inspect.getsource(marshal_py))
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {name.name: line.module for line in typed.body if isinstance(line, ast.ImportFrom) for name in line.names}
+    assert seen == marshal_py._FILES
+    assert {*seen, "__version__"} | (vars(errors).keys() & set(marshal_py.__all__)) == set(marshal_py.__all__)
+
+
+def test_importing_the_package_imports_little() -> None:
+    """Spark's workers and the command line import this package, and need neither the client nor asyncio for that."""
+    look = "import sys, marshal_py; print(*sorted(sys.modules), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    found = done.stdout.split()
+    assert [name for name in found if name.startswith("marshal_py")] == ["marshal_py", "marshal_py.errors"]
+    assert not {"confluent_kafka", "asyncio", "msgspec"} & set(found)
+
+
+def test_names_are_listed_before_they_are_used() -> None:
+    """`dir` and completion show them; an unknown name is refused as in any module."""
+    assert set(marshal_py.__all__) <= set(dir(marshal_py))
+    with pytest.raises(AttributeError, match="no attribute 'Consumers'"):
+        marshal_py.Consumers  # noqa: B018
 
 
 def test_nothing_has_two_public_names() -> None:
