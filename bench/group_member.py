@@ -76,7 +76,7 @@ def run_marshal(arguments: Mapping[str, Any], commands: Commands, log: int) -> N
     import marshal_py
 
     pack, write, now = DELIVERY.pack, os.write, time.monotonic_ns
-    options = {"start_fallback": "earliest", **arguments["options"]}
+    options = {"start": "committed|earliest", **arguments["options"]}
     last_will = options.pop("last_will", "off")
     with marshal_py.connect(
         arguments["bootstrap"], coordination_topic=arguments["coordination"], last_will=last_will

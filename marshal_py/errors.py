@@ -572,8 +572,8 @@ class KafkaGroupIsLive(PeerError):
     group: str
     members: int
     _TEXT = (
-        "{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, use another "
-        "group, or pass join_live_kafka_group=True if both should read"
+        "{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, or use another "
+        "group, which may begin where they are: start='committed:{group}'"
     )
 
 

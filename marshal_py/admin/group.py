@@ -213,8 +213,7 @@ class Group:
         "overflow", `priority_timeout_s` with "pinned", `failover_s` with "overflow", `lag_weighted` (bool) with
         "balanced". With `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and
         created again until somebody moves their positions; with "earliest" they are consumed from their beginnings; if
-        it is None, each consumer does what its own option says. `max_request_batch`, `max_request_expires_s`,
-        `max_request_max_bytes`: the most messages, seconds and bytes that one request of a consumer may ask for.
+        it is None, each consumer does what its own option says.
         Raises GroupExists, InvalidOption.
         """
         return self._settle(_named(settings), True, reason, watcher=watcher)
@@ -418,9 +417,9 @@ class Group:
     ) -> Moved:
         """Moves positions while the group's consumers stay up: either all that are named, or none.
 
-        `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: earliest, latest, latest-N, an
-        offset, an ISO-8601 time, committed, or a table (targets.parse_table). Raises PositionOutOfRange before anything
-        is paused, AdminBusy, AdminFailed (its `outcome`: nothing moved and nothing will, or it may still move).
+        `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: a place as for the option
+        `start`, such as "earliest", "1200", "2h ago" or "positions.csv". Raises PositionOutOfRange before anything is
+        paused, AdminBusy, AdminFailed (its `outcome`: nothing moved and nothing will, or it may still move).
 
         A group that is paused already raises AdminBusy. With `token`, or with `adopt` for a pause of the same person on
         the same machine, the move works in that pause and leaves it in place. With `take_over` the move takes over
@@ -429,7 +428,7 @@ class Group:
         A topic that was deleted and created again is accepted in the same pause, before the move. Then the positions of
         all its partitions are forgotten, also those that are not named.
         """
-        target = target_of(to, shift_by)
+        target = target_of(to, shift_by, self.name)
         with self.runner() as runner:
             resolver = PositionResolver(runner, topics, target)
             check_size(runner.context, resolver.tps)
@@ -455,7 +454,7 @@ class Group:
             return Moved(rows_of(owners, plan.before, after, parked), plan.moved_at, plan.token, recreated)
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Returns every position that the group has. `targets.print_table` writes them as CSV."""
+        """Returns every position that the group has. `where.print_table` writes them as CSV."""
         with self.runner() as runner:
             return overview.positions(_state(runner))
 

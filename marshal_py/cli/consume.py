@@ -18,7 +18,7 @@ from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.messages.message import Message
 from marshal_py.client.signals import stop_on_signals
-from marshal_py.client.values import start_positions
+from marshal_py.client.values import where
 from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S
 from marshal_py.protocol.wire.records import PRIORITY_MAX
 
@@ -35,11 +35,7 @@ class ConsumeOptions(DecodingOptions):
     client_id: Annotated[str | None, typer.Option(help="Unique per live process; generated if left out.")] = None
     start: Annotated[
         str,
-        typer.Option(
-            metavar="committed|earliest|latest|TIME|JSON",
-            help="Where to begin partitions that the group has never read. TIME: ISO-8601, "
-            'or ms since 1970. JSON: {"orders": {"0": 23, "1": -2}}.',
-        ),
+        typer.Option(metavar="WHERE", help=f"Where to begin partitions that the group has never read: {where.RULE}."),
     ] = "committed"
     heartbeat_interval: Annotated[
         float, typer.Option(metavar="SECONDS", help="A take-over takes about two of these.")
@@ -146,7 +142,7 @@ def consume(
     """
     if options.as_json and options.key_separator is not None:
         raise typer.BadParameter("--key-separator is for text: with --json the key has a field")
-    start_positions.check_topics(options.start, topics)  # before the cluster is contacted
+    where.check_topics(options.start, topics)  # before the cluster is contacted
     settings, taking_part, port = options.settings(), options.of_consumer(), options.metrics_port
     with (
         output.logging_to_stderr(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -11,12 +12,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.admin.plans.targets import parse
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
 from marshal_py.client.driver import divergence_report
-from marshal_py.client.values.start_positions import EARLIEST, OFFSET, TIME
+from marshal_py.client.values.where import EARLIEST, OFFSET, moment_ms, parse
 from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import states
@@ -286,13 +286,13 @@ def _known(group: str, options: ReadOptions) -> dict[str, int]:
 
 def _cut(text: str) -> Cut:
     try:
-        found = parse(text)
-    except InvalidOption as error:
-        raise typer.BadParameter(f"{text!r} is no ISO-8601 time and no offset") from error
-    if found.kind == OFFSET:
+        found = parse(text).rest
+    except InvalidOption:
+        found = None
+    if found is not None and found.kind == OFFSET:
         return Cut(offset=found.number)
-    if found.kind == TIME:
-        return Cut(time_ms=found.number)
+    if found is not None and (at := moment_ms(found, time.time_ns() // 1_000_000)) is not None:
+        return Cut(time_ms=at)
     raise typer.BadParameter(f"{text!r} is no ISO-8601 time and no offset")
 
 

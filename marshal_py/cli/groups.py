@@ -10,7 +10,6 @@ import typer
 from rich.table import Table
 
 from marshal_py.admin.plans import impact
-from marshal_py.admin.plans.targets import print_table
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.diagnosis import TITLES
 from marshal_py.admin.views.group_info import POLICIES, plain
@@ -18,7 +17,8 @@ from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import NOBODY, CommonOptions, command
 from marshal_py.client.marshal import connect
-from marshal_py.client.values.group_config import LIMITS, NAMES, check_settings
+from marshal_py.client.values.group_config import NAMES, check_settings
+from marshal_py.client.values.where import print_table
 from marshal_py.errors import AccessDenied, CoordinationTopicMissing, GroupMissing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.policies import policy_named
@@ -109,25 +109,6 @@ RecreatedOption = Annotated[
     ),
 ]
 
-BatchLimitOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-request-batch", metavar="N", help="The most messages that one fetch may ask for; 0: any number."
-    ),
-]
-ExpiryLimitOption = Annotated[
-    float | None,
-    typer.Option(
-        "--max-request-expires", metavar="SECONDS", help="How long one fetch may wait; 0: as long as it says."
-    ),
-]
-BytesLimitOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-request-max-bytes", metavar="N", help="The most bytes that one fetch may ask for; 0: any number."
-    ),
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SettingOptions:
@@ -142,9 +123,6 @@ class SettingOptions:
     priority_timeout_s: TimeoutOption = None
     failover_s: FailoverOption = None
     lag_weighted: LagWeightedOption = None
-    max_request_batch: BatchLimitOption = None
-    max_request_expires_s: ExpiryLimitOption = None
-    max_request_max_bytes: BytesLimitOption = None
 
     def wanted(self) -> dict[str, Any]:
         """Returns the settings that were given, by name. Raises InvalidOption for a value that cannot be."""
@@ -277,7 +255,6 @@ def info(
         "lag weights": "yes" if found.lag_weighted else None,
         "priority group": ", ".join(one.name for one in found.priority_groups) or None,
         "on topic recreated": found.on_topic_recreated,
-        **{name.replace("_", " "): getattr(found, name) for name in LIMITS if getattr(found, name)},
         "settings from": f"offset {origin.offset}, by {origin.by or 'somebody'}" if origin else None,
         "pause": overview.paused(found.pause) if found.pause else None,
         "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found.topics.items()),

@@ -13,8 +13,8 @@ EXAMPLE: Final = output.example("marshal log reset --dry-run")
 RISKS: Final = """\
 Everything in these logs is lost: positions, pauses, settings and sessions of their groups.
   - Consumers start at the committed offsets that Kafka has of their group (the library mirrors positions there every
-    few seconds), else at their own `start_fallback`. In at-least-once mode messages may come again; where the fallback
-    is `latest`, messages may be skipped.
+    few seconds), else at the end, or where their `start` says. In at-least-once mode messages may come again, and
+    at an end messages may be skipped.
   - The promise of at-most-once mode does not hold across this: messages that were delivered shortly before may be
     delivered again.
   - Consumers that still run with the old state stop with HistoryRestarted; start them again.

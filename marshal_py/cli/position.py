@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -11,9 +10,10 @@ from rich.table import Table
 
 from marshal_py.admin.group import Group, Moved
 from marshal_py.admin.plans.position_preview import Row
-from marshal_py.admin.plans.targets import WORDS, Target, parse, parse_table
+from marshal_py.admin.plans.targets import Target, target_of
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import command, number_or_none
+from marshal_py.client.values.where import RULE
 from marshal_py.errors import AdminBusy, AdminFailed, InvalidOption
 from marshal_py.protocol.wire.identity import NONE
 
@@ -30,9 +30,7 @@ def set_position(
             metavar="TOPIC[:PARTITION]...", help="What to move; with a .csv file all that it names, if left out."
         ),
     ] = None,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="POSITION", help=f"{WORDS} (topic,partition,offset).")
-    ] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="WHERE", help=f"{RULE}.")] = None,
     shift_by: Annotated[
         int | None, typer.Option("--shift-by", metavar="N", help="This many messages forward, or back if negative.")
     ] = None,
@@ -45,7 +43,7 @@ def set_position(
     it is now, before the move: then the positions of all its partitions are forgotten.
     """
     target = _target(to, shift_by, group)
-    if not topics and not target.table:
+    if not topics and not target.named:
         raise typer.BadParameter("name at least one topic")
     where = options.group(group)
     if options.dry_run or not options.yes:
@@ -65,15 +63,9 @@ def _target(to: str | None, shift_by: int | None, group: str) -> Target:
     if (to is None) == (shift_by is None):
         raise typer.BadParameter("give either --to or --shift-by")
     try:
-        if to is None:
-            return Target("shift", shift_by or 0)
-        if to.endswith(".csv"):
-            return parse_table(Path(to).read_text(encoding="utf-8"), group)
-        return parse(to)
+        return target_of(to, shift_by, group)
     except InvalidOption as error:
         raise typer.BadParameter(str(error)) from error
-    except OSError as error:
-        raise typer.BadParameter(f"{to}: {error.strerror}") from error
 
 
 def _move(where: Group, topics: list[str], target: Target, stay_paused: bool, options: changes.PauseOptions) -> Moved:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from marshal_py.admin.plans.targets import parse
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.client.values.start_positions import TIME
+from marshal_py.client.values.where import TIME, parse
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import require_spark
 
@@ -154,7 +153,7 @@ def _located(path: str, master: str) -> str:
 
 def _time(text: str) -> datetime:
     try:
-        found = parse(text)
+        found = parse(text).rest
     except InvalidOption:
         found = None
     if found is None or found.kind != TIME:

@@ -63,7 +63,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
     def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more, lets a running iteration deliver what is buffered, releases the claims and leaves the group.
 
-        At most `prefetch_messages` more are delivered, of a `consume` no more than its own limit; the next owners begin
+        At most 1,000 more are delivered, of a `consume` no more than its own limit; the next owners begin
         after the last delivered message. While an iteration runs, `drain` returns at once, and the iteration ends when
         these messages are delivered. Otherwise, and with a handler of `consume`, the call waits for the acks of
         delivered messages, at most `timeout_s` seconds (default: the handler timeout). Raises InvalidOption,
@@ -108,7 +108,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         The call returns when `min_messages` messages (default: the full count) or `max_bytes` are there, after
         `expires_s` seconds (0: with what is there now; infinity: it never expires), or when a bound keeps more messages
-        from coming: `max_acks_pending`, `unacked_max`, `prefetch_bytes`, or in at-most-once mode the grants (two per
+        from coming: `max_acks_pending`, `prefetch_bytes`, or in at-most-once mode the grants (two per
         partition, about a second's work in all). With `min_messages=1` it returns as soon as there is a message, with
         all that are there. The lease is checked once, when the batch is delivered.
 

@@ -18,7 +18,7 @@ from marshal_py.client.driver.topic_watch import check_count, find_topics
 from marshal_py.client.planner import Planner
 from marshal_py.client.receive.ending import Ending
 from marshal_py.client.receive.membership import Membership
-from marshal_py.client.values import start_positions
+from marshal_py.client.values import where
 from marshal_py.client.values.options import ConsumerOptions, check_topics
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
 from marshal_py.protocol.member import topology
@@ -122,11 +122,11 @@ class Joining:
         letters = options.dead_letter_topic
         if plans:
             options.check_planning()
-        start_positions.check_topics(options.start, topics)
+        where.check_topics(options.start, topics)
         if letters is not None and has_patterns(topics):
             topics = (*topics, EXCEPT + letters)
         found = self._check(group, topics, options)
-        start_positions.check_partitions(options.start, {topic: info.partitions for topic, info in found.items()})
+        where.check_partitions(options.start, {topic: info.partitions for topic, info in found.items()})
         number = route(group, self._root.partitions)
         world = loop.open_world(number, None if number == 0 else self._root, deadline)
         witness = self._wills.witness if self._wills is not None else ""
@@ -138,7 +138,7 @@ class Joining:
         with context.lock:
             known, later = world.groups.get(group), frozenset[str]()
             options.check_policy(group, None if known is None else known.config)
-            if options.new_topics == "earliest":
+            if plans:  # as in Spark: what a query reads in addition, it reads from the beginning
                 later = topology.new_topics(known, names_of(topics))
             later |= topology.found_later(known, topics, tuple(found))
             member = Member(world, group, chosen, secrets.token_bytes)
@@ -181,8 +181,7 @@ class Joining:
                 raise TopicMissing(topic)
             if info is not None and topic != letters:
                 found[topic] = info
-        if not options.join_live_kafka_group:
-            live = self._context.admin.live_kafka_members(group)
-            if live:
-                raise KafkaGroupIsLive(group, live)
+        live = self._context.admin.live_kafka_members(group)
+        if live:
+            raise KafkaGroupIsLive(group, live)
         return found

@@ -28,7 +28,7 @@ from marshal_py.client.ranges.planned_claims import PlannedClaims
 from marshal_py.client.ranges.ranges import ClaimedRange, Taken, share
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
-from marshal_py.client.values import start_positions
+from marshal_py.client.values import where
 from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption, MembersAlive, PartitionsUnread
 from marshal_py.protocol.member.advisory import UNCOMMITTED
 from marshal_py.protocol.wire import records
@@ -221,15 +221,13 @@ class Planner(Membership):
     def ends_at(self, until: str) -> dict[TopicPartition, int]:
         """Returns the offset that the text `until` names in every partition of the topics.
 
-        `until` has the form of the option `start`, except `committed`. Raises what start_positions.offsets raises.
+        `until` has the form of the option `start`, except `committed`. Raises what where.offsets raises.
         """
-        return start_positions.offsets(
-            until, "until", self._partitions(), self._context.admin, committed=self._committed_ends
-        )
+        return where.offsets(until, "until", self._partitions(), self._context.admin, committed=self._committed_ends)
 
     def ends(self) -> dict[TopicPartition, int]:
         """Returns the end offset of every partition of this consumer's topics, claimed or not."""
-        return self.ends_at(start_positions.LATEST)
+        return self.ends_at(where.LATEST)
 
     def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
         """Returns the next range of each claim that may deliver and has no range in flight. May be empty.

@@ -165,7 +165,6 @@ class Client(Process):
             start="latest" if latest else "earliest",
             max_deliver=DELIVERIES_MAX if letters else None,
             dead_letter_topic=DEAD_LETTERS if letters else None,
-            mirror_offsets=False,
             max_acks_pending=self.environment.evidence.acks_pending_max.get(self.number),
         )
 
@@ -306,7 +305,7 @@ class Client(Process):
             if one.kind == "revoking" and one.text in ("hand-over", "falls behind"):
                 environment.handing_over(self, one.epoch)
         fenced = member.fenced
-        if fenced and not self._was_fenced and not self.options.deliver_late:
+        if fenced and not self._was_fenced:
             environment.fenced(self)
         self._was_fenced = fenced
         self.turn.carry_out()

@@ -274,7 +274,6 @@ class Cluster:
             policy=group.policy,
             capacity=1 + int(rng.random() * 3) if odd else 1,
             rank=int(rng.random() * 3) if odd else 0,
-            deliver_late=scenario.deliver_late,
             handler_timeout_ms=HANDLER_TIMEOUT_INTERVALS * interval_ms,
             hand_over_timeout_ms=HAND_OVER_INTERVALS * interval_ms,
         )

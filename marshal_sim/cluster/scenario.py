@@ -81,7 +81,6 @@ class Scenario(NamedTuple):
     handler_ms: int
     concurrency: int
     start_latest: bool
-    deliver_late: bool
     calm: bool
     logs: int = 1
     skip: frozenset[int] = frozenset()
@@ -135,7 +134,6 @@ def draw(rng: Random, options: Options) -> Scenario:
         handler_ms=1 + int(rng.random() * min(200, produce_gap_ms // 4)),  # one handler keeps up with all messages
         concurrency=1 + int(rng.random() * 4),
         start_latest=rng.random() < 0.2,
-        deliver_late=rng.random() < 0.1,
         calm=options.calm,
         logs=2 + int(rng.random() * 3) if "logs" in kinds else 1,
         skip=options.skip,

@@ -141,7 +141,7 @@ def test_who_was_faster_is_named_and_nothing_changes() -> None:
         ({"policy": "magic"}, "balanced, greedy"),
         ({"delivery": "exactly_once"}, "at_least_once"),
         ({"xyz": "3"}, "not allowed: settings of a group are"),
-        ({"max_request_bach": 3}, r"did you mean max_request_batch\? settings of a group are"),
+        ({"max_member": 3}, r"did you mean max_members\? settings of a group are"),
         ({"policy": "members", "max_members": "3"}, "a whole number"),
         ({"policy": "members", "max_members": 3, "members": "m1"}, "a list of names"),
     ],

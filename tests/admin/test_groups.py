@@ -84,8 +84,8 @@ def test_a_creation_is_a_declaration(owner: Any, broker: MemoryBroker) -> None:
         (replace(pinned, priority_timeout_s=9), "priority_timeout_s is 120.0, not 9.0"),
         (replace(pinned, delivery=None), "delivery is 'at_least_once', which was not asked for"),
         (
-            GroupConfig(policy="greedy", max_request_batch=7),
-            "policy is 'pinned', not 'greedy'; .*_batch is not set, not 7",
+            GroupConfig(policy="greedy", on_topic_recreated="earliest"),
+            "policy is 'pinned', not 'greedy'; on_topic_recreated is not set, not 'earliest'",
         ),
     ):
         with pytest.raises(GroupExists, match=difference):

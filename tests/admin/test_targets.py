@@ -2,44 +2,72 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from marshal_py.admin.plans.author import Author
-from marshal_py.admin.plans.targets import Facts, Target, parse, parse_table, print_table, resolve, shift
+from marshal_py.admin.plans.targets import resolve, target_of
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.cli.changes import seconds
+from marshal_py.client.values.where import Facts, Point, parse, parse_fixed, print_table
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import ReleaseGroup
+from marshal_py.transport.ports import Bounds
 from tests.support.differential_log import GROUP, DifferentialLog
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
-FACTS = Facts({A: 50, B: NONE}, {A: 10, B: 0}, {A: 100, B: 0}, {A: 44}, {A: 60})
+POSITIONS = {A: 50, B: NONE}
+FACTS = Facts({A: Bounds(10, 100), B: Bounds(0, 0)}, {A: 44}, {A: 60})
+
+
+def resolved(to: str | int | None, tp: TopicPartition, shift_by: int | None = None) -> int:
+    return resolve(target_of(to, shift_by, GROUP), [tp], POSITIONS, FACTS)[tp]
 
 
 @pytest.mark.parametrize(
-    ("text", "target"),
+    ("text", "point"),
     [
-        ("earliest", Target("earliest")),
-        ("latest", Target("latest")),
-        ("latest-25", Target("latest", 25)),
-        ("0", Target("offset", 0)),
-        ("9223372036854775807", Target("offset", 2**63 - 1)),
-        ("committed", Target("committed")),
-        ("2024-03-01T12:00:00Z", Target("time", 1_709_294_400_000)),
-        ("2024-03-01T12:00:00", Target("time", 1_709_294_400_000)),
-        ("2024-03-01T13:00:00+01:00", Target("time", 1_709_294_400_000)),
-        ("2024-03-01", Target("time", 1_709_251_200_000)),
+        ("earliest", Point("earliest")),
+        ("latest", Point("latest")),
+        ("latest-25", Point("latest", 25)),
+        ("0", Point("offset", 0)),
+        ("1738324800000", Point("offset", 1_738_324_800_000)),
+        ("9223372036854775807", Point("offset", 2**63 - 1)),
+        ("committed", Point("committed")),
+        ("committed|earliest", Point("committed", otherwise="earliest")),
+        ("committed:blue", Point("committed", group="blue")),
+        ("committed:blue|latest", Point("committed", group="blue", otherwise="latest")),
+        ("committed:a|b:c|earliest", Point("committed", group="a|b:c", otherwise="earliest")),
+        ("2024-03-01T12:00:00Z", Point("time", 1_709_294_400_000)),
+        ("2024-03-01T12:00:00", Point("time", 1_709_294_400_000)),
+        ("2024-03-01T13:00:00+01:00", Point("time", 1_709_294_400_000)),
+        ("2024-03-01", Point("time", 1_709_251_200_000)),
+        ("2h ago", Point("ago", 7_200_000)),
+        ("1.5 d ago", Point("ago", 129_600_000)),
     ],
 )
-def test_what_people_write(text: str, target: Target) -> None:
-    assert parse(text) == target
+def test_what_people_write(text: str, point: Point) -> None:
+    """The same for `start`, for `--to` and for a backfill, which knows no group."""
+    assert parse(text) == parse(text, "to") == (point, {})
+    if point.kind == "committed":
+        with pytest.raises(InvalidOption, match="those of a group"):
+            parse_fixed(text, "until")
+    else:
+        assert parse_fixed(text, "until").rest == point
 
 
-@pytest.mark.parametrize("text", ["", "-1", "late", "latest-", "latest--1", "1e3", "9223372036854775808", "12:00"])
+WRONG = ["", "-1", "late", "latest-", "latest--1", "1e3", "9223372036854775808", "12:00", "2 hours ago", "h ago"]
+
+
+WRONG += ["committed|", "committed|first", "committed:", "committed:|latest", "latest|earliest", "committedx"]
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_what_nobody_should_write(text: str) -> None:
-    with pytest.raises(InvalidOption, match="latest-N"):
-        parse(text)
+    with pytest.raises(InvalidOption, match=r"to=.*latest-N, .*2h ago.*committed:GROUP"):
+        parse(text, "to")
 
 
 @pytest.mark.parametrize(
@@ -50,56 +78,74 @@ def test_what_nobody_should_write(text: str) -> None:
         ("latest-3", 97),
         ("latest-1000", 10),
         ("77", 77),
+        (77, 77),
         ("committed", 44),
+        ("committed:blue|earliest", 44),
         ("2024-03-01", 60),
+        ("3m ago", 60),
         ("10", 10),
         ("100", 100),
     ],
 )
-def test_a_target_becomes_an_offset(target: str, position: int) -> None:
-    assert resolve(parse(target), [A], FACTS) == {A: position}
+def test_a_target_becomes_an_offset(target: str | int, position: int) -> None:
+    assert resolved(target, A) == position
 
 
 def test_a_shift_goes_from_the_position() -> None:
-    assert resolve(shift(-5), [A], FACTS) == {A: 45}
-    assert resolve(shift(50), [A], FACTS) == {A: 100}
+    assert resolved(None, A, -5) == 45
+    assert resolved(None, A, 50) == 100
     with pytest.raises(InvalidOption, match="no position yet"):
-        resolve(shift(1), [B], FACTS)
+        resolved(None, B, 1)
 
 
-OUTSIDE = [(Target("offset", 9), 9), (Target("offset", 101), 101), (shift(51), 101)]
+@pytest.mark.parametrize(("to", "shift_by"), [(None, None), ("earliest", 1)])
+def test_a_target_is_a_place_or_a_shift(to: str | None, shift_by: int | None) -> None:
+    with pytest.raises(InvalidOption, match="either `to` or `shift_by`"):
+        target_of(to, shift_by, GROUP)
 
 
-@pytest.mark.parametrize(("target", "position"), OUTSIDE)
-def test_what_the_partition_does_not_have_is_refused_with_what_it_has(target: Target, position: int) -> None:
+@pytest.mark.parametrize(("to", "shift_by", "position"), [("9", None, 9), ("101", None, 101), (None, 51, 101)])
+def test_what_the_partition_does_not_have_is_refused_with_what_it_has(
+    to: str | None, shift_by: int | None, position: int
+) -> None:
     """M3: with the valid range."""
     with pytest.raises(PositionOutOfRange, match="valid are 10 to 100") as caught:
-        resolve(target, [A], FACTS)
+        resolved(to, A, shift_by)
     assert caught.value.position == position
 
 
 def test_an_empty_partition_has_one_position() -> None:
-    assert resolve(parse("earliest"), [B], FACTS) == resolve(parse("2024-03-01"), [B], FACTS) == {B: 0}
+    assert resolved("earliest", B) == resolved("2024-03-01", B) == resolved("committed|latest", B) == 0
     with pytest.raises(InvalidOption, match="no committed offset"):
-        resolve(parse("committed"), [B], FACTS)
+        resolved("committed", B)
 
 
-def test_a_table_goes_out_and_comes_back() -> None:
+def offsets_in(text: str) -> dict[TopicPartition, int]:
+    return {tp: point.number for tp, point in parse(text, "to", group=GROUP).named.items()}
+
+
+def test_a_table_goes_out_and_comes_back(tmp_path: Path) -> None:
     positions = {A: 7, B: 0, TopicPartition('a,"b', 3): 9}
-    assert dict(parse_table(print_table(positions), GROUP).table) == positions
+    assert offsets_in(print_table(positions)) == positions
     assert print_table({A: 7}) == "orders,0,7\n"
+    file = tmp_path / "positions.csv"
+    file.write_text(print_table(positions))
+    assert offsets_in(str(file)) == positions
     with_group = f'"{GROUP}",orders,0,7\n\n{GROUP},orders,1,8\n'
-    assert dict(parse_table(with_group, GROUP).table) == {A: 7, B: 8}
-    assert dict(parse_table("topic,partition,offset\norders,0,7", GROUP).table) == {A: 7}
+    assert offsets_in(with_group) == {A: 7, B: 8}
+    assert offsets_in("topic,partition,offset\norders,0,7") == {A: 7}
+    assert offsets_in('{"orders": {"0": 7, "1": 8}}') == {A: 7, B: 8}
+    with pytest.raises(InvalidOption, match="does not name orders:1"):
+        resolve(target_of(str(print_table({A: 7})), None, GROUP), [A, B], POSITIONS, FACTS)
 
 
-BROKEN = ["", "orders,0", "orders,x,1", "orders,0,-1", "orders,0,1\norders,0,2", "g2,orders,0,1"]
+BROKEN = ["orders,0", "orders,x,1", "orders,0,-1", "orders,0,1\norders,0,2", "g2,orders,0,1", "nowhere.csv"]
 
 
 @pytest.mark.parametrize("text", BROKEN)
 def test_a_broken_table_is_refused(text: str) -> None:
-    with pytest.raises(InvalidOption):
-        parse_table(text, GROUP)
+    with pytest.raises(InvalidOption, match=r"^to="):
+        parse(text, "to", group=GROUP)
 
 
 def test_an_author_fits_into_a_record() -> None:

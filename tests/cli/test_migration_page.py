@@ -26,7 +26,7 @@ def test_the_check_of_the_mirror_alarms_only_with_cause() -> None:
         shell = Shell(cluster.bootstrap_servers)
         with (
             marshal_py.connect(cluster.bootstrap_servers) as marshal,
-            marshal.consumer("billing", ["orders"], start_fallback="earliest", heartbeat_interval_s=1) as consumer,
+            marshal.consumer("billing", ["orders"], start="committed|earliest", heartbeat_interval_s=1) as consumer,
         ):
             handled = 0
             while handled < 5 * (PARTITIONS - 1):

@@ -85,7 +85,7 @@ def refused(shell: Shell, *command: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("start", ["yesterday", "23", '{"ordrs": {"0": 1}}'])
+@pytest.mark.parametrize("start", ["yesterday", "23h", '{"ordrs": {"0": 1}}'])
 def test_a_start_that_cannot_be_is_told_before_a_cluster_is_waited_for(start: str) -> None:
     """Nothing listens there."""
     line = refused(Shell("127.0.0.1:1"), "consume", "orders", "--group", "billing", "--start", start)

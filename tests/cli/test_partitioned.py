@@ -74,7 +74,6 @@ INVALID = {
     "--policy 'magic' is not allowed: one of": ["--policy", "magic"],
     "--max-members -1": ["--policy", "members", "--max-members", "-1", "--member", "a"],
     "--priority-timeout -1.0": ["--policy", "pinned", "--priority-group", "a", "--priority-timeout", "-1"],
-    "--max-request-expires -1.0": ["--max-request-expires", "-1"],
     "1 to 255 bytes": ["--policy", "members", "--max-members", "2", "--member", ""],
 }
 

@@ -23,12 +23,13 @@ from tests.support.client_fixtures import (
 AMO = "at_most_once"
 
 
+@pytest.mark.bounds(grant=7)
 def test_everything_is_delivered_under_grants_and_once(cluster: TestCluster) -> None:
     topic = cluster.topic(2)
     cluster.fill(topic, 0, 30)
     cluster.fill(topic, 1, 30)
     group = cluster.group()
-    with cluster.connect() as marshal, joined(marshal, group, [topic], delivery=AMO, grant_messages=7) as consumer:
+    with cluster.connect() as marshal, joined(marshal, group, [topic], delivery=AMO) as consumer:
         seen = []
         for message in consumer:
             seen.append((message.partition, message.offset))
@@ -50,14 +51,12 @@ def test_fetch_and_next_bring_the_same(cluster: TestCluster) -> None:
         assert [first.offset, *(m.offset for m in collect(consumer, 19))] == list(range(20))
 
 
+@pytest.mark.bounds(grant=5)
 def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(cluster: TestCluster) -> None:
     """Two ranges are granted ahead; a larger batch can never be filled."""
     topic = cluster.topic()
     cluster.fill(topic, 0, 60)
-    with (
-        cluster.connect() as marshal,
-        joined(marshal, cluster.group(), [topic], delivery=AMO, grant_messages=5) as consumer,
-    ):
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=AMO) as consumer:
         seen: list[int] = []
         while len(seen) < 40:
             batch = consumer.fetch(1_000, expires_s=3_000)
@@ -83,13 +82,14 @@ def test_what_stop_dropped_is_counted_and_never_delivered(cluster: TestCluster) 
         assert seen + [o for from_, to in ranges for o in range(from_, to)] + rest == list(range(25))
 
 
+@pytest.mark.bounds(grant=4)
 def test_drain_delivers_what_is_buffered(cluster: TestCluster) -> None:
     topic = cluster.topic()
     cluster.fill(topic, 0, 30)
     group = cluster.group()
     with cluster.connect() as marshal:
         seen: list[int] = []
-        consumer = joined(marshal, group, [topic], delivery=AMO, grant_messages=4)
+        consumer = joined(marshal, group, [topic], delivery=AMO)
         for message in consumer:
             seen.append(message.offset)
             if len(seen) == 2:
@@ -138,6 +138,7 @@ def test_no_offset_twice_when_the_process_is_killed(embedded: EmbeddedTestCluste
     assert embedded.granted(group), "some of it was granted"
 
 
+@pytest.mark.bounds(grant=10, prefetch=20)
 def test_no_offset_twice_over_restarts(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     group = embedded.group()
@@ -146,7 +147,7 @@ def test_no_offset_twice_over_restarts(embedded: EmbeddedTestCluster) -> None:
     with contextlib.ExitStack() as stack:
         marshal = stack.enter_context(embedded.connect())
         for _ in range(4):
-            with joined(marshal, group, [topic], delivery=AMO, grant_messages=10, prefetch_messages=20) as consumer:
+            with joined(marshal, group, [topic], delivery=AMO) as consumer:
                 for message in consumer:
                     seen.append(message.offset)
                     if len(seen) % 8 == 0:

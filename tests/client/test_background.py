@@ -155,7 +155,7 @@ def test_one_slow_coordinator_does_not_delay_other_starts(
             return committed(group, tps)
 
         monkeypatch.setattr(marshal._context.admin, "committed", ask)
-        first = {"start": "committed", "start_fallback": "earliest"}
+        first = {"start": "committed|earliest"}
         with joined(marshal, slow, [topic], **first) as one, joined(marshal, quick, [topic], **first) as two:
             until(owns(two, 0), "the other group has its partition")
             assert len(collect(two, 2)) == 2

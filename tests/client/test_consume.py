@@ -74,6 +74,10 @@ def test_a_loop_gets_everything_once_and_in_order(
     message processing."
     ADR-37: "An algorithm for continuously fetching messages should be implemented in clients, taking into account
     language constructs."
+    ADR-37: "On the other hand consume() should recover while maintaing its state (e.g. pending counts) by issuing a
+    new pull request unless the status is 409 Consumer Deleted or 409 Consumer is push based in which case consume()
+    call should conclude in an implementation specific way idiomatic to the language being used."
+    ADR-37: "9. Go to #1."
     """
     topic = memory.topic(2)
     memory.fill(topic, 0, 100)

@@ -123,6 +123,9 @@ def test_fetch_that_expires_brings_what_came(cluster: TestCluster) -> None:
     ADR-37: "In addition to providing termination Nats-Pending-Messages and Nats-Pending-Bytes headers, status messages
     indicate the termination of the pull."
     ADR-37: "408 Request Timeout"
+    ADR-37: "pull requests issued by clients should have client-side timeouts in addition to server-side timeout
+    (expiry)." The only clock here is the client's.
+    ADR-37: "Calls to next() and fetch() should be concluded when the pull is terminated."
     """
     with cluster.reading(2) as consumer:
         until(owns(consumer, 0), "the partition is ours")
@@ -390,14 +393,12 @@ def test_only_partitions_that_may_be_ours_can_be_paused(memory: MemoryTestCluste
         consumer.resume(iter([(topic, 0), (topic, 1)]))
 
 
+@pytest.mark.bounds(unacked=1, prefetch=1)
 def test_fetching_stops_at_the_bound_of_unacked_messages_and_continues(cluster: TestCluster) -> None:
     """D1: with the bound at one, every message waits for the ack of the one before."""
     topic = cluster.topic()
     cluster.fill(topic, 0, 6)
-    with (
-        cluster.connect() as marshal,
-        joined(marshal, cluster.group(), [topic], unacked_max=1, prefetch_messages=1) as consumer,
-    ):
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         for offset in range(6):
             batch = consumer.fetch(2, expires_s=30 if offset < 5 else 0.5)
             assert places(batch) == [(0, offset)]
@@ -405,13 +406,11 @@ def test_fetching_stops_at_the_bound_of_unacked_messages_and_continues(cluster: 
             batch.ack()
 
 
+@pytest.mark.bounds(unacked=2, prefetch=2)
 def test_acks_of_another_thread_let_a_waiting_fetch_continue(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 4)
-    with (
-        memory.connect() as marshal,
-        joined(marshal, memory.group(), [topic], unacked_max=2, prefetch_messages=2) as consumer,
-    ):
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         first = consumer.fetch(2)
         threading.Timer(0.2, first.ack).start()
         assert places(consumer.fetch(2, expires_s=30)) == [(0, 2), (0, 3)]

@@ -18,6 +18,7 @@ from marshal_py.transport.ports import DataSource
 from tests.support.client_fixtures import TestCluster, joined
 
 MOST = 100  # messages per grant
+pytestmark = pytest.mark.bounds(grant=MOST)
 FAST, SLOW = 1_000_000, 10_000  # messages per second
 END = 10_000
 
@@ -70,7 +71,7 @@ def always_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def offer(*partitions: Partition, end: int = END, per_second: int = FAST, fetching: bool = True) -> bool:
     buffers = [one.buffer for one in partitions]
     source = cast(DataSource, Ends(end, fetching))
-    return grants.offer(buffers, source, rate(per_second), MOST, ends=False).something
+    return grants.offer(buffers, source, rate(per_second), ends=False).something
 
 
 def offers(partitions: Iterable[Partition]) -> list[tuple[int, int] | None]:
@@ -88,7 +89,7 @@ def granted_twice() -> tuple[Partition, Partition]:
 
 
 def test_a_fast_user_s_grants_are_asked_for_before_anything_is_fetched() -> None:
-    """D2: `grant_messages` at a time below the end of the partition, two grants that are not used up at most."""
+    """D2: BOUNDS.grant at a time below the end of the partition, two grants that are not used up at most."""
     one = Partition()
     assert offer(one)
     assert one.grant() == (0, 100)
@@ -154,6 +155,7 @@ def test_one_record_asks_for_all_partitions() -> None:
     assert len(other.tracker.grants) == 2
 
 
+@pytest.mark.bounds(grant=800)
 def test_everything_comes_once(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with grants of messages that are not fetched yet."""
     always_fast(monkeypatch)
@@ -161,10 +163,7 @@ def test_everything_comes_once(cluster: TestCluster, monkeypatch: pytest.MonkeyP
     for partition in (0, 1):
         cluster.fill(topic, partition, 3_000)
     seen: list[tuple[int, int]] = []
-    with (
-        cluster.connect() as marshal,
-        joined(marshal, group, [topic], delivery="at_most_once", grant_messages=800) as consumer,
-    ):
+    with cluster.connect() as marshal, joined(marshal, group, [topic], delivery="at_most_once") as consumer:
         while len(seen) < 6_000:
             batch = consumer.fetch(500, expires_s=30)
             seen += [(message.partition, message.offset) for message in batch]
@@ -175,13 +174,14 @@ def test_everything_comes_once(cluster: TestCluster, monkeypatch: pytest.MonkeyP
     assert max(one.to - one.start for one in ranges) <= 800
 
 
+@pytest.mark.bounds(grant=700)
 def test_what_was_granted_and_not_fetched_is_given_back(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """F6.3, T16: a clean stop loses nothing of it."""
     always_fast(monkeypatch)
     topic, group = cluster.topic(), cluster.group()
     cluster.fill(topic, 0, 2_000)
     with cluster.connect() as marshal:
-        with joined(marshal, group, [topic], delivery="at_most_once", grant_messages=700) as consumer:
+        with joined(marshal, group, [topic], delivery="at_most_once") as consumer:
             seen = [message.offset for message in consumer.fetch(200, expires_s=30)]
         with joined(marshal, group, [topic], delivery="at_most_once") as successor:
             while len(seen) < 2_000:
@@ -189,19 +189,17 @@ def test_what_was_granted_and_not_fetched_is_given_back(cluster: TestCluster, mo
     assert seen == list(range(2_000))
 
 
+@pytest.mark.bounds(grant=600, prefetch=100)
 def test_a_batch_waits_for_what_is_granted_and_comes(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two grants are a bound only if all of their messages are there; otherwise the batch can still be filled."""
     always_fast(monkeypatch)
     topic = cluster.topic()
     cluster.fill(topic, 0, 2_000)
-    sizes = {"grant_messages": 600, "prefetch_messages": 100}
-    with (
-        cluster.connect() as marshal,
-        joined(marshal, cluster.group(), [topic], delivery="at_most_once", **sizes) as consumer,
-    ):
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery="at_most_once") as consumer:
         assert len(consumer.fetch(600, expires_s=3_000)) == 600
 
 
+@pytest.mark.bounds(grant=1_000_000)
 @pytest.mark.parametrize("per_second", [1, 10, 400, 20_000])
 def test_all_grants_together_are_two_seconds_of_work(per_second: int) -> None:
     """D2: a backlog that comes partition by partition, when each of them is the only one that has messages at first."""
@@ -210,7 +208,7 @@ def test_all_grants_together_are_two_seconds_of_work(per_second: int) -> None:
     for one in team:
         one.fetch(*range(5_000))
         for _ in range(3):
-            grants.offer([each.buffer for each in team], source, handler, 1_000_000, ends=False)
+            grants.offer([each.buffer for each in team], source, handler, ends=False)
             for each in team:
                 if each.claim.offer is not None and len(each.tracker.grants) < 2:
                     each.grant()

@@ -156,8 +156,8 @@ def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
             hand_over_timeout_s=0,  # nothing is acked here
             group_config=config,
             priority_group="jobs",
-            on_pinned=tell("is pinned"),
-            on_unpinned=tell("is not"),
+            on_activated=tell("is pinned"),
+            on_deactivated=tell("is not"),
         )
 
     def messages_of(consumer: marshal_py.Consumer) -> list[marshal_py.Message]:

@@ -140,7 +140,8 @@ def test_a_lost_connection_is_no_missed_heartbeat() -> None:
 
 def test_a_waiting_fetch_reports_it_and_continues(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """ADR-37: "Heartbeat errors are not terminal - they should rather be telegraphed to the user in language idiomatic
-    way." """
+    way." "Telegraphing warnings is optional."
+    """
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(lambda: consumer.claims(), "the partition is ours")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import typing
 from collections.abc import Callable
 
@@ -38,7 +39,7 @@ def test_a_signature_names_every_option_with_its_default(call: object) -> None:
 @pytest.mark.parametrize(
     ("wrong", "advice"),
     [
-        ("prefetch_message", "no option is called prefetch_message; did you mean prefetch_messages?"),
+        ("prefetch_byte", "no option is called prefetch_byte; did you mean prefetch_bytes?"),
         ("heartbeat_interval", "did you mean heartbeat_interval_s?"),
         ("on_claimed", "did you mean on_claim?"),
         ("client_id", "an argument of connect"),
@@ -92,3 +93,18 @@ def test_options_are_given_as_a_value_and_single_ones_replace_its_fields(memory:
 def test_options_of_another_kind_are_refused(memory: MemoryTestCluster) -> None:
     with memory.connect() as marshal, pytest.raises(InvalidOption, match="a ConsumerOptions"):
         joined(marshal, memory.group(), [memory.topic()], options={"capacity": 2})
+
+
+def test_the_table_of_options_names_each_with_its_default() -> None:
+    """And there are no more of them than a reader can take in."""
+    rows = re.findall(
+        r"^    (\w+) +(None|[\d,.]+(?: MiB)?|True|False|\{\}|[a-z_]+)(?=[\s:,(])", ConsumerOptions.__doc__ or "", re.M
+    )
+    table = {name: default.rstrip(",") for name, default in rows if name in ConsumerOptions.__dataclass_fields__}
+    assert list(table) == list(ConsumerOptions.__dataclass_fields__), "in the order of the fields"
+    options = ConsumerOptions()
+    for name, default in table.items():
+        value = getattr(options, name)
+        shown = f"{value // 2**20} MiB" if name == "prefetch_bytes" else f"{value:g}" if type(value) is float else value
+        assert str(shown) == default, name
+    assert len(table) <= 29

@@ -266,6 +266,7 @@ def test_with_asyncio_a_partition_that_waits_for_an_ack_does_not_starve_the_othe
     assert asyncio.run(run()) == [(0, 0), (1, 0), (1, 1), (1, 2)]
 
 
+@pytest.mark.bounds(unacked=40, prefetch=10)
 @pytest.mark.parametrize("asked", [{}, {"max_messages": 1}, {"max_bytes": 50}], ids=str)
 def test_a_consume_of_which_all_partitions_wait_for_acks_is_bounded_and_waits(
     memory: MemoryTestCluster, asked: dict[str, int]
@@ -273,8 +274,7 @@ def test_a_consume_of_which_all_partitions_wait_for_acks_is_bounded_and_waits(
     """Its buffers have the bounds of every iteration, and between two looks at the source it waits."""
     topic, most = memory.topic(), 40
     memory.fill(topic, 0, 500)
-    options = {"max_acks_pending": 1, "unacked_max": most, "prefetch_messages": 10}
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], **options) as consumer:
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], max_acks_pending=1) as consumer:
         context = consumer.consume(**asked)
         assert next(iter(context)).offset == 0
         queue, demand = consumer._queue, context._demand

@@ -235,9 +235,10 @@ def test_a_storm_stops_what_is_new_and_is_reported(memory: MemoryTestCluster, mo
         assert places(found) == [(0, 5), (0, 6), (0, 7), (0, 8)]
 
 
+@pytest.mark.bounds(prefetch=4)
 def test_an_iteration_goes_on_after_a_storm(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "WAITING_MAX", 3)
-    with memory.reading(30, prefetch_messages=4) as consumer:
+    with memory.reading(30) as consumer:
         done = []
         for message in consumer:
             if message.delivery_count == 1:

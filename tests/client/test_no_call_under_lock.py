@@ -193,6 +193,7 @@ def test_assigning_does_not_wait_for_a_poll(embedded: EmbeddedTestCluster) -> No
     source.close()
 
 
+@pytest.mark.bounds(unacked=10)
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_no_client_is_called_under_the_lock(
     embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch, delivery: str
@@ -203,7 +204,7 @@ def test_no_client_is_called_under_the_lock(
     for partition in range(3):
         embedded.fill(topic, partition, 20)
     embedded.truncate(topic, 2, 5)
-    options = {"delivery": delivery, "unacked_max": 10}
+    options = {"delivery": delivery}
     with embedded.connect("a", statistics_interval_ms=100) as first:
         one = joined(first, group, [topic], **options)
         with BackgroundConsumer(one) as background:

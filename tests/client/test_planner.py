@@ -349,6 +349,7 @@ def test_what_an_earlier_owner_finished_is_planned_around(cluster: TestCluster) 
             until(lambda: positions(consumer) == {0: 40}, "all is finished")
 
 
+@pytest.mark.bounds(prefetch=5)
 def test_what_an_earlier_owner_finished_is_not_fetched_again(cluster: TestCluster) -> None:
     """D1: also where the messages come in several pieces."""
     topic = cluster.topic()
@@ -359,6 +360,6 @@ def test_what_an_earlier_owner_finished_is_not_fetched_again(cluster: TestCluste
             messages = collect(consumer, 50, ack=False)
             for number in range(1, 50):
                 messages[number].ack()
-        with joined(marshal, group, [topic], prefetch_messages=5) as consumer:
+        with joined(marshal, group, [topic]) as consumer:
             assert [message.offset for message in collect(consumer, 11)] == [0, *range(50, 60)]
             until(lambda: positions(consumer) == {0: 60}, "all is finished")

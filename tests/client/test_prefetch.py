@@ -149,13 +149,14 @@ def test_partitions_that_are_taken_over_do_not_wait_for_earlier_ones(cluster: On
         assert handled_until_all(messages, gone) <= 4 * PARTITIONS
 
 
+@pytest.mark.bounds(prefetch=50)
 @pytest.mark.usefixtures("slow")
 def test_a_partition_comes_whole_and_in_order_however_often_it_is_paused(
     cluster: OneQueueTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "BUFFERED_MESSAGES_MAX", 400)
     topic = filled(cluster, 4)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], prefetch_messages=50) as consumer:
+    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         found: dict[int, list[int]] = {partition: [] for partition in range(4)}
         count = 0
         for message in consumer:
@@ -196,6 +197,7 @@ def test_a_batch_holds_an_even_share_of_each_partition(cluster: OneQueueTestClus
         assert min(shares[0], shares[2]) >= 10
 
 
+@pytest.mark.bounds(prefetch=40, grant=30)
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("delivery", KINDS)
 def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(
@@ -205,7 +207,7 @@ def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(
     topic = filled(cluster, 3)
     group = cluster.group()
     with cluster.connect() as marshal:
-        consumer = joined(marshal, group, [topic], delivery=delivery, prefetch_messages=40, grant_messages=30)
+        consumer = joined(marshal, group, [topic], delivery=delivery)
         until(owns(consumer, 0, 1, 2), "all partitions are its")
         messages = one_by_one(consumer)
         seen = [next(messages) for _ in range(20)]
@@ -545,14 +547,13 @@ def test_dead_letters_that_are_not_written_count_among_the_buffered_messages(
         assert queue.answers.waiting_bytes() == 0
 
 
+@pytest.mark.bounds(prefetch=50)
 def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(cluster: OneQueueTestCluster) -> None:
     """D2: while the log does not answer there are no grants."""
     topic = filled(cluster, 2, 3_000, 1_000)
     with (
         cluster.connect() as marshal,
-        joined(
-            marshal, cluster.group(), [topic], delivery="at_most_once", prefetch_bytes=100_000, prefetch_messages=50
-        ) as consumer,
+        joined(marshal, cluster.group(), [topic], delivery="at_most_once", prefetch_bytes=100_000) as consumer,
     ):
         until(owns(consumer, 0, 1), "all partitions are its")
         cluster.broker.writable = False

@@ -116,16 +116,6 @@ def test_one_message_at_a_time_does_not_get_stuck() -> None:
         assert refill.request(1, 0) == 0
 
 
-def test_a_group_may_limit_what_is_to_come() -> None:
-    """One pull takes all that is to come, so several requests of which each is within the limit may not add up."""
-    refill = Refill(1_000, 500, EXPIRES_MS)
-    assert refill.request(0, 0, lambda asked: min(asked, 100)) == 100
-    assert refill.request(0, 0, lambda asked: min(asked, 100)) == 0
-    refill.came(40)
-    assert refill.request(40, 0, lambda asked: min(asked, 100)) == 40  # the buffer is not full yet
-    assert refill.to_come == 100
-
-
 def test_the_defaults_of_consume() -> None:
     """ADR-37: "If no options is provided, clients should use a default value for max_messages and not set max_bytes."
     ADR-37: "expires - default 30s, minimum 1s"

@@ -32,9 +32,9 @@ class Advised:
         return found
 
 
-def watch(unacked_max: int = 1_000) -> tuple[UnackedWatch, Advised]:
+def watch() -> tuple[UnackedWatch, Advised]:
     advised = Advised()
-    options = ConsumerOptions(handler_timeout_s=100.0, unacked_max=unacked_max)
+    options = ConsumerOptions(handler_timeout_s=100.0)
     return UnackedWatch(advised, options), advised  # type: ignore[arg-type]
 
 
@@ -85,9 +85,10 @@ def test_in_at_most_once_mode_the_message_is_not_known() -> None:
     assert [offset for offset, _ in advised.take()] == [NONE]
 
 
+@pytest.mark.bounds(unacked=5)
 def test_a_claim_that_tracks_too_much_is_reported_once() -> None:
-    """Never silently: nothing more is fetched at `unacked_max`."""
-    found, advised = watch(unacked_max=5)
+    """Never silently: nothing more is fetched at BOUNDS.unacked."""
+    found, advised = watch()
     tracker = AtLeastOnce(0)
     run = tracker.add(range(6))
     run.deliver(6, 0)
@@ -95,7 +96,7 @@ def test_a_claim_that_tracks_too_much_is_reported_once() -> None:
     claim = Claim(TP, 9, 0, tracker)
     for second in range(3):
         found.look([claim], at(second))
-    assert advised.take() == [(0, "6 messages are tracked above it (unacked_max): no more are fetched")]
+    assert advised.take() == [(0, "6 messages are tracked above it: no more are fetched")]
     run.finish(0)
     found.look([claim], at(4))
     tracker.add(range(6, 12)).deliver(6, 4_000)

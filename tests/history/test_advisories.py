@@ -225,7 +225,7 @@ def test_a_change_of_settings_says_what_changed() -> None:
         "configured: members +m3 -m1, by ops",
         "configured: members -m2 -m3, mappings +m1 +m2, by ops",
         "configured: mappings +m2, by ops",
-        "configured: mappings +m3 +m4 +m5 +m6 +m7 +m8 +m9 +m10 +m11 +m12 and 4 more, max_request_max_bytes 5, by ops",
+        "configured: mappings +m3 +m4 +m5 +m6 +m7 +m8 +m9 +m10 +m11 +m12 and 4 more, max_bytes 5, by ops",
         "configured",
     ]
 

@@ -209,7 +209,7 @@ def consume(settings: dict[str, Any], group: str, topic: str) -> int:
     """Reads every message with the defaults: positions come from Kafka's offsets and are mirrored to them."""
     with (
         marshal_py.connect(settings, timeout_s=DEADLINE_S) as marshal,
-        marshal.consumer(group, [topic], start_fallback="earliest", heartbeat_interval_s=1.0) as consumer,
+        marshal.consumer(group, [topic], start="committed|earliest", heartbeat_interval_s=1.0) as consumer,
     ):
         seen = 0
         for message in consumer:

@@ -26,7 +26,7 @@ OPEN = 50  # a partition's grants count as open if so many messages were granted
 BACKLOG = 2_400
 QUICK = 300  # messages that are handled without delay
 # In a second such a handler takes a hundred messages, but thousands were granted, from all partitions.
-SLOW = {"handler_ms": [10], "quick": QUICK, "options": {"prefetch_messages": BACKLOG}}
+SLOW = {"handler_ms": [10], "quick": QUICK, "bounds": {"prefetch": BACKLOG}}
 USER = "tests.support.failing_handler"
 THIRD_NS = 300_000_000  # of the interval of 1 s, less the time that may pass between reading the clock and sending
 
@@ -133,7 +133,7 @@ def test_the_end_of_the_block_and_drain_lose_nothing(
 ) -> None:
     run = with_backlog(kafka, topic, scenario)
     # `drain` hands over what was prefetched: with the default of a thousand messages, ten seconds of such handlers.
-    fetched = {"options": {"prefetch_messages": 200}} if leaves_by == "drain" else {}
+    fetched = {"bounds": {"prefetch": 200}} if leaves_by == "drain" else {}
     run.start_worker("leaver", USER, leaves_after=QUICK + 20, leaves_by=leaves_by, **{**SLOW, **fetched})
     assert run.await_gone("leaver") == 0
     run.scan()

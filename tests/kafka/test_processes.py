@@ -207,7 +207,7 @@ def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicF
     data = topic(1)
     run = scenario(kafka, [data], style="single", handler_ms=[20], fails=0.0)
     # It may have fifty unacked messages, so it must fetch again, from an offset that is deleted by then.
-    run.start_worker("slow", options={"unacked_max": 50, "prefetch_messages": 20})
+    run.start_worker("slow", bounds={"unacked": 50, "prefetch": 20})
     run.await_joined("slow")
     run.produce(per_second=2_000, count=1_500)
     run.wait(lambda: len(run.evidence.topics.get((data, 0), ())) == 1_500, "everything is produced")
@@ -293,7 +293,7 @@ def write_raw(run: ProcessScenario, cluster: Cluster, values: list[bytes | None]
 def test_at_most_once_killed_between_the_grant_and_its_reading(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, written: bool
 ) -> None:
-    run = scenario(kafka, [topic(4)], delivery="at_most_once", options={"grant_messages": 40})
+    run = scenario(kafka, [topic(4)], delivery="at_most_once", bounds={"grant": 40})
     run.produce(per_second=600)
     for number in range(3):
         name = f"w{number}"

@@ -147,7 +147,7 @@ class Worker:
 
     def _run(self) -> None:
         case = self.case
-        options = {"start_fallback": "earliest", "heartbeat_interval_s": INTERVAL_S, **self.options}
+        options = {"start": "committed|earliest", "heartbeat_interval_s": INTERVAL_S, **self.options}
         try:
             with (
                 marshal_py.connect(

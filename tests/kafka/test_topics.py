@@ -51,7 +51,7 @@ def test_what_was_created_can_be_used_at_once(request: pytest.FixtureRequest, no
         for number in range(10):
             name = f"made-{mark}-{number % 2}"  # one that was deleted a moment ago, too
             with marshal.create_topic(name) as topic:
-                with marshal.consumer(f"{name}-{number}", [name], join_live_kafka_group=True) as consumer:
+                with marshal.consumer(f"{name}-{number}", [name]) as consumer:
                     assert not consumer.next(expires_s=0)
                 marshal.update_topic(name, partitions=3)
                 assert len(topic.info().partitions) == 3

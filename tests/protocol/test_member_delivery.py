@@ -418,11 +418,10 @@ def test_a_grant_is_of_the_process_that_sent_it(to: int) -> None:
     assert a.take(claim) is None
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_past_the_fence_the_rest_is_dropped(late: bool) -> None:
-    """D3: dropped, counted and reported, unless the option says to deliver late; never before the lease is back."""
+def test_past_the_fence_the_rest_is_dropped() -> None:
+    """D3: dropped, counted and reported."""
     cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
-    (a,) = cluster.team("a", deliver_late=late)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
     granted(cluster, a, claim, (0, 10))
     assert [a.take(claim), a.take(claim)] == [0, 1]
@@ -432,10 +431,9 @@ def test_past_the_fence_the_rest_is_dropped(late: bool) -> None:
     a.release_writes()
     cluster.run(I)
     assert a.may(claim)
-    assert take_all(a, claim) == ([] if not late else list(range(2, 10)))
-    assert a.member.grants_dropped == (0 if late else 8)
-    drops = [(advisory.offset, advisory.to) for _, advisory in a.advised("amo_dropped")]
-    assert drops == ([] if late else [(2, 10)])
+    assert take_all(a, claim) == []
+    assert a.member.grants_dropped == 8
+    assert [(advisory.offset, advisory.to) for _, advisory in a.advised("amo_dropped")] == [(2, 10)]
 
 
 def test_the_report_of_what_is_dropped_names_all_of_several_grants_that_lie_apart() -> None:
@@ -472,11 +470,10 @@ def test_a_grant_that_comes_past_the_fence_is_dropped() -> None:
     assert take_all(a, claim) == []
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_move_ends_what_was_granted(late: bool) -> None:
-    """T12, D3: a pause gives back the rest; a SetPosition is a new generation, also with the option to deliver late."""
+def test_a_move_ends_what_was_granted() -> None:
+    """T12, D3: a pause gives back the rest; a SetPosition is a new generation."""
     cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
-    (a,) = cluster.team("a", deliver_late=late)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
     granted(cluster, a, claim, (0, 10))
     assert a.take(claim) == 0

@@ -110,7 +110,6 @@ def test_a_pattern_replaces_topics() -> None:
     needed = {"group": "g", "bootstrap.servers": "a:1"}
     options = StreamOptions.of({**needed, "subscribePattern": "orders-.*", "startingOffsets": '{"orders-1":{"0":5}}'})
     assert (options.topics, options.topics_pattern) == ((), "orders-.*")
-    assert options.consumer["new_topics"] == "earliest"
     for pattern, says in (("(", "a Python regular expression"), ("", "the whole name")):
         with pytest.raises(InvalidOption, match=says):
             StreamOptions.of({**needed, "subscribePattern": pattern})

@@ -119,7 +119,7 @@ def test_the_names_exist() -> None:
     assert {
         name for cell in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE) for name in re.findall(r"\w+", cell)
     } == set(STATE_TABLES)
-    assert first_cells("| option | default | |") == {*OPTIONS, "kafka.*"} - {"start_fallback"}
+    assert first_cells("| option | default | |") == {*OPTIONS, "kafka.*"}
     assert first_cells('| option of `format("kafka")` | here |') == {*ALIASES, "kafka.*"}
     below = TEXT.partition('| option of `format("kafka")` | here |')[2].partition("## ")[0]
     assert {

@@ -716,7 +716,6 @@ def test_a_reader_makes_nothing_before_it_is_used() -> None:
         ("groupid", "g"),
         ("path", "/x"),
         ("policy", "chaos"),
-        ("new_topics", "latest"),
         ("topics_pattern", "t"),
         ("min_rows_per_batch", "1000001"),
         ("max_batch_delay_s", "5"),

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import marshal_py
+from marshal_py.client.values.bounds import BOUNDS
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.kafka import KafkaLog, KafkaTransport
 from tests.support.journal import Journal
@@ -64,6 +65,7 @@ class Settings:
     die_at_grant: int = 0  # 1 = kill -9 between sending the first ClaimingMessages and reading it back; 0 = never
     die_after_write: bool = True  # whether this record is in the log when the process dies
     options: dict[str, Any] = field(default_factory=dict)  # of Marshal.consumer
+    bounds: dict[str, int] = field(default_factory=dict)  # of client/values/bounds.py
 
 
 class WatchedClock(SystemClock):
@@ -140,6 +142,8 @@ class Worker:
             coordination_partitions=settings.coordination_partitions,
         ) as marshal:
             options = {"heartbeat_interval_s": 1.0, "start": "earliest", **settings.options}
+            for name, value in settings.bounds.items():
+                setattr(BOUNDS, name, value)
             with marshal.consumer(settings.group, settings.topics, delivery=settings.delivery, **options) as consumer:
                 self.consumer = consumer
                 marshal_py.stop_on_signals(consumer)

@@ -5,16 +5,17 @@ Asks the cluster; writes nothing. Offsets are looked up again before every move:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from marshal_py.admin.plans.runner import OperationRunner
-from marshal_py.admin.plans.targets import SHIFT, TABLE, Facts, Target, resolve
+from marshal_py.admin.plans.targets import Target, resolve
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, find_recreated
 from marshal_py.admin.views.suggestions import suggestion
-from marshal_py.client.values.start_positions import COMMITTED, TIME
+from marshal_py.client.values.where import Facts, at_times, committed_at
 from marshal_py.errors import AdminFailed, GroupDeleted, GroupMissing, InvalidOption, PositionOutOfRange
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import TopicInfo
 
 
@@ -30,7 +31,7 @@ class PositionResolver:
         self._runner, self._target = runner, target
         given = [topics] if isinstance(topics, str) else list(topics)
         names = {one.topic if isinstance(one, TopicPartition) else one.partition(":")[0] for one in given}
-        names |= {tp.topic for tp, _ in target.table} if not given else set()
+        names |= {tp.topic for tp in target.named} if not given else set()
         group = self._group()
         if group.deleted:
             raise GroupDeleted(group.name)
@@ -46,13 +47,12 @@ class PositionResolver:
                     f"that Kafka has: marshal groups shrink {runner.context.name} {topic} --partitions "
                     f"{info.partitions}",
                 )
-        if target.kind in (SHIFT, COMMITTED):
+        if target.of_the_past:
             # A shift starts from a position of the topic that is gone, and committed offsets are such positions.
             for one in self.recreated.values():
                 raise one.error(group.name, self._first_of(one.topic))
         # Offsets that the group commits while it releases its partitions must not change the target.
-        committed = target.kind == COMMITTED
-        self._committed = runner.admin.committed(runner.context.name, self.tps) if committed else {}
+        self._committed = committed_at(target.points(self.tps), runner.context.name, runner.admin)
 
     def _group(self) -> Group:
         group = self._runner.context.group
@@ -72,7 +72,7 @@ class PositionResolver:
         """Returns the partitions that the caller named, or those of the target's table if the caller named none."""
         group = self._group()
         found: list[TopicPartition] = []
-        table = [tp for tp, _ in self._target.table]
+        table = sorted(self._target.named)
         for one in given:
             if isinstance(one, TopicPartition):
                 found.append(one)
@@ -80,7 +80,7 @@ class PositionResolver:
             topic, colon, number = one.rpartition(":")
             if colon and number.isdigit():
                 found.append(TopicPartition(topic, int(number)))
-            elif self._target.kind == TABLE:
+            elif table:
                 found += [tp for tp in table if tp.topic == one]
             elif one in group.topics:
                 count = self.recreated[one].partitions if one in self.recreated else group.topics[one].count
@@ -89,7 +89,7 @@ class PositionResolver:
                 raise GroupMissing(
                     self._runner.context.name, f"has never consumed topic {one!r}{suggestion(one, group.topics)}"
                 )
-        if self._target.kind == TABLE:
+        if table:
             found = found if given else table
             missing = sorted(set(found) - set(table))
             if missing:
@@ -105,7 +105,7 @@ class PositionResolver:
         its owner may be further than the log says, so what is too far from here is too far from there, too.
         """
         owned = self._group().claims.values()
-        moving = {partition.tp for partition in owned} if self._target.kind == SHIFT else set()
+        moving = {partition.tp for partition in owned} if self._target.where is None else set()
         self._resolve([tp for tp in self.tps if tp not in moving])
         try:
             self._resolve([tp for tp in self.tps if tp in moving])
@@ -130,13 +130,6 @@ class PositionResolver:
         if not tps:
             return {}
         admin, group = self._runner.admin, self._group()
-        bounds = admin.bounds(tps)
-        at_time = admin.offsets_at(tps, self._target.number) if self._target.kind == TIME else {}
-        facts = Facts(
-            {tp: group.partitions[tp].position if tp in group.partitions else NONE for tp in tps},
-            {tp: bounds[tp].first for tp in tps},
-            {tp: bounds[tp].end for tp in tps},
-            self._committed,
-            at_time,
-        )
-        return resolve(self._target, tps, facts)
+        times = at_times(self._target.points(tps), admin, time.time_ns() // 1_000_000)
+        positions = {tp: group.partitions[tp].position for tp in tps if tp in group.partitions}
+        return resolve(self._target, tps, positions, Facts(admin.bounds(tps), self._committed, times))

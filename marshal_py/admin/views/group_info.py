@@ -131,8 +131,8 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
     `partitions`, `owned`, `parked`: how many live sessions there are, partitions of all topics, those that have an
     owner, and those that nobody may own. `topics`: how many partitions each has. `opaque`: whether a newer release
     wrote records that this one cannot read. `policy`: None if nobody set one; then each consumer follows its own.
-    `pause`: None if the group is not paused. `on_topic_recreated`, `max_request_batch`, `max_request_expires_s`
-    (seconds), `max_request_max_bytes`: as in GroupConfig; None if they are not set.
+    `pause`: None if the group is not paused. `on_topic_recreated`: as in GroupConfig; None
+    if it is not set.
 
     Policies `members` and `blocks`: `max_members`; `member_list` (names) and `mappings` (name -> partitions), each None
     if it is not set; `member_states`, one for each name; `active_members`, the names whose consumers own partitions;
@@ -162,9 +162,6 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
     policy: str | None
     pause: PauseInfo | None
     on_topic_recreated: str | None
-    max_request_batch: int | None
-    max_request_expires_s: float | None
-    max_request_max_bytes: int | None
     max_members: Annotated[int | None, PARTITIONED] = None
     member_list: Annotated[tuple[str, ...] | None, PARTITIONED] = None
     mappings: Annotated[dict[str, tuple[int, ...]] | None, PARTITIONED] = None

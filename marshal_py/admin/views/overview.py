@@ -16,7 +16,6 @@ from marshal_py.admin.views.group_info import (
 )
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, partitions_of
-from marshal_py.client.values.group_config import limits_of
 from marshal_py.errors import PartitionParked
 from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol.fold.policies import policy_of
@@ -181,7 +180,6 @@ def info(
         policy=config.policy or None,
         pause=pause(group, pause_history, wall_ms),
         on_topic_recreated=config.on_topic_recreated or None,
-        **limits_of(config),
         topic_ids={name: topic.id or None for name, topic in sorted(group.topics.items())},
         positions=tuple(
             PositionInfo(

@@ -28,6 +28,7 @@ from marshal_py.client.delivery.turns import Turns
 from marshal_py.client.messages.acks import Delivered, DeliveryContext
 from marshal_py.client.messages.answers import Answers
 from marshal_py.client.messages.message import DecodedMessage, Message, Part
+from marshal_py.client.values.bounds import BOUNDS
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.sizes import message_bytes
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
@@ -75,9 +76,7 @@ class DeliveryQueue:
         self._taking: list[tuple[OffsetRun, int]] = []  # the running fetch's: (run, its `delivered` before)
         self._pid = os.getpid()
         watch_forks(self)
-        self.prefetch: Prefetch = Prefetch(
-            options.prefetch_bytes, options.prefetch_messages, self.answers.waiting_bytes
-        )
+        self.prefetch: Prefetch = Prefetch(options.prefetch_bytes, BOUNDS.prefetch, self.answers.waiting_bytes)
         self._last: int | None = None  # while the consumer drains: the value of `delivered` at which it stops
         self._gate_shut = False  # as the user's thread last found it; while it is, claimed partitions are not fetched
         self.at_most_once: bool = options.delivery == "at_most_once"
@@ -220,12 +219,12 @@ class DeliveryQueue:
         """Tells whether the partition has as many messages as it may have, even if there is memory for more.
 
         Before it is claimed it may have AHEAD_MESSAGES_MAX fetched messages. After that, in at-least-once mode only,
-        there may be `unacked_max` messages from the claim's position to the newest fetched one.
+        there may be BOUNDS.unacked messages from the claim's position to the newest fetched one.
         """
         if buffer.claim is None:
             return buffer.size >= AHEAD_MESSAGES_MAX
         tracker = buffer.claim.tracker
-        return isinstance(tracker, AtLeastOnce) and tracker.tracked >= self.options.unacked_max
+        return isinstance(tracker, AtLeastOnce) and tracker.tracked >= BOUNDS.unacked
 
     def wait_for_gate(self) -> None:
         """Stops fetching claimed partitions until the gate opens. Called when messages wait because the gate is shut.
@@ -238,8 +237,8 @@ class DeliveryQueue:
                 self._pause_fetching(buffer)
 
     def drain(self) -> None:
-        """Limits what is still delivered to `prefetch_messages`, because the buffers may hold minutes of work."""
-        self._last = self.delivered + self.options.prefetch_messages
+        """Limits what is still delivered to BOUNDS.prefetch messages, because the buffers may hold minutes of work."""
+        self._last = self.delivered + BOUNDS.prefetch
 
     def left(self) -> int:
         """Returns how many messages may still be delivered; sys.maxsize if `drain` has not been called."""
@@ -462,9 +461,8 @@ class DeliveryQueue:
 
     def offer(self) -> bool:
         """Sets each claim's `offer`: offsets to ask a grant for (D2). Tells whether the member can ask for one now."""
-        most, ends = self.options.grant_messages, self.left() <= 0
         buffers = [self.buffers[tp] for tp in self._turns]
-        something, self._spent = grants.offer(buffers, self.source, self.rate, most, ends=ends)
+        something, self._spent = grants.offer(buffers, self.source, self.rate, ends=self.left() <= 0)
         return something
 
     def user_returned(self) -> None:
@@ -498,7 +496,7 @@ class DeliveryQueue:
                 continue
             tracker = buffer.claim.tracker if buffer.claim is not None else None
             if isinstance(tracker, AtLeastOnce):
-                if tracker.tracked > self.options.unacked_max // 2:
+                if tracker.tracked > BOUNDS.unacked // 2:
                     continue
                 tracker.position()
             self._resume_fetching(buffer)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.handling_rate import HandlingRate
 from marshal_py.client.delivery.prefetch import SLOW_PER_S
+from marshal_py.client.values.bounds import BOUNDS
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtMostOnce
 from marshal_py.protocol.member.rebalance import GRANTS_AHEAD
@@ -30,9 +31,9 @@ def before_fetching(rate: HandlingRate) -> bool:
     return rate.per_second() >= SLOW_PER_S
 
 
-def backlog(delivering: Iterable[tuple[Buffer, Claim]], source: DataSource, grant_messages: int) -> bool:
+def backlog(delivering: Iterable[tuple[Buffer, Claim]], source: DataSource) -> bool:
     """Tells whether a partition has a whole grant of offsets that are not fetched."""
-    return any(source.end_offset(claim.tp) - buffer.next_offset >= grant_messages for buffer, claim in delivering)
+    return any(source.end_offset(claim.tp) - buffer.next_offset >= BOUNDS.grant for buffer, claim in delivering)
 
 
 def all_fetched(buffer: Buffer, tracker: AtMostOnce, spent: bool) -> bool:
@@ -69,12 +70,10 @@ class Offered(NamedTuple):
     spent: bool
 
 
-def offer(
-    buffers: Collection[Buffer], source: DataSource, rate: HandlingRate, grant_messages: int, *, ends: bool
-) -> Offered:
+def offer(buffers: Collection[Buffer], source: DataSource, rate: HandlingRate, *, ends: bool) -> Offered:
     """Sets each claim's `offer`: offsets to ask a grant for.
 
-    A grant holds about a second of the handler's work (`rate`), shared by the partitions, and at most `grant_messages`.
+    A grant holds about a second of the handler's work (`rate`), shared by the partitions, and at most BOUNDS.grant.
     All that is granted and not delivered is GRANTED_MS of work at most, or one message: a crash loses it. `buffers`:
     those from which messages are delivered first come first. `ends`: the consumer delivers nothing more, so that
     nothing is offered.
@@ -107,7 +106,7 @@ def offer(
             supplied = supplied or more  # its offer stays as it is: a look at the buffer costs time
         else:
             lacking.append((buffer, claim, tracker, end))
-    each = max(1, min(grant_messages, rate.within(1_000) // max(1, waiting)))
+    each = max(1, min(BOUNDS.grant, rate.within(1_000) // max(1, waiting)))
     # One record asks for all partitions. So a fast user's next grants wait until every partition needs one, but no
     # longer than the first of them has half a grant left.
     now = not (ahead and supplied) or any(_half_used(buffer, tracker, each) for buffer, _, tracker, _ in lacking)

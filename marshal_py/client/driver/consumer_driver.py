@@ -27,7 +27,7 @@ from marshal_py.client.driver.unserved_watch import UnservedWatch
 from marshal_py.client.messages.user_callbacks import UserCallbacks
 from marshal_py.client.ranges.planned_claims import PlannedClaims, UnfetchedSource
 from marshal_py.client.ranges.ranges import Ranges
-from marshal_py.client.values import start_positions
+from marshal_py.client.values import where
 from marshal_py.client.values.counters import Counters
 from marshal_py.client.values.event_log import EventLog
 from marshal_py.client.values.info import ClaimInfo
@@ -52,6 +52,7 @@ from marshal_py.transport.ports import Bounds, DataSource, OutOfRange
 
 EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
 PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
+BEGAN_AT_END: Final = "nothing is committed: it reads what comes from now on; start='earliest' reads what is there"
 
 
 class ConsumerDriver:
@@ -120,6 +121,7 @@ class ConsumerDriver:
         self._ends_due_ms = 0
         self._copies = PositionCopies(context, member, self._report_refused_copy)
         self.counters: Counters = Counters()
+        self.began_at_end: set[TopicPartition] = set()  # as in ConsumerInfo
 
     @property
     def queue(self) -> DeliveryQueue | Ranges:
@@ -264,7 +266,7 @@ class ConsumerDriver:
         if ready.resolve:
             self._to_resolve += ready.resolve
             self.submit("where partitions begin", self._resolve)
-        if ready.mirror and self.options.mirror_offsets:
+        if ready.mirror:
             self._copies.add(ready.mirror)
             self.submit("the copy of positions", lambda: self._copies.copy(self.topic_watch.absent))
         if ready.look_at_topics:
@@ -313,7 +315,7 @@ class ConsumerDriver:
         shared = {one.session for one in ready.advisories if one.kind == "client_id_shared"}
         own = shared and shared.intersection(self._siblings())  # consumers of one Marshal share its client_id by right
         self.publish(*(one for one in ready.advisories if one.kind != "client_id_shared" or one.session not in own))
-        self._user_callbacks.notify(ready, bool(self.member.claims), self.member.pin)
+        self._user_callbacks.notify(ready, bool(self.member.claims))
 
     def publish(self, *advisories: Advisory) -> None:
         """Adds advisories to `Consumer.events`, and to `logging` in as few lines as people need."""
@@ -338,9 +340,9 @@ class ConsumerDriver:
             return
         wanted = [one._replace(earliest=one.earliest or one.tp.topic in self.topic_watch.later) for one in wanted]
         try:
-            found: dict[TopicPartition, Bounds] = yield Ask(
-                lambda: start_positions.resolve(
-                    self.options.start, self.options.start_fallback, wanted, self.member.name, self.context.admin
+            found: dict[TopicPartition, where.Begin] = yield Ask(
+                lambda: where.resolve(
+                    self.options.start, wanted, self.member.name, self.context.admin, self.context.clock.now().wall_ms
                 )
             )
         except AccessDenied as error:  # waiting would not fix it: the user must know
@@ -355,9 +357,17 @@ class ConsumerDriver:
             return
         with self.context.outbox, self.context.lock:
             now = self.context.clock.now()
-            for tp, (start, end) in found.items():
-                self.member.start_resolved(tp, start, end, now)
+            for tp, (first, end, unsaid) in found.items():
+                self.member.start_resolved(tp, first, end, now)
+                if unsaid:
+                    self._began_at_end(tp)
             self.step(now)
+
+    def _began_at_end(self, tp: TopicPartition) -> None:
+        """Says once that this consumer reads only what comes from now on, which newcomers do not expect."""
+        if not self.began_at_end:
+            self.member.advise("began_at_end", tp, text=BEGAN_AT_END)
+        self.began_at_end.add(tp)
 
     def _report_refused_copy(self, refused: str) -> None:
         self.member.note("mirror_refused", text=refused)

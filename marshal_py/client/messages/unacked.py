@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from marshal_py.client.values.bounds import BOUNDS
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
@@ -22,7 +23,7 @@ class UnackedWatch:
     """Reports the oldest unacked message of each claim while it grows old, and a claim that tracks too many."""
 
     def __init__(self, member: Member, options: ConsumerOptions) -> None:
-        self._member, self._unacked_max = member, options.unacked_max
+        self._member = member
         self._timeout_ms = round(1000 * options.handler_timeout_s)
         self._reported: dict[int, int] = {}  # epoch -> quarters of the timeout that were reported of its oldest message
         self._full: set[int] = set()  # epochs of which it was reported that nothing more is fetched
@@ -43,10 +44,10 @@ class UnackedWatch:
                     f"(handler_timeout_s) its partition is released"
                 )
                 self._advise(claim, offset, text)
-            if isinstance(claim.tracker, AtLeastOnce) and claim.tracker.tracked >= self._unacked_max:
+            if isinstance(claim.tracker, AtLeastOnce) and claim.tracker.tracked >= BOUNDS.unacked:
                 self._full.add(claim.epoch)
                 if claim.epoch not in full:
-                    text = f"{claim.tracker.tracked} messages are tracked above it (unacked_max): no more are fetched"
+                    text = f"{claim.tracker.tracked} messages are tracked above it: no more are fetched"
                     self._advise(claim, claim.position(), text)
 
     def _age(self, claim: Claim, now: Instant) -> tuple[int, int, int]:

@@ -12,11 +12,10 @@ from marshal_py.client.values.info import ClaimInfo
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.member.member_state import Ready
-from marshal_py.protocol.wire.identity import NONE
 
 
 class UserCallbacks:
-    """Submits the callbacks of one consumer, and knows whether its user was told that it is active, or pinned."""
+    """Submits the callbacks of one consumer, and knows whether its user was told that it is active."""
 
     def __init__(
         self,
@@ -26,19 +25,9 @@ class UserCallbacks:
     ) -> None:
         self._options, self._submit, self._claim_info = options, submit, claim_info
         self._active = False
-        self._pin = NONE
 
-    def notify(self, ready: Ready, active: bool, pin: int) -> None:
-        """Submits what a tick led to. `active`: whether the consumer owns a partition after it.
-
-        `pin`: the epoch of its pin, NONE if it has none.
-        """
-        if pin != self._pin:
-            if self._pin != NONE and self._options.on_unpinned is not None:
-                self._submit(self._options.on_unpinned)
-            if pin != NONE and self._options.on_pinned is not None:
-                self._submit(self._options.on_pinned)
-            self._pin = pin
+    def notify(self, ready: Ready, active: bool) -> None:
+        """Submits what a tick led to. `active`: whether the consumer owns a partition after it."""
         options, submit = self._options, self._submit
         if options.on_lost is not None:
             for claim, reason in ready.lost:

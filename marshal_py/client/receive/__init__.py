@@ -8,7 +8,6 @@ DOORS: Final = (
     "consuming",
     "demand",
     "ending",
-    "group_limits",
     "intake",
     "membership",
     "receiving",

@@ -14,7 +14,6 @@ from marshal_py.client.delivery.buffers import ENDLESS, Allowance, Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.redelivery import Redelivered
 from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
-from marshal_py.client.receive.group_limits import GroupLimits
 from marshal_py.client.receive.intake import Intake
 from marshal_py.client.receive.refill import Refill
 from marshal_py.client.values.requests import ConsumeRequest, Request
@@ -118,20 +117,13 @@ class ConsumeDemand(Demand):
     verb = "the iteration of consume"
 
     def __init__(
-        self,
-        context: Context,
-        intake: Intake,
-        queue: DeliveryQueue,
-        request: ConsumeRequest,
-        limits: GroupLimits,
-        watch: IdleHeartbeat,
+        self, context: Context, intake: Intake, queue: DeliveryQueue, request: ConsumeRequest, watch: IdleHeartbeat
     ) -> None:
         super().__init__(intake, watch)
-        self._context, self._queue, self._limits = context, queue, limits
-        self._in_bytes, self._whole = request.in_bytes, request.limit
+        self._context, self._queue = context, queue
+        self._in_bytes = request.in_bytes
         self._refill = Refill(request.limit, request.threshold, round(request.expires_s * 1000))
         self._largest_bytes = 0  # the largest message so far: so many of it as fit are taken at once
-        self._left = 0  # where bytes are limited: how many messages the group lets this request still bring
         self.stopped = False
         self.drain_until: float | None = None  # monotonic; None while it does not drain
         # A look may have brought more than was asked for, and a drain delivers no more than could be pending.
@@ -189,7 +181,7 @@ class ConsumeDemand(Demand):
     def refill(self) -> Steps[None]:
         """Asks for what is missing, again while all that comes waits for acks and so keeps nothing else from coming."""
         for _ in range(HELD_PULLS_MAX if self.drain_until is None else 0):
-            self._refill.request(self._buffered()[self._in_bytes], self._context.clock.now().mono_ms, self._allowed)
+            self._refill.request(self._buffered()[self._in_bytes], self._context.clock.now().mono_ms)
             wanted = self._piece()
             came = bool(wanted) and self._came((yield from self.intake.pull(0.0, wanted, wanted)))
             if not came or self._buffered()[0]:
@@ -210,11 +202,6 @@ class ConsumeDemand(Demand):
         wanted = 0 if self.drain_until is not None else self._piece()
         return self._watched(self._came((yield from self.intake.pull(timeout_s, wanted, wanted))))
 
-    def _allowed(self, asked: int) -> int:
-        if self._in_bytes:
-            self._left = self._limits.any_number()
-        return self._limits.most(asked, self._whole, self._in_bytes)
-
     # --- what comes
 
     def _piece(self) -> int:
@@ -225,7 +212,7 @@ class ConsumeDemand(Demand):
         to_come = self._refill.to_come
         if not self._in_bytes or not to_come:
             return to_come
-        fitting = min(self._left, to_come // self._largest_bytes) if self._largest_bytes else 0
+        fitting = to_come // self._largest_bytes if self._largest_bytes else 0
         return fitting or (0 if self._buffered()[0] else 1)
 
     def _came(self, chunks: Sequence[Chunk]) -> bool:
@@ -236,7 +223,6 @@ class ConsumeDemand(Demand):
             sizes = [message_bytes(message) for chunk in chunks for message in chunk.messages]
             self._largest_bytes = max(self._largest_bytes, *sizes)
             self._refill.came(sum(sizes))
-            self._left -= len(sizes)
-            if self._left <= 0 or self._refill.to_come < self._largest_bytes:
+            if self._refill.to_come < self._largest_bytes:
                 self._refill.give_up()
         return bool(chunks)

@@ -18,6 +18,7 @@ from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import LOOK_PIECES_MAX
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.receive.membership import WAIT_SLICE_S
+from marshal_py.client.values.bounds import BOUNDS
 from marshal_py.client.values.waits import Change, Poll, PollAhead, Steps
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.transport.ports import Chunk
@@ -38,7 +39,7 @@ class Intake:
         self.monotonic = context.monotonic
         self._came_at = self.monotonic()  # when the last messages came
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
-        self.ahead: int = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
+        self.ahead: int = LOOK_AHEAD_GRANTS * BOUNDS.grant if queue.at_most_once else 0
 
     def wait_s(self) -> float:
         """Returns for how long to wait for messages at once: a signal or another thread's stop is seen after that.
@@ -73,7 +74,7 @@ class Intake:
                 yield Change(min(timeout_s, wait_s), seen)
                 timeout_s = 0.0
         # Where grants are for fetched messages, a larger piece allows a larger grant.
-        most = min(most, queue.options.prefetch_messages)
+        most = min(most, BOUNDS.prefetch)
         if not queue.at_most_once or grants.before_fetching(queue.rate):
             most = min(most, max(wanted, PIECE_MESSAGES))
         with context.lock:
@@ -141,8 +142,8 @@ class Intake:
         """
         queue, context = self._queue, self._context
         with context.lock:
-            most, room = queue.options.grant_messages, self.ahead - queue.buffered()
-            if grants.before_fetching(queue.rate) and grants.backlog(queue.delivering(), queue.source, most):
+            room = self.ahead - queue.buffered()
+            if grants.before_fetching(queue.rate) and grants.backlog(queue.delivering(), queue.source):
                 room = 0  # so that few messages wait in Python for their grants
             taken = queue.takes(room) if room >= self.ahead // 2 else 0
         self.add((yield PollAhead(taken)) if taken else ())

@@ -287,6 +287,7 @@ class Membership:
                 self._member.late_acks,
                 self._context.waiting_for() or why_waiting(self._driver),
                 *self._pending(),
+                tuple(sorted(self._driver.began_at_end)),
             )
 
     def _pending(self) -> tuple[int, int]:

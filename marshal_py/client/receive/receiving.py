@@ -18,7 +18,6 @@ from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.messages.message import Batch
 from marshal_py.client.receive.demand import ConsumeDemand, Demand, LimitedDemand
 from marshal_py.client.receive.ending import Ending
-from marshal_py.client.receive.group_limits import GroupLimits
 from marshal_py.client.receive.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.receive.membership import WAIT_SLICE_S
 from marshal_py.client.values.requests import ConsumeRequest, Request
@@ -36,7 +35,6 @@ class Receiving:
         self._context, self.driver, self._ending = context, driver, ending
         self.queue = driver.queue
         self.intake: Intake = Intake(context, driver, driver.queue)
-        self.limits: GroupLimits = GroupLimits(context, driver)
 
     def _watch(self, idle_heartbeat_s: float | None) -> IdleHeartbeat | None:
         return None if idle_heartbeat_s is None else IdleHeartbeat(self._context, self.driver, idle_heartbeat_s)
@@ -47,14 +45,12 @@ class Receiving:
 
     def limited(self, request: Request) -> LimitedDemand:
         """Returns what `fetch_each` asks for."""
-        request = self.limits.cut(request)
         return LimitedDemand(self.intake, request, self._watch(request.idle_heartbeat_s))
 
     def consuming(self, request: ConsumeRequest) -> ConsumeDemand:
         """Returns what a `consume` asks for."""
         watch = IdleHeartbeat(self._context, self.driver, request.idle_heartbeat_s)
-        request = self.limits.cut_consume(request)
-        return ConsumeDemand(self._context, self.intake, self.queue, request, self.limits, watch)
+        return ConsumeDemand(self._context, self.intake, self.queue, request, watch)
 
     def fetch(self, request: Request) -> Steps[Batch[Any, Any]]:
         """Waits until the batch is full enough, the consumer must stop, or the request expires.
@@ -63,7 +59,6 @@ class Receiving:
         `queue.begin` before.
         """
         queue, context = self.queue, self._context
-        request = self.limits.cut(request)
         _, max_bytes, min_messages, expires_s, _ = request
         deadline = context.monotonic() + expires_s
         watch = self._watch(request.idle_heartbeat_s)

@@ -7,8 +7,6 @@ so that buffers which are dropped with a lost claim need no correction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 
 class Refill:
     """Keeps the units that were asked for and have not come, for one limit and its threshold."""
@@ -30,17 +28,14 @@ class Refill:
         """Returns how many units are pending: at most `limit`, though a look (prefetch.py) may buffer more."""
         return min(self.limit, self.to_come + buffered)
 
-    def request(self, buffered: int, now_ms: int, allowed: Callable[[int], int] = lambda asked: asked) -> int:
-        """Returns how many units to ask for now, which then count as pending; 0 if none.
-
-        `allowed(units)` returns how many of these may be to come at once.
-        """
+    def request(self, buffered: int, now_ms: int) -> int:
+        """Returns how many units to ask for now, which then count as pending; 0 if none."""
         if self.to_come and now_ms >= self._until_ms:
             self.to_come = 0
         pending = self.pending(buffered)
         if pending > self.threshold or pending >= self.limit:
             return 0
-        asked = allowed(self.limit - buffered) - self.to_come
+        asked = self.limit - buffered - self.to_come
         if asked <= 0:
             return 0
         self.to_come += asked

@@ -3,6 +3,7 @@
 from typing import Final
 
 DOORS: Final = (
+    "bounds",
     "counters",
     "event_log",
     "finished",
@@ -15,6 +16,6 @@ DOORS: Final = (
     "retention",
     "retry",
     "sizes",
-    "start_positions",
+    "where",
     "waits",
 )

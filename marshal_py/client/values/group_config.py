@@ -27,21 +27,18 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
     "policy": group_settings.known_policies(),
     "on_topic_recreated": ON_TOPIC_RECREATED,
 }
-LIMIT_MAX: Final = 10**9  # far above what a request can use
+SECONDS_MAX: Final = 10**9  # some 30 years
 SECONDS_MIN: Final = 0.001  # less would become 0, which means something else
-# Limits of what one `fetch`, or one request of a `consume`, may ask for; 0 is no limit
-# (client/receive/group_limits.py).
-LIMITS: Final = ("max_request_batch", "max_request_expires_s", "max_request_max_bytes")
 LISTS: Final = ("members", "priority_groups")  # of names
 TIMES: Final = ("priority_timeout_s", "failover_s")
-NAMES: Final = (*WORDS, "lag_weighted", "max_members", "mappings", *LISTS, *TIMES, *LIMITS)
+NAMES: Final = (*WORDS, "lag_weighted", "max_members", "mappings", *LISTS, *TIMES)
 
 
 def check_settings(wanted: Wanted) -> dict[str, Any]:
     """Returns a copy of `wanted`.
 
     It may name `delivery`, `policy`, `on_topic_recreated`, `lag_weighted` (bool), `max_members` (int), `members` and
-    `priority_groups` (lists of names), `mappings` (name -> list of partitions), TIMES and LIMITS.
+    `priority_groups` (lists of names), `mappings` (name -> list of partitions) and TIMES.
     Raises InvalidOption for any other name, and for a value that its setting cannot have.
     """
     for name, value in wanted.items():
@@ -58,8 +55,8 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
             raise InvalidOption(name, value, "a list of names")
         if name == "mappings" and not (isinstance(value, Mapping) and _has_names(value)):
             raise InvalidOption(name, value, "a dict that has the partitions of each member by its name")
-        if name in LIMITS or name in TIMES:
-            _check_limit(name, value)
+        if name in TIMES:
+            _check_time(name, value)
     return dict(wanted)
 
 
@@ -67,23 +64,11 @@ def _has_names(value: object) -> bool:
     return isinstance(value, Collection) and all(isinstance(one, str) for one in value)
 
 
-def _check_limit(name: str, value: object) -> None:
-    seconds = name.endswith("_s")
-    kinds = int | float if seconds else int
-    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value <= LIMIT_MAX:
-        kind = "a number of seconds" if seconds else "a whole number"
-        rule = f"{kind} from 0 (no limit) to {LIMIT_MAX}" if name in LIMITS else kind
-        raise InvalidOption(name, value, rule)
+def _check_time(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SECONDS_MAX:
+        raise InvalidOption(name, value, "a number of seconds")
     if 0 < value < SECONDS_MIN:
         raise InvalidOption(name, value, f"0, or at least {SECONDS_MIN:g} seconds: the log has whole milliseconds")
-
-
-def limits_of(config: ConfigRecord | None) -> dict[str, Any]:
-    """Returns the limits of a group by name; None where there is no limit."""
-    if config is None:
-        return dict.fromkeys(LIMITS)
-    values = (config.max_batch, config.max_expires_ms / 1000, config.max_bytes)
-    return {name: value or None for name, value in zip(LIMITS, values, strict=True)}
 
 
 def base_of(group: Group | None) -> ConfigRecord:
@@ -130,9 +115,6 @@ def _changed(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: 
         priority_timeout_ms=round(1000 * wanted.get("priority_timeout_s", base.priority_timeout_ms / 1000)),
         failover_ms=round(1000 * wanted.get("failover_s", base.failover_ms / 1000)),
         lag_weighted=wanted.get("lag_weighted", base.lag_weighted),
-        max_batch=wanted.get("max_request_batch", base.max_batch),
-        max_expires_ms=round(1000 * wanted.get("max_request_expires_s", base.max_expires_ms / 1000)),
-        max_bytes=wanted.get("max_request_max_bytes", base.max_bytes),
     )
 
 
@@ -156,7 +138,7 @@ def settings_of(group: Group | None) -> dict[str, Any]:
     `priority_groups` only where the policy has them.
     """
     if group is None or group.deleted:
-        return {"delivery": None, "policy": None, "on_topic_recreated": None, **limits_of(None)}
+        return {"delivery": None, "policy": None, "on_topic_recreated": None}
     return {"delivery": MODE_NAMES[group.mode] if group.mode else None, **_in_config(base_of(group))}
 
 
@@ -181,7 +163,6 @@ def _in_config(config: ConfigRecord) -> dict[str, Any]:
     return {
         "policy": config.policy or None,
         "on_topic_recreated": config.on_topic_recreated or None,
-        **limits_of(config),
         **group_settings.settings_of(config),
     }
 
@@ -202,8 +183,8 @@ class GroupConfig:
     balanced shares the backlog, too, and not only the number of partitions.
     `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
     nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
-    `max_request_batch`, `max_request_expires_s` and `max_request_max_bytes`: the most messages, seconds and bytes that
-    one `fetch`, or one request of a `consume`, may ask for; 0 is no limit. Raises InvalidOption.
+
+    Raises InvalidOption.
     """
 
     delivery: str | None = None
@@ -216,9 +197,6 @@ class GroupConfig:
     priority_timeout_s: float | None = None
     failover_s: float | None = None
     lag_weighted: bool | None = None
-    max_request_batch: int | None = None
-    max_request_expires_s: float | None = None
-    max_request_max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.named())

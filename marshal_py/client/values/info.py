@@ -43,6 +43,9 @@ class ConsumerInfo(Struct, frozen=True):
     `pending_messages`: of a running `consume`, messages that were asked for and not delivered; with `max_bytes` only
     those that have come. `pending_bytes`: the same in bytes; 0 unless `max_bytes` was given. What is buffered of a
     partition that delivers nothing new before an ack or a redelivery (`max_acks_pending`) counts in neither.
+
+    `began_at_end`: partitions that had messages, where this consumer began at the end because nothing was committed and
+    `start` does not say what then. It reads only what came since.
     """
 
     group: str
@@ -58,3 +61,4 @@ class ConsumerInfo(Struct, frozen=True):
     waiting_for: str
     pending_messages: int = 0
     pending_bytes: int = 0
+    began_at_end: tuple[TopicPartition, ...] = ()

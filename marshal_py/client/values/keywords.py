@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypedDict, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypedDict, TypeVar
 
 from marshal_py.client.values.group_config import GroupConfig
 from marshal_py.client.values.options import (
@@ -49,29 +49,19 @@ class ConsumerKeywords(TypedDict, total=False):
     min_ack_pending: int | None
     fast_reclaim: bool
     start: str
-    start_fallback: Literal["earliest", "latest"]
-    new_topics: Literal["start", "earliest"]
     on_topic_recreated: OnTopicRecreated
     handler_timeout_s: float
     hand_over_timeout_s: float | None
     release_behind_s: float | None
-    unacked_max: int
     max_acks_pending: int | None
     max_deliver: int | None
     dead_letter_topic: str | None
-    prefetch_messages: int
     prefetch_bytes: int
-    grant_messages: int
-    deliver_late: bool
-    join_live_kafka_group: bool
-    mirror_offsets: bool
     on_claim: OnClaim | None
     on_revoking: OnRevoking | None
     on_lost: OnLost | None
     on_activated: OnActivity | None
     on_deactivated: OnActivity | None
-    on_pinned: OnActivity | None
-    on_unpinned: OnActivity | None
     settings: Mapping[str, Any]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from marshal_py.client.values import start_positions
+from marshal_py.client.values import where
 from marshal_py.client.values.group_config import GroupConfig
 from marshal_py.client.values.info import ClaimInfo
 from marshal_py.client.values.retention import RetentionPolicy
@@ -38,15 +38,10 @@ HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handle
 HAND_OVER_TIMEOUT_S: Final = 30.0  # how long a new member may wait for a busy handler, so that a deployment goes on
 ACKS_PENDING_MAX: Final = 1_000_000  # as many as any partition buffers; more bounds nothing
 RELEASE_BEHIND_S_MIN: Final = 5.0  # a garbage collection or a slow fetch must not count as a speed
-UNACKED_MAX: Final = 100_000  # offsets tracked per partition; while there are so many, it is not fetched (D1)
-PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
 # Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much (prefetch.py).
 PREFETCH_BYTES: Final = 32 * 1024 * 1024
 PREFETCH_BYTES_MIN: Final = 1024  # librdkafka counts its own bound in KiB
 PREFETCH_BYTES_MAX: Final = 2_097_151 * 1024  # the most that librdkafka takes
-# At most so many of a partition are granted at once in at-most-once mode, however fast the handler is. With half of it
-# a consumer of a million messages per second waits for its grants for a sixth of the time.
-GRANT_MESSAGES: Final = 8_000
 PENDING_MAX: Final = 2**53  # of a condition: the bound of the Join
 MAX_DELIVER_MAX: Final = 1_000_000  # far above what anybody wants to wait for
 TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2), those included that its patterns match
@@ -66,12 +61,9 @@ CALLABLES: Final = (
     "on_lost",
     "on_activated",
     "on_deactivated",
-    "on_pinned",
-    "on_unpinned",
     "key_deserializer",
     "value_deserializer",
 )
-FLAGS: Final = ("fast_reclaim", "deliver_late", "join_live_kafka_group", "mirror_offsets")
 
 
 def _advice(name: str, known: Iterable[str]) -> str:
@@ -85,94 +77,106 @@ def _advice(name: str, known: Iterable[str]) -> str:
 @constructor_checks_names(_advice)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """Holds the options of `Marshal.consumer`, and checks them when it is made. Raises InvalidOption, InvalidName.
+    """The options of `Marshal.consumer`. Raises InvalidOption, InvalidName when it is made.
 
-    `group_config`: the settings with which this consumer creates the group if it has none. Of settings that it has, the
-    policy, `max_members` and `priority_groups` must be the same; the others stay as they are.
+    name, default, unit                      what it says, and when to touch it
 
-    `priority_group` is for groups with the policy `prioritized`, `pinned` or `overflow`, `priority` (0 to 9, the lowest
-    first) for the first of them. `min_pending` and `min_ack_pending` are conditions, for the last: this consumer gets
-    partitions while so many messages of its topics are not delivered yet, or so many are delivered and not acked; one
-    of the two suffices. `on_pinned` and `on_unpinned` are called when a pinned group pins this consumer, and when it
-    does no longer.
+    What to read
+    delivery               at_least_once     or at_most_once, where a crash loses messages and repeats none
+    start                  committed         where a group begins that has no position (client/values/where.py)
+    on_topic_recreated     fail              or earliest: goes on by itself; the group's settings come first
+    key_deserializer       None              makes `message.key` of bytes; as confluent-kafka's
+    value_deserializer     None              makes `message.value` of bytes
+    settings               {}                librdkafka's settings for the data of this consumer alone
 
-    `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
-    handler's speed: about a second's work, shared by the partitions. What is granted and not delivered, which a crash
-    loses, is two seconds of work at most in all partitions together, or one message.
+    Which partitions are its
+    policy                 None: balanced    or greedy: takes what is free and never what others have
+    group_config           None              the settings with which it creates the group, if that has none (1)
+    member                 None              for whom it works, under the policies members and blocks
+    priority_group         None              under prioritized, pinned and overflow: the name of the group's one
+    priority               0 (0 to 9)        under prioritized: the lowest first
+    min_pending            None, messages    under overflow: takes part from so many that are not delivered (2)
+    min_ack_pending        None, messages    under overflow: or from so many that are delivered and not acked
+    max_claims             None, partitions  the most that it owns; for a machine that cannot take more
+    capacity               1                 a weight beside the other members'; for machines of unlike sizes
+    release_behind_s       None, s           under greedy: gives away what it falls behind on (3)
 
-    `start`: where the group begins to read a partition for which it has no position: a word, a time, or offsets
-    (start_positions.py). A time means the first message that is not older, or the end if there is none.
+    How long things may take
+    heartbeat_interval_s   2, s              a take-over takes two; longer ones write less
+    handler_timeout_s      300, s            a message without an answer for so long ends the claim
+    hand_over_timeout_s    None: 30, s       how long a partition that moves waits for its handlers (4)
+    fast_reclaim           False             takes over at once from its own client_id; you vouch that it is dead
 
-    `max_acks_pending`: the most messages of a partition that are delivered and not acked or ended at once; those that
-    were given back count. With 1, a message is delivered when the one before it is done, so the order within a key
-    holds, also after a `nak` and with handlers in many threads. Partitions do not wait for each other. Only in
-    at-least-once groups. Source: "Max acks pending" of partitioned consumer groups.
+    What is in work
+    max_acks_pending       None, messages    per partition; 1 keeps the order of each partition (5)
+    max_deliver            None, deliveries  then a message goes to the dead_letter_topic; 5 is a good choice (6)
+    dead_letter_topic      None              where these go, and those that a handler ends by `term`
+    prefetch_bytes         32 MiB            keys and values that are buffered, of all partitions (7)
 
-    `max_deliver`: after how many deliveries a message goes to the `dead_letter_topic` instead of being delivered again.
-    The log counts them, those of other consumers included (`Message.delivery_count`), and may count one too many for
-    each owner that died: a message whose ack died with its process can go there, too. Five is a good choice. Messages
-    that handlers end by `term` go there as well. A message is done when Kafka has acknowledged its dead letter; a crash
-    in between repeats the letter. Only in at-least-once groups.
+    What to call (on the thread "marshal-callbacks", in order)
+    on_claim               None              (ClaimInfo): a partition is this consumer's
+    on_revoking            None              (ClaimInfo): a claim is going to end; info.revoking says why
+    on_lost                None              (ClaimInfo, reason): a claim has ended
+    on_activated           None              (): it owns its first partition; a standby learns that it is its turn
+    on_deactivated         None              (): it owns none any more
 
-    `prefetch_bytes`: the most bytes of keys and values that are buffered, over all partitions; librdkafka gets as much
-    again. docs/operations.md, "Memory", says what else takes memory.
+    1. Of settings that the group has, the policy, `max_members` and `priority_groups` must be the same; the others stay
+    as they are.
 
-    `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`
-    was called. Then it moves, and in at-least-once mode its unacked messages are delivered again. None means 30 s, or
-    `handler_timeout_s` if that is shorter; for a consumer that plans ranges it means `handler_timeout_s`.
+    2. One of the two conditions suffices.
 
-    `release_behind_s`: over windows of so many seconds the consumer compares how many messages a partition of its gets
-    with how many it handles. If it handles fewer, and more are left than it handles in a window, it releases the
-    partition to a consumer with less than half of its lag: one partition per window, never its last one. Counts only
-    while the group's policy is greedy, and is refused where it cannot be. None: it keeps them.
+    3. Over windows of so many seconds it compares how many messages a partition of its gets with how many it handles.
+    If it handles fewer, and more are left than it handles in a window, it releases the partition to a consumer with
+    less than half of its lag: one per window, never its last one. Refused where the policy cannot be greedy.
+
+    4. After `on_revoking` was called. Then the partition moves, and in at-least-once mode its unacked messages are
+    delivered again. It is never longer than `handler_timeout_s`, and that for a consumer that plans ranges.
+
+    5. The most that are delivered and not acked or ended; those that were given back count. With 1 a message is
+    delivered when the one before it is done, so the order within a key holds, also after a `nak` and with handlers in
+    many threads. In at-least-once mode only. Source: "Max acks pending" of partitioned consumer groups.
+
+    6. The log counts deliveries, those of other consumers included (`Message.delivery_count`), and may count one too
+    many for each owner that died. A message is done when Kafka has acknowledged its dead letter; a crash in between
+    repeats the letter. In at-least-once mode only.
+
+    7. librdkafka gets as much again. docs/operations.md, "Memory", says what else takes memory.
     """
 
     delivery: Delivery = "at_least_once"
+    start: str = where.COMMITTED
+    on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
+    key_deserializer: Deserializer | None = None
+    value_deserializer: Deserializer | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     policy: str | None = None
-    member: str | None = None
     group_config: GroupConfig | None = None
-    heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S
-    max_claims: int | None = None
-    capacity: int = 1
+    member: str | None = None
     priority_group: str | None = None
     priority: int = 0
     min_pending: int | None = None
     min_ack_pending: int | None = None
-    fast_reclaim: bool = False
-    start: str = start_positions.COMMITTED
-    start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
-    new_topics: Literal["start", "earliest"] = "start"  # where a topic begins that the group has not read before
-    on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
+    max_claims: int | None = None
+    capacity: int = 1
+    release_behind_s: float | None = None
+    heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S
     handler_timeout_s: float = HANDLER_TIMEOUT_S
     hand_over_timeout_s: float | None = None
-    release_behind_s: float | None = None
-    unacked_max: int = UNACKED_MAX
-    max_acks_pending: int | None = None  # None: a partition is delivered on while earlier messages are not acked
-    max_deliver: int | None = None  # None: a message is delivered until it is acked or ended
+    fast_reclaim: bool = False
+    max_acks_pending: int | None = None
+    max_deliver: int | None = None
     dead_letter_topic: str | None = None
-    prefetch_messages: int = PREFETCH_MESSAGES
     prefetch_bytes: int = PREFETCH_BYTES
-    grant_messages: int = GRANT_MESSAGES
-    deliver_late: bool = False
-    join_live_kafka_group: bool = False
-    mirror_offsets: bool = True
     on_claim: OnClaim | None = None
     on_revoking: OnRevoking | None = None
     on_lost: OnLost | None = None
     on_activated: OnActivity | None = None
     on_deactivated: OnActivity | None = None
-    on_pinned: OnActivity | None = None
-    on_unpinned: OnActivity | None = None
-    key_deserializer: Deserializer | None = None
-    value_deserializer: Deserializer | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_types()
         _one_of("delivery", self.delivery, tuple(MODES))
-        start_positions.parse(self.start)
-        _one_of("start_fallback", self.start_fallback, ("earliest", "latest"))
-        _one_of("new_topics", self.new_topics, ("start", "earliest"))
+        where.parse(self.start)
         _one_of("on_topic_recreated", self.on_topic_recreated, ON_TOPIC_RECREATED)
         if self.policy is not None:
             _one_of("policy", self.policy, OWN_POLICIES)
@@ -220,10 +224,8 @@ class ConsumerOptions:
             if (given := getattr(self, name)) is not None:
                 _whole(name, given, PENDING_MAX, "so many messages make this consumer take part")
         _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
-        _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
         self._check_acks_pending()
         self._check_dead_letters()
-        _whole("prefetch_messages", self.prefetch_messages, 1_000_000, "it bounds memory")
         _whole(
             "prefetch_bytes",
             self.prefetch_bytes,
@@ -231,20 +233,16 @@ class ConsumerOptions:
             "of keys and values, buffered of all partitions",
             PREFETCH_BYTES_MIN,
         )
-        _whole("grant_messages", self.grant_messages, 1_000_000, "the most of a partition that one grant may hold")
 
     def _check_types(self) -> None:
         for name in CALLABLES:
             value = getattr(self, name)
             if value is not None:
                 check_plain(name, value)
-        for name in FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidOption(name, getattr(self, name), "True or False")
+        if not isinstance(self.fast_reclaim, bool):
+            raise InvalidOption("fast_reclaim", self.fast_reclaim, "True or False")
         if self.group_config is not None and not isinstance(self.group_config, GroupConfig):
-            raise InvalidOption(
-                "group_config", self.group_config, "a GroupConfig, as GroupConfig(max_request_batch=500)"
-            )
+            raise InvalidOption("group_config", self.group_config, 'a GroupConfig, as GroupConfig(policy="greedy")')
         if not isinstance(self.settings, Mapping) or not all(isinstance(name, str) for name in self.settings):
             raise InvalidOption("settings", self.settings, "a dict of librdkafka's settings by name")
 
@@ -320,7 +318,6 @@ class ConsumerOptions:
             hand_over_timeout_ms=round(1000 * self._hand_over_timeout_s()),
             release_behind_ms=round(1000 * (self.release_behind_s or 0)),
             fast_reclaim=self.fast_reclaim,
-            deliver_late=self.deliver_late,
             on_topic_recreated=self.on_topic_recreated,
             library=library,
             witness=witness,

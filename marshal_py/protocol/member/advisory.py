@@ -37,12 +37,7 @@ NAMED_MAX: Final = 10  # members that the text of a `configured` names; the reco
 NO_SETTINGS: Final = GroupConfig(NONE)
 NO_SETTING: Final = frozenset({"observed", "token", "deleted", "by"})  # fields of a GroupConfig about the record itself
 # Fields of a GroupConfig whose setting has another name.
-SETTING_NAMES: Final = {
-    "mode": "delivery",
-    "max_batch": "max_request_batch",
-    "max_expires_ms": "max_request_expires_ms",
-    "max_bytes": "max_request_max_bytes",
-}
+SETTING_NAMES: Final = {"mode": "delivery"}
 
 AdvisoryKind = Literal[
     "joined",
@@ -86,11 +81,11 @@ AdvisoryKind = Literal[
     "mirror_refused",
     "topic_missing",
     "topic_found",
+    "began_at_end",
     "fenced",
     "unfenced",
     "handler_failed",
     "heartbeat_missed",
-    "request_limited",
     "snapshot_refused",
     "truncation_refused",
     "last_will_lost",
@@ -140,11 +135,11 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "mirror_refused": "Kafka has refused each copy of the positions for 30 s; text: why, and since when",
     "topic_missing": "the cluster does not have a topic of this consumer; text: what that means",
     "topic_found": "the cluster has that topic again, or a pattern of this consumer has found it",
+    "began_at_end": "nothing is committed there, so this consumer reads only what comes from now on; text: the way out",
     "fenced": "no own sign of life was read back within an interval, so nothing is delivered (T8)",
     "unfenced": "the lease is valid again",
     "handler_failed": "the handler of a consume raised an error; offset: its message, text: the error",
     "heartbeat_missed": "a call that waits for messages got no sign of life from the cluster; text: for how long",
-    "request_limited": "a consumer asked for more than the group's settings allow, and gets less; text: which setting",
     "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
     "truncation_refused": "the log's old records were not deleted; text: why",
     "last_will_lost": "if this process dies, its session waits for an eviction; text: why, and what comes next",
@@ -153,6 +148,7 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
 }
 LOCAL: Final[frozenset[AdvisoryKind]] = frozenset(
     {
+        "began_at_end",
         "client_id_shared",
         "dead_letter_failed",
         "fenced",
@@ -160,7 +156,6 @@ LOCAL: Final[frozenset[AdvisoryKind]] = frozenset(
         "heartbeat_missed",
         "last_will_lost",
         "nak_storm",
-        "request_limited",
         "revoking",
         "snapshot_refused",
         "state_kept",
@@ -196,13 +191,13 @@ ALARMING: Final[frozenset[AdvisoryKind]] = frozenset(
         "fenced",
         "handler_failed",
         "heartbeat_missed",
-        "request_limited",
         "last_will_lost",
         "client_id_shared",
         "snapshot_refused",
         "state_kept",
         "parked",
         "topic_missing",
+        "began_at_end",
     }
 )
 

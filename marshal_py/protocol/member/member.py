@@ -490,7 +490,7 @@ class Member(MemberState):
         valid = self.liveness.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
-            if self.fenced and not self.options.deliver_late:
+            if self.fenced:
                 for claim in self.claims.values():
                     self.drop_grants(claim)
         self._report_fence(now)
@@ -830,7 +830,7 @@ class Member(MemberState):
             assert isinstance(claim.tracker, AtMostOnce)
             if index in verdict.granted:
                 claim.tracker.granted(wanted.start, wanted.to)
-                if not claim.sealed and not self.liveness.lease.valid(now) and not self.options.deliver_late:
+                if not claim.sealed and not self.liveness.lease.valid(now):
                     self.drop_grants(claim)
             elif claim.tracker.asked == (wanted.from_, wanted.start, wanted.to):
                 claim.tracker.asked = None

@@ -54,7 +54,6 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     hand_over_timeout_ms: int = 30_000  # how long a successor waits for handlers (A3)
     release_behind_ms: int = 0  # how long it may fall behind on a partition; 0: for ever (D16)
     fast_reclaim: bool = False
-    deliver_late: bool = False
     on_topic_recreated: str = "fail"  # or "earliest"; used if the group's settings do not say (D10)
     reads_version: int = RECORD_VERSION
     witness: str = ""  # who ends the session if this process dies (T19)

@@ -16,8 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from marshal_py.admin.plans.targets import Target, parse
-from marshal_py.client.values.start_positions import OFFSET, TIME
+from marshal_py.client.values.where import OFFSET, TIME, Point, parse
 from marshal_py.errors import InvalidOption
 from marshal_py.history.tables import TABLES, Row
 from marshal_py.history.timeline import Timeline
@@ -40,8 +39,8 @@ _STATE: Final = _SOURCE | {"group", "since", "until", "table"}
 class RowFilter:
     """Selects rows by the options `group`, `since` and `until`. Making it raises InvalidOption, InvalidName."""
 
-    since: Target | None
-    until: Target | None
+    since: Point | None
+    until: Point | None
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.group: str | None = options.get("group")
@@ -56,14 +55,14 @@ class RowFilter:
         return self.since is not None and self.since.number > (offset if self.since.kind == OFFSET else time_ms)
 
 
-def _bound(name: str, text: str | None) -> Target | None:
+def _bound(name: str, text: str | None) -> Point | None:
     if text is None:
         return None
     try:
-        found = parse(text)
+        found = parse(text).rest
     except InvalidOption as error:
         raise InvalidOption(name, text, "an offset or an ISO-8601 time") from error
-    if found.kind not in (OFFSET, TIME):
+    if found is None or found.kind not in (OFFSET, TIME):
         raise InvalidOption(name, text, "an offset or an ISO-8601 time")
     return found
 

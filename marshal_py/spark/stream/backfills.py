@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.values import start_positions
+from marshal_py.client.values import where
 from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark.stream.aliases import named_as_written, translate
@@ -79,10 +79,10 @@ class BackfillOptions(ReadOptions):
         columns = columns_of(options["columns"]) if "columns" in options else _COLUMNS
         if "token" in columns and "columns" in given:
             raise InvalidOption("columns", options["columns"], "a batch read has no claims: its rows have no token")
-        start, until = options.get("start", start_positions.EARLIEST), options.get("until", start_positions.LATEST)
+        start, until = options.get("start", where.EARLIEST), options.get("until", where.LATEST)
         topics = topics_of(options["topics"])
         for name, text in (("start", start), ("until", until)):
-            start_positions.parse_fixed(text, name)
+            where.parse_fixed(text, name)
         return cls(
             topics=topics,
             start=start,
@@ -111,12 +111,12 @@ class BackfillReader(DataSourceReader):
         options = self.options
         committed = options.kafka.get("isolation.level", "read_committed") == "read_committed"
         tps, ids = self._partitions(admin)
-        begins = start_positions.offsets(options.start, "start", tps, admin, committed=committed)
-        ends = start_positions.offsets(options.until, "until", tps, admin, committed=committed)
-        until = start_positions.parse(options.until, "until")
+        begins = where.offsets(options.start, "start", tps, admin, committed=committed)
+        ends = where.offsets(options.until, "until", tps, admin, committed=committed)
+        until = where.parse(options.until, "until")
         for tp in tps:
             end = until.named.get(tp, until.rest)
-            if begins[tp] > ends[tp] and end is not None and end.kind != start_positions.LATEST:
+            if begins[tp] > ends[tp] and end is not None and end.kind != where.LATEST:
                 raise InvalidOption(
                     "until",
                     options.until,
@@ -142,7 +142,7 @@ class BackfillReader(DataSourceReader):
             counts[topic], ids[topic] = info.partitions, info.topic_id
         all_partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         for name, text in (("start", options.start), ("until", options.until)):
-            named = start_positions.parse(text, name).named
+            named = where.parse(text, name).named
             if unknown := sorted(named.keys() - set(all_partitions)):
                 raise InvalidOption(name, text, f"{unknown[0]} is no partition of {', '.join(options.topics)}")
             if named:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.values import start_positions
+from marshal_py.client.values import where
 from marshal_py.client.values.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_topics
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import check_id
@@ -24,10 +24,10 @@ MAX_ROWS: Final = 1_000_000  # a batch of a few seconds; in at-least-once mode a
 MAX_DELAY_S: Final = 900.0  # as in Spark's own source
 READ_TIMEOUT_S: Final = 60.0  # without progress; a broker that restarts is back within seconds
 
-_TEXTS: Final = ("delivery", "policy", "member", "priority_group", "start", "start_fallback", "new_topics")
+_TEXTS: Final = ("delivery", "policy", "member", "priority_group", "start")
 _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
 _WHOLE_NUMBERS: Final = ("max_claims", "capacity", "priority", "min_pending", "min_ack_pending")
-_FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
+_FLAGS: Final = ("fast_reclaim",)
 _OWN: Final = (
     "group",
     "topics",
@@ -120,15 +120,14 @@ class StreamOptions(ReadOptions):
                 raise InvalidOption(name, options.get(name), f"it must be given{_INSTEAD[name]}")
         if pattern is not None and "topics" in options:
             raise InvalidOption("topics_pattern", pattern, "topics is given too: keep one of them")
-        consumer: dict[str, Any] = {} if pattern is None else {"new_topics": "earliest"}
-        consumer |= {name: options[name] for name in _TEXTS if name in options}
+        consumer: dict[str, Any] = {name: options[name] for name in _TEXTS if name in options}
         consumer |= {name: number(options, name, 0, 0) for name in _NUMBERS if name in options}
         consumer |= {name: count(options, name, 0) for name in _WHOLE_NUMBERS if name in options}
         consumer |= {name: flag(options, name) for name in _FLAGS if name in options}
         start = ConsumerOptions(**consumer).start
         if pattern is None:
             topics = topics_of(options["topics"])
-            start_positions.check_topics(start, topics)
+            where.check_topics(start, topics)
         else:
             topics = ()
             check_pattern(pattern)
