@@ -610,13 +610,15 @@ class AdminFailed(PeerError):
 
     NO_PAUSE: the group is not in the pause in which the operation was to run (PROTOCOL.md M2). PAUSE_ENDED: somebody
     ended the pause that the operation had made. NOT_MOVED: no position moved, and none will (M7). UNKNOWN: the record
-    was sent, and all positions moved or none did (M8); `command` finds out. `detail`: who, or why.
+    was sent, and all positions moved or none did (M8); `command` finds out. REFUSED: a dry run found that the fold
+    would refuse a record (M12). `detail`: who, or why.
     """
 
     NO_PAUSE: ClassVar[str] = "no_pause"
     PAUSE_ENDED: ClassVar[str] = "pause_ended"
     NOT_MOVED: ClassVar[str] = "not_moved"
     UNKNOWN: ClassVar[str] = "unknown"
+    REFUSED: ClassVar[str] = "refused"
 
     group: str
     outcome: str
@@ -635,6 +637,7 @@ FAILED: Final = {
     AdminFailed.NOT_MOVED: "no position of group {group!r} moved: {detail}",
     AdminFailed.UNKNOWN: "it is unknown whether the positions of group {group!r} moved, all or none ({detail}): "
     "{command} finds out",
+    AdminFailed.REFUSED: "group {group!r} would not be changed: {detail}; look at the group, then try again",
 }
 
 

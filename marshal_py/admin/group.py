@@ -14,12 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.plans.author import Author
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, ShrinkPlan
-from marshal_py.admin.plans.impact import Impact, check_pause, of_shrink
+from marshal_py.admin.plans.impact import Impact, Row, check_pause, of_shrink, owners_of, parked_of, preview, rows_of
 from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.plans.operation import GroupContext
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan, check_size
-from marshal_py.admin.plans.position_preview import Row, owners_of, parked_of, preview, rows_of
 from marshal_py.admin.plans.position_resolver import PositionResolver
 from marshal_py.admin.plans.runner import OperationRunner, Watcher
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan

@@ -11,7 +11,6 @@ DOORS: Final = (
     "pause",
     "pause_lock",
     "position",
-    "position_preview",
     "position_resolver",
     "runner",
     "sessions",

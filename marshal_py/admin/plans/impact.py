@@ -3,12 +3,15 @@
 
 Pure; writes nothing.
 
-Each function raises what the operation itself would raise before it writes. Moves of positions have tables of their own
-(position_preview.py).
+Each function raises what the operation itself would raise before it writes. What changes a group's settings, topics or
+positions is rehearsed: its records are folded onto a clone of the world. Of a move of positions a table says what it
+would do, `preview`.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from marshal_py.admin.plans.change import check_changeable, check_shrink, exists, held_beyond, other_settings
@@ -16,9 +19,9 @@ from marshal_py.admin.plans.membership import Edit
 from marshal_py.admin.plans.operation import GroupContext
 from marshal_py.admin.plans.pause import name_of
 from marshal_py.admin.plans.pause_lock import busy, is_named
-from marshal_py.admin.plans.position_preview import clone, drained, owners_of, rehearse
 from marshal_py.admin.plans.sessions import find_session
 from marshal_py.admin.views import overview, pins
+from marshal_py.admin.views.recreated_topics import RecreatedTopic
 from marshal_py.client.values.group_config import (
     Wanted,
     base_of,
@@ -28,11 +31,22 @@ from marshal_py.client.values.group_config import (
     settings_of,
     settle,
 )
-from marshal_py.errors import GroupMissing, SettingsChanged
-from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
-from marshal_py.protocol.fold.world import Group
+from marshal_py.errors import AdminFailed, GroupMissing
+from marshal_py.history.describe import describe
+from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS, Verdict
+from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.records import Topology
+from marshal_py.protocol.wire.records import (
+    PAUSE_MS_MAX,
+    Move,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    SetPosition,
+    Topology,
+)
 
 
 class Impact(NamedTuple):
@@ -130,7 +144,7 @@ def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> I
     `wanted`: the new settings, or a function that returns them for the settings as they are.
 
     It folds the record onto a clone of the world. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption, and
-    SettingsChanged if the fold rejects the record.
+    AdminFailed if the fold rejects the record.
     """
     if not create:
         check_changeable(context)
@@ -148,9 +162,7 @@ def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> I
     if in_pause:
         token = drained(context, world).pause_change
     if world.genesis is not None:  # else nobody used the log yet, and whatever comes first is accepted
-        verdict = rehearse(world, context.name, settle(base_of(group), checked, observed, token, context.author.by))
-        if not verdict.accepted:
-            raise SettingsChanged(context.name, f"something ({verdict.reason})", "somebody")
+        rehearse(world, context.name, settle(base_of(group), checked, observed, token, context.author.by))
     after = settings_of(world.groups.get(context.name))
     changed = {
         name: {"from": before.get(name), "to": after.get(name)}
@@ -181,7 +193,7 @@ def _text(value: Any) -> str:
 def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
     """Returns what a shrink of the topic to `partitions` would do.
 
-    It folds the record onto a clone of the world. Raises GroupMissing, InvalidOption, and SettingsChanged if the fold
+    It folds the record onto a clone of the world. Raises GroupMissing, InvalidOption, and AdminFailed if the fold
     rejects the record.
     """
     count, offset = check_shrink(context, topic, partitions)
@@ -192,9 +204,7 @@ def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
         if tp.topic == topic and tp.partition >= partitions
     }
     world = clone(context.world, context.name)
-    verdict = rehearse(world, context.name, Topology(topic, partitions, offset, drained(context, world).pause_change))
-    if not verdict.accepted:
-        raise SettingsChanged(context.name, f"something ({verdict.reason})", "somebody")
+    rehearse(world, context.name, Topology(topic, partitions, offset, drained(context, world).pause_change))
     does = [
         f"{topic!r} would have {partitions} partitions in group {group.name!r} instead of {count}; {len(lost)} "
         "positions would be forgotten; the group would be paused for that."
@@ -224,3 +234,110 @@ def _releases(group: Group, session: int = NONE) -> dict[str, str]:
     owned: dict[TopicPartition, str] = owners_of(group)
     keep = {p.tp for p in group.claims.values() if session in (NONE, p.owner)}
     return {str(tp): owner for tp, owner in sorted(owned.items()) if tp in keep}
+
+
+# --- moves of positions
+
+
+class Row(NamedTuple):
+    """Describes one partition of a move. `skipped`: how many messages will not be read. `repeated`: how many will be
+    read again.
+    """
+
+    topic: str
+    partition: int
+    owner: str  # client id, "" if nobody owns it
+    position: int
+    target: int
+    skipped: int
+    repeated: int
+
+
+def owners_of(group: Group) -> dict[TopicPartition, str]:
+    """Returns the owned partitions, each with its owner's client id."""
+    return {p.tp: group.sessions[p.owner].join.client_id for p in group.claims.values()}
+
+
+def rows_of(
+    owners: Mapping[TopicPartition, str],
+    before: Mapping[TopicPartition, int],
+    after: Mapping[TopicPartition, int],
+    parked: Collection[TopicPartition] = (),
+) -> list[Row]:
+    """Returns a row for each partition of `after`.
+
+    `owners`: client id of each partition's owner. `before`, `after`: positions before and after the move; NONE in
+    `before` if there was none. `parked`: partitions that nobody may claim before the move. For a parked partition, and
+    for one that had no position, the numbers of skipped and repeated messages are unknown and given as 0.
+    """
+    rows = []
+    for tp, target in sorted(after.items()):
+        position = before.get(tp, NONE)
+        moved = target - position if position != NONE and tp not in parked else 0
+        rows.append(Row(*tp, owners.get(tp, ""), position, target, max(0, moved), max(0, -moved)))
+    return rows
+
+
+def parked_of(group: Group) -> set[TopicPartition]:
+    """Returns the partitions that nobody may claim before their position is moved (F6.4)."""
+    return {tp for tp in group.partitions if group.parked(tp)}
+
+
+def preview(
+    context: GroupContext, targets: Mapping[TopicPartition, int], recreated: Mapping[str, RecreatedTopic] | None = None
+) -> list[Row]:
+    """Returns a row for each partition of `targets`, computed by folding the records of the move.
+
+    Raises AdminFailed if the fold rejects a record.
+    """
+    world = clone(context.world, context.name)
+    group = context.group
+    assert group is not None  # recreated_topics.check_topology raises an error if it is
+    there = drained(context, world)
+    for one in (recreated or {}).values():
+        rehearse(world, context.name, one.accepting(there, there.pause_change, context.author.by))
+    before = {tp: p.position for tp, p in there.partitions.items()}
+    versions = {tp: p.version for tp, p in there.partitions.items()}
+    moves = tuple(Move(*tp, versions.get(tp, NONE), position) for tp, position in sorted(targets.items()))
+    rehearse(world, context.name, SetPosition(there.pause_change, moves, True, context.author.by))
+    after = {tp: there.partitions[tp].position for tp in targets}
+    return rows_of(owners_of(group), before, after, parked_of(group))
+
+
+# --- a rehearsal
+
+
+def clone(world: World, name: str) -> World:
+    """Returns a world at the same offset that contains a copy of the group `name` alone, if that group exists."""
+    found = World(world.log, world.root)
+    found.genesis, found.crc_seed = world.genesis, world.crc_seed
+    if name in world.groups:
+        found.groups[name] = copy.deepcopy(world.groups[name])
+    found.next_offset = world.next_offset
+    found.pending = list(world.pending)
+    found.chain, found.chain_at, found.began_at = world.chain, world.chain_at, world.began_at
+    return found
+
+
+def drained(context: GroupContext, world: World) -> Group:
+    """Pauses the group in `world`, which must be a clone, releases all its partitions there, and returns the group."""
+    there = world.groups[context.name]
+    _folded(
+        world, context.name, ReleaseGroup(there.pause_change, there.pause_change, PAUSE_MS_MAX, by=context.author.by)
+    )
+    for partition in list(there.claims.values()):
+        _folded(world, context.name, ReleasingPartition(partition.owner, partition.epoch, partition.position))
+    return there
+
+
+def rehearse(world: World, group: str, record: Record) -> None:
+    """Folds a record onto `world`, which must be a clone. Raises AdminFailed if the fold does not accept it."""
+    verdict = _folded(world, group, record)
+    if not verdict.accepted:
+        raise AdminFailed(group, AdminFailed.REFUSED, describe(verdict))
+
+
+def _folded(world: World, group: str, record: Record) -> Verdict:
+    assert world.genesis is not None  # a group exists, so its log has begun
+    value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
+    return rationalizer.apply(world, world.next_offset, value)
