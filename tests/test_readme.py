@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from examples.payments import ADVANCE
-from marshal_py import GroupConfig
+from marshal_py import ConsumerOptions, GroupConfig
 from marshal_py.aio import AsyncGroup
 from marshal_py.embedded import Broker
 from marshal_py.protocol.member.advisory import ALARMING, KINDS
@@ -109,6 +109,13 @@ def test_the_settings_of_a_group_are_in_the_docs() -> None:
     """docs/direct-get.md names all of them."""
     page = (ROOT / "docs" / "direct-get.md").read_text()
     assert [field.name for field in fields(GroupConfig) if f"`{field.name}`" not in page] == []
+
+
+def test_the_settings_of_a_consumer_are_in_the_docs() -> None:
+    """docs/consumer.md has each of them once, in the order of `ConsumerOptions`, which is by purpose."""
+    section = (ROOT / "docs" / "consumer.md").read_text().partition("## Settings of `marshal.consumer")[2]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", section, re.MULTILINE)
+    assert re.findall(r"\w+", " ".join(rows)) == [field.name for field in fields(ConsumerOptions)]
 
 
 def test_the_operations_on_a_group_are_in_the_docs() -> None:
