@@ -21,7 +21,7 @@ from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan, check_size
 from marshal_py.admin.plans.position_resolver import PositionResolver
 from marshal_py.admin.plans.runner import OperationRunner, Watcher
-from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
+from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan, find_session
 from marshal_py.admin.plans.targets import Target, target_of
 from marshal_py.admin.views import overview, pins
 from marshal_py.admin.views.group_info import GroupInfo, MemberInfo, PinInfo
@@ -245,7 +245,7 @@ class Group:
         return self._settle(wanted, False, reason, token, adopt, take_over, watcher)
 
     def add_members(self, *members: str, reason: str = "") -> int:
-        """Adds members to the list of a partitioned group; returns the offset of the record.
+        """Adds members to the list of a partitioned group, unless they are there; returns the offset of the record.
 
         Start a consumer of each new member first: from then on its partitions belong to it alone. Raises InvalidOption,
         SettingsChanged, GroupMissing, GroupDeleted.
@@ -253,7 +253,7 @@ class Group:
         return self.change_members(with_members(members), reason)
 
     def drop_members(self, *members: str, reason: str = "") -> int:
-        """Drops members from the list of a partitioned group; returns the offset of the record.
+        """Drops members from the list of a partitioned group, if they are there; returns the offset of the record.
 
         Their consumers hand their partitions over and stay in the group without any. Raises what `add_members` raises.
         """
@@ -459,10 +459,11 @@ class Group:
 
     # --- sessions
 
-    def step_down(self, session: int, reason: str = "") -> int:
+    def step_down(self, session: int | str, reason: str = "") -> int:
         """Makes a session the last candidate for every partition. It stays in the group.
 
-        Returns the offset of the record that says so.
+        `session`: its number, its client id, or the member for which it works. Returns the offset of the record that
+        says so. Raises GroupMissing unless exactly one live session fits.
         """
         with self.runner() as runner:
             plan = StepDownPlan(runner.context, session, reason)
@@ -481,16 +482,18 @@ class Group:
             runner.run(plan)
             return plan.session
 
-    def evict(self, session: int, *, reason: str = "", watcher: Watcher | None = None) -> str:
+    def evict(self, session: int | str, *, reason: str = "", watcher: Watcher | None = None) -> str:
         """Ends a session that gives no sign of life for twice its heartbeat interval, counted from the call.
 
+        `session` is that of `step_down`.
         Returns who evicted it, or how it ended otherwise: "left" if it left by itself, else "ended". Raises
         MembersAlive if the session gives a sign of life, because a live session cannot be ended from outside.
         """
         with self.runner() as runner:
-            plan = EvictPlan(runner.context, {session}, reason)
+            number = find_session(runner.context, session)
+            plan = EvictPlan(runner.context, {number}, reason)
             runner.run(plan, watcher)
-            return plan.ended_by.get(session, "")
+            return plan.ended_by.get(number, "")
 
     def delete(self, *, force: bool = False, reason: str = "", watcher: Watcher | None = None) -> bool:
         """Deletes the group and its positions. Returns False if it was deleted already. Raises MembersAlive.

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from marshal_py.admin.group import Group
+from marshal_py.admin.plans import sessions
 from marshal_py.admin.plans.impact import Impact
 from marshal_py.admin.plans.operation import Progress
 from marshal_py.cli import output
@@ -22,7 +23,7 @@ from marshal_py.protocol.wire.identity import Instant
 from marshal_py.transport.clock import SystemClock
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
-SessionName = Annotated[str, typer.Argument(metavar="SESSION", help="Its number, or its client id.")]
+SessionName = Annotated[str, typer.Argument(metavar="SESSION", help="Its number, its client id or its member name.")]
 Reason = Annotated[str, typer.Option("--reason", help="For people; it is kept in the log.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -184,14 +185,6 @@ def now() -> Instant:
 
 
 def find_session(group: Group, given: str) -> int:
-    """Returns the live session that `given` names by its number, client id or member name.
-
-    Raises CommandFailed, with a list of the live sessions, unless exactly one fits.
-    """
-    members = group.members()
-    found = [one.session for one in members if given in (str(one.session), one.client_id, one.member)]
-    if len(found) != 1:
-        there = ", ".join(f"{one.session} ({one.client_id})" for one in members) or "nobody"
-        many = "no live session is" if not found else f"{len(found)} live sessions are"
-        raise output.CommandFailed(f"{many} {given!r} in group {group.name!r}; there is {there}")
-    return found[0]
+    """Returns the live session that `given` names by its number, client id or member name. Raises GroupMissing."""
+    with group.runner() as runner:
+        return sessions.find_session(runner.context, given)

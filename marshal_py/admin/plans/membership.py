@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
 
 from marshal_py.client.values.group_config import Wanted
-from marshal_py.errors import InvalidOption, first_of
+from marshal_py.errors import InvalidOption
 from marshal_py.protocol.fold.policies import PARTITIONED
 from marshal_py.protocol.wire.records import GroupConfig
 
 Edit = Callable[[GroupConfig], Wanted]
-LISTED_MAX: Final = 10  # members that an error names
 
 
 def with_members(added: Iterable[str]) -> Edit:
@@ -26,14 +24,11 @@ def with_members(added: Iterable[str]) -> Edit:
 
 
 def without_members(dropped: Iterable[str]) -> Edit:
-    """Drops members from the list. Raises InvalidOption for one that is not in it, and for a group with mappings."""
+    """Drops members from the list, if they are in it. Raises InvalidOption for a group with mappings."""
     names = list(dropped)
 
     def edit(config: GroupConfig) -> Wanted:
         _check_list(config, names)
-        if unknown := [name for name in names if name not in config.members]:
-            there = f"its members are {first_of(map(repr, config.members), LISTED_MAX)}"
-            raise InvalidOption("members", unknown, there if config.members else "the group has no member in its list")
         return {"members": [name for name in config.members if name not in names]}
 
     return edit

@@ -11,19 +11,31 @@ from marshal_py.protocol.wire.identity import NONE, Instant
 from marshal_py.protocol.wire.records import Evict, GroupConfig, Leave, StepDown
 
 
-def find_session(context: GroupContext, session: int) -> None:
-    """Checks that the group has the live session `session`, which is the offset of its Join. Raises GroupMissing."""
-    if context.group is None or session not in context.group.sessions:
-        raise GroupMissing(context.name, f"has no live session {session}")
+def find_session(context: GroupContext, given: int | str) -> int:
+    """Returns the live session that `given` names: its number, which is the offset of its Join, or as a text also its
+    client id or member name. Raises GroupMissing, with the live sessions, unless exactly one fits.
+    """
+    live = {} if context.group is None else {number: one.join for number, one in sorted(context.group.sessions.items())}
+    found = [
+        number
+        for number, join in live.items()
+        if given == number or (isinstance(given, str) and given in (str(number), join.client_id, join.member))
+    ]
+    if len(found) != 1:
+        there = ", ".join(f"{number} ({join.client_id})" for number, join in live.items()) or "nobody"
+        many = f"{len(found)} live sessions" if found else "no live session"
+        raise GroupMissing(context.name, f"has {many} {given!r}; there is {there}")
+    return found[0]
 
 
 class StepDownPlan(Operation):
     """Makes a session the last candidate for every partition (F9.8). The session stays in the group."""
 
-    def __init__(self, context: GroupContext, session: int, reason: str = "", patience_ms: int | None = None) -> None:
+    def __init__(
+        self, context: GroupContext, session: int | str, reason: str = "", patience_ms: int | None = None
+    ) -> None:
         super().__init__(context, patience_ms, reason)
-        find_session(context, session)
-        self.session = session
+        self.session: int = find_session(context, session)
         self.mark: int = NONE
 
     def read(self, verdict: Verdict, now: Instant) -> None:
