@@ -14,7 +14,7 @@ from marshal_py.client.delivery.prefetch import FILLED_SHARE
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.last_wills import LastWills
 from marshal_py.client.driver.loop import Loop
-from marshal_py.client.driver.topic_watch import check_count, find_topics
+from marshal_py.client.driver.watches import check_count, find_topics
 from marshal_py.client.planner import Planner
 from marshal_py.client.receive.ending import Ending
 from marshal_py.client.receive.membership import Membership

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
-from marshal_py.client.connection.callbacks import Callbacks
 from marshal_py.client.connection.context import Context
+from marshal_py.client.connection.threads import Callbacks
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.driver import last_wills
 from marshal_py.client.driver.last_wills import LastWills
@@ -31,12 +31,13 @@ from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.values.keywords import ConsumerKeywords, chosen, explicit
 from marshal_py.client.values.options import (
     COORDINATION_TOPIC,
+    HISTORY_KEPT_S,
     ConsumerOptions,
+    RetentionPolicy,
     check_pattern,
     check_retention,
     check_topics,
 )
-from marshal_py.client.values.retention import HISTORY_KEPT_S, RetentionPolicy
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.wire.identity import check_id

@@ -14,7 +14,7 @@ from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.redelivery import most_deliveries, redeliveries_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.standing import not_consumed
-from marshal_py.client.values.counters import in_flight
+from marshal_py.client.values.info import in_flight
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.wire.identity import NONE, Instant
 

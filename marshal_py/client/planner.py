@@ -19,13 +19,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from marshal_py.client.connection.context import Context
-from marshal_py.client.connection.repeats import Repeats
-from marshal_py.client.driver import job_end
+from marshal_py.client.connection.threads import Repeats
+from marshal_py.client.driver import standing
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.acks import Acked
 from marshal_py.client.ranges.microbatches import End, MicroBatches
-from marshal_py.client.ranges.planned_claims import PlannedClaims
-from marshal_py.client.ranges.ranges import ClaimedRange, Taken, share
+from marshal_py.client.ranges.ranges import ClaimedRange, PlannedClaims, Taken, share
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.values import where
@@ -211,7 +210,7 @@ class Planner(Membership):
     def check_read(self, ends: Mapping[TopicPartition, int]) -> None:
         """Raises PartitionsParked or PartitionsUnread if nobody reads something that lies before `ends`."""
         with self._context.lock:
-            job_end.check_read(self._driver, ends)
+            standing.check_read(self._driver, ends)
 
     def _partitions(self) -> list[TopicPartition]:
         """Returns all partitions of this consumer's topics, claimed or not."""

@@ -17,12 +17,10 @@ from marshal_py.client.delivery.fetched_claims import FetchedClaims, positions_o
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.turn import Turn
 from marshal_py.client.messages.acks import Delivered
-from marshal_py.client.messages.answers import LetterWriter
-from marshal_py.client.messages.dead_letters import Letter
+from marshal_py.client.messages.answers import Letter, LetterWriter
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.values.options import ConsumerOptions
-from marshal_py.client.values.retention import RetentionPolicy
+from marshal_py.client.values.options import ConsumerOptions, RetentionPolicy
 from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.fold.rationalizer import Verdict

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from marshal_py.client.connection.background_worker import Ask, Rest, TaskSteps, following
+from marshal_py.client.connection.threads import Ask, Rest, TaskSteps, following
 from marshal_py.errors import ClusterUnreachable, MarshalError
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import Bounds, Headers, LogRecord, TopicInfo

@@ -16,8 +16,7 @@ import json
 from typing import Any
 
 from marshal_py.client.ranges.microbatches import FIRST, End, MicroBatches, digest_of, key_of
-from marshal_py.client.ranges.planned_claims import PlannedClaims
-from marshal_py.client.ranges.ranges import Ranges, Taken, share
+from marshal_py.client.ranges.ranges import PlannedClaims, Ranges, Taken, share
 from marshal_py.errors import BatchOverdue, MarshalError
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire import records

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from marshal_py.client.delivery import grants
-from marshal_py.client.delivery.ack_window import AckWindow
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.prefetch import AckWindow
 from marshal_py.client.delivery.redelivery import Redelivering, blocked, redeliveries_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.messages.acks import Ack, Delivered
-from marshal_py.client.messages.dead_letters import DeadLetters, Letter
-from marshal_py.client.messages.lost_acks import LostAcks
+from marshal_py.client.messages.acks import Ack, Delivered, LostAcks
+from marshal_py.client.messages.answers import DeadLetters, Letter
 from marshal_py.client.ranges.microbatches import End, MicroBatches, Planned
 from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.client.receive import confirmations, seeking

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from marshal_py.client.connection import end_budget
-from marshal_py.client.connection.end_budget import END_TIMEOUT_S, EndBudget
+from marshal_py.client.connection import context
+from marshal_py.client.connection.context import END_TIMEOUT_S, EndBudget
 from marshal_py.client.receive import ending
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, joined
@@ -28,7 +28,7 @@ def ends(call: Callable[[], object]) -> bool:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end_budget, "END_S_MIN", 0.1)
+    monkeypatch.setattr(context, "END_S_MIN", 0.1)
     monkeypatch.setattr(ending, "END_S_MIN", 0.1)
 
 

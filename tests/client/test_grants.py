@@ -9,7 +9,7 @@ import pytest
 
 from marshal_py.client.delivery import grants
 from marshal_py.client.delivery.buffers import Buffer
-from marshal_py.client.delivery.handling_rate import HandlingRate
+from marshal_py.client.delivery.prefetch import HandlingRate
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtMostOnce, Grant
 from marshal_py.protocol.wire.identity import TopicPartition

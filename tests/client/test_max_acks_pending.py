@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from marshal_py import ConsumerOptions, InvalidOption, Message, aio
-from marshal_py.client.delivery.ack_window import WAIT_S_MAX, WAIT_S_MIN
 from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.delivery.prefetch import WAIT_S_MAX, WAIT_S_MIN
 from marshal_py.client.values import waits
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, joined, positions, until
 

@@ -15,19 +15,19 @@ from marshal_py import Consumer, Message
 from marshal_py.client.delivery import prefetch
 from marshal_py.client.delivery.buffers import MERGED_MAX, Buffer, Reserved
 from marshal_py.client.delivery.delivery_queue import AHEAD_MESSAGES_MAX
-from marshal_py.client.delivery.handling_rate import HandlingRate
 from marshal_py.client.delivery.prefetch import (
     BUFFERED_MESSAGES_MAX,
     FILLED_SHARE,
     LOOK_MS,
     SLOW_PER_S,
+    HandlingRate,
     Prefetch,
     Room,
     held_bytes,
 )
-from marshal_py.client.messages import dead_letters
+from marshal_py.client.messages import answers as answers_module
 from marshal_py.client.values.options import PREFETCH_BYTES, PREFETCH_BYTES_MAX, PREFETCH_BYTES_MIN
-from marshal_py.client.values.sizes import KEYS_SAMPLED
+from marshal_py.client.values.requests import KEYS_SAMPLED
 from marshal_py.client.values.waits import complete
 from marshal_py.errors import PartitionError
 from marshal_py.protocol.member.member import Member
@@ -515,8 +515,8 @@ def test_dead_letters_that_are_not_written_count_among_the_buffered_messages(
     cluster: OneQueueTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dead-letter topic does not answer, and every message must go there. Then it answers."""
-    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
-    monkeypatch.setattr(dead_letters, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(answers_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(answers_module, "RETRY_S_MAX", 0.01)
     answers, write = threading.Event(), MemoryWriter.write
 
     def refuse(writer: MemoryWriter, topic: str, *rest: Any) -> None:

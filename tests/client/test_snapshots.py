@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from marshal_py.client.driver import divergence_report, log_maintenance, loop
-from marshal_py.client.values import retention
+from marshal_py.client.values.options import RetentionPolicy
 from marshal_py.errors import (
     Diverged,
     HistoryRestarted,
@@ -521,4 +521,4 @@ def test_a_history_that_began_again_stops_readers_of_the_old_one(memory: MemoryT
 def test_settings_out_of_bounds(memory: MemoryTestCluster, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
         memory.connect(**options)
-    assert retention.RetentionPolicy() == (50_000, 86_400.0, "")
+    assert RetentionPolicy() == (50_000, 86_400.0, "")

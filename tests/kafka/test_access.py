@@ -23,7 +23,7 @@ from typer.testing import Result
 import marshal_py
 from marshal_py.admin import permissions
 from marshal_py.admin.group import Group
-from marshal_py.client.driver import log_maintenance, position_copies
+from marshal_py.client.driver import log_maintenance, watches
 from marshal_py.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -202,7 +202,7 @@ def test_a_wrong_password_is_named_long_before_the_timeout(guarded: GuardedClust
 
 @pytest.fixture(autouse=True)
 def _a_refused_copy_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(position_copies, "LASTS_MS", 0)
+    monkeypatch.setattr(watches, "LASTS_MS", 0)
 
 
 def consume(settings: dict[str, Any], group: str, topic: str) -> int:

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("background_worker", "callbacks", "context", "end_budget", "forks", "repeats")
+DOORS: Final = ("context", "threads")

@@ -12,15 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Final, NoReturn, Protocol
+from weakref import WeakSet
 
-from marshal_py.client.connection.background_worker import Tasks, Worker
-from marshal_py.client.connection.callbacks import Calls
-from marshal_py.client.connection.end_budget import EndBudget
-from marshal_py.client.connection.forks import ForkedLock, watch_forks
 from marshal_py.client.connection.outbox import Changes, Outbox
-from marshal_py.client.connection.stalls import Stalls
-from marshal_py.client.values.retention import RetentionPolicy
+from marshal_py.client.connection.threads import Calls, Tasks, Worker
+from marshal_py.client.values.options import RetentionPolicy
 from marshal_py.client.values.waits import Change, Steps, T, Wait, complete
 from marshal_py.errors import (
     BackgroundThreadEnded,
@@ -96,7 +93,7 @@ class Context:
         watch_forks(self)
 
     def forked(self) -> None:
-        """Makes all that needs the lock raise UsedAfterFork in a forked child, where it is called (forks.py)."""
+        """Makes all that needs the lock raise UsedAfterFork in a forked child, where it is called (context.py)."""
         self.lock = self.changed = ForkedLock("Marshal", self.pid)
         self.outbox = Outbox(self.coordination, self._held)  # the parent sends what is waiting
 
@@ -188,3 +185,112 @@ class Context:
             return ""
         silent_s = (self.clock.now().mono_ms - self.heard_ms) / 1000
         return f"an answer of {self.servers}: no record has come from it for {silent_s:.0f} s ({problem})"
+
+
+# --- One budget of time for all ends of a Marshal: the stops and drains of its consumers, and its own `close`.
+#
+# While the cluster does not answer, each of them waits in vain. Together they must stay well below the 30 s that
+# Kubernetes gives a container, so what one of them has used up the next ones do not get again.
+
+
+END_TIMEOUT_S: Final = 20.0  # of all ends together while the cluster does not answer
+END_S_MIN: Final = 1.0  # each gets so much: many round trips, if the cluster answers again
+
+
+class EndBudget:
+    """Counts what the ends of one Marshal have used, until one of them is answered. Needs no lock."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._until: float | None = None  # monotonic
+
+    def deadline(self, timeout_s: float) -> float:
+        """Returns until when (monotonic, seconds) an end that may take `timeout_s` seconds may wait for the cluster."""
+        now = self._monotonic()
+        if self._until is None or now >= self._until + END_TIMEOUT_S:
+            self._until = now + max(END_TIMEOUT_S, timeout_s)
+        return now + min(timeout_s, max(END_S_MIN, self._until - now))
+
+    def answered(self) -> None:
+        """Notes that an end was answered: the next one has all its time."""
+        self._until = None
+
+
+# --- Makes the Marshals of a parent process unusable in a forked child: their locks raise UsedAfterFork there.
+#
+# The threads and sockets of a Marshal do not exist in a child, and a thread that is gone may have held the lock.
+# Since the lock itself raises the error, no method has to check first in which process it runs, which would slow down
+# acks.
+
+
+class ForkedLock(threading.Condition):
+    """Replaces, in a child process, the lock of an object that the parent made. Taking it raises UsedAfterFork."""
+
+    def __init__(self, what: str, made_in_pid: int) -> None:
+        super().__init__()
+        self._what, self._made_in_pid = what, made_in_pid
+
+    def __enter__(self) -> NoReturn:
+        raise UsedAfterFork(self._what, self._made_in_pid, os.getpid())
+
+
+class Forkable(Protocol):
+    """Must be told about a fork, because it holds the lock of a Marshal."""
+
+    def forked(self) -> None:
+        """Makes the object unusable in a forked child process. Called once in each child, while it has one thread."""
+
+
+_made: WeakSet[Forkable] = WeakSet()
+
+
+def watch_forks(one: Forkable) -> None:
+    """Has `one.forked` called in every child process that is forked while `one` exists."""
+    _made.add(one)
+
+
+def _in_child() -> None:
+    for one in list(_made):
+        one.forked()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+# --- Measures how long the background thread did not run although it should have. It decides nothing.
+#
+# The thread says until when it waits, and when it woke. The time between is a stall: another thread kept the
+# interpreter's lock inside a call into C, the process was stopped, or the machine had no processor for it.
+
+
+STALL_MS_MIN: Final = 200  # a busy machine is late by less than this
+RECENT_MS: Final = 2_000  # a lease that ends longer after a stall has ended for another reason
+
+
+class Stalls:
+    """Counts the stalls of one thread; any thread may read the counts. Times are of this machine's monotonic clock."""
+
+    def __init__(self) -> None:
+        self.total_ms: int = 0
+        self.longest_ms: int = 0
+        self._due_ms: int | None = None  # until when it waits; None while it runs
+        self._last_ms = 0
+        self._ended_ms = -RECENT_MS
+
+    def waits(self, until_ms: int) -> None:
+        self._due_ms = until_ms
+
+    def woke(self, now_ms: int) -> None:
+        assert self._due_ms is not None
+        late_ms, self._due_ms = now_ms - self._due_ms, None
+        if late_ms >= STALL_MS_MIN:
+            self.total_ms += late_ms
+            self.longest_ms = max(self.longest_ms, late_ms)
+            self._last_ms, self._ended_ms = late_ms, now_ms
+
+    def recent_ms(self, now_ms: int) -> int:
+        """Returns how many ms the newest stall has lasted, if it goes on or ended less than RECENT_MS ago; else 0."""
+        due_ms = self._due_ms
+        if due_ms is not None and now_ms - due_ms >= STALL_MS_MIN:
+            return now_ms - due_ms
+        return self._last_ms if now_ms - self._ended_ms < RECENT_MS else 0

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.client.messages.acks import Delivered
 from marshal_py.client.messages.message import Message
-from marshal_py.client.values.sizes import message_bytes, payload_bytes
+from marshal_py.client.values.requests import message_bytes, payload_bytes
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.wire.identity import NONE, TopicPartition

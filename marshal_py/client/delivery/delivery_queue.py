@@ -17,20 +17,17 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from marshal_py.client.connection.forks import watch_forks
+from marshal_py.client.connection.context import watch_forks
 from marshal_py.client.delivery import grants
-from marshal_py.client.delivery.ack_window import AckWindow
 from marshal_py.client.delivery.buffers import ENDLESS, Allowance, Buffer, Reserved, fit
-from marshal_py.client.delivery.handling_rate import HandlingRate
-from marshal_py.client.delivery.prefetch import Prefetch
+from marshal_py.client.delivery.prefetch import AckWindow, HandlingRate, Prefetch, Turns
 from marshal_py.client.delivery.redelivery import Redelivering, due_count, redeliveries_of
-from marshal_py.client.delivery.turns import Turns
 from marshal_py.client.messages.acks import Delivered, DeliveryContext
 from marshal_py.client.messages.answers import Answers
 from marshal_py.client.messages.message import DecodedMessage, Message, Part
 from marshal_py.client.values.bounds import BOUNDS
 from marshal_py.client.values.options import ConsumerOptions
-from marshal_py.client.values.sizes import message_bytes
+from marshal_py.client.values.requests import message_bytes
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.member.member import Member
@@ -88,7 +85,7 @@ class DeliveryQueue:
         return self.delivery.delivered
 
     def forked(self) -> None:
-        """Makes delivery end and acks raise UsedAfterFork in a forked child process, where it is called (forks.py)."""
+        """Makes delivery end and acks raise UsedAfterFork in a forked child process (`ForkedLock`)."""
         self.delivery.forked(self._pid)
         for buffer in self.buffers.values():
             buffer.paused_by_user = True  # ends a running iteration, which delivers without the lock

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from marshal_py.client.delivery.buffers import Buffer
-from marshal_py.client.delivery.handling_rate import HandlingRate
-from marshal_py.client.delivery.prefetch import SLOW_PER_S
+from marshal_py.client.delivery.prefetch import SLOW_PER_S, HandlingRate
 from marshal_py.client.values.bounds import BOUNDS
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtMostOnce

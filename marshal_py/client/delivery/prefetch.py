@@ -14,11 +14,16 @@ that no handler has, because they were given back or go to a dead-letter topic, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from marshal_py.client.delivery.buffers import Buffer
-from marshal_py.client.delivery.handling_rate import HandlingRate
+from marshal_py.client.delivery.redelivery import blocked
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.wire.identity import TopicPartition
 
 # Messages per second: below it a consumer is slow. With librdkafka's queue as settings.py has it, and 12 partitions of
 # small messages, about 140,000 are queued at most, six seconds of work at this rate.
@@ -141,3 +146,175 @@ def held_bytes(buffers: Iterable[Buffer]) -> int:
 
 def _share(whole: int, used: int, filled: int, count: int) -> int:
     return max(1, whole // max(1, filled if used < whole else count))
+
+
+# --- Measures how fast the user handles messages. How much is fetched and granted depends on it.
+#
+# A grant is the log's permission to deliver a range of offsets, in at-most-once mode (PROTOCOL.md D2).
+#
+# Time counts while the user has messages, not while he waits for some. Callers pass the time in and hold the lock.
+
+
+FIRST_MESSAGES: Final = 1  # per second, until measured: a handler may take seconds, and a crash loses what was granted
+BUSY_MS_MIN: Final = 20  # a rate over less time is too inexact, as the clock counts whole ms
+BUSY_MS_MAX: Final = 2_000  # time that counts; what was measured before fades
+
+
+class HandlingRate:
+    """Measures how many messages per second one user handles."""
+
+    __slots__ = ("_busy_ms", "_handled", "_since", "_total")
+
+    def __init__(self) -> None:
+        self._handled = 0.0
+        self._total = 0
+        self._busy_ms = 0.0
+        self._since: tuple[int, int] | None = None  # (messages before, ms) of those that the user has now
+
+    def delivered(self, messages_before: int, mono_ms: int) -> None:
+        """Notes that the user gets messages now. `messages_before`: how many he had got before these, in all."""
+        if self._since is None:
+            self._since = messages_before, mono_ms
+
+    def returned(self, messages: int, mono_ms: int) -> None:
+        """Notes that the user asks for more messages. `messages`: how many he has got so far, in all."""
+        if self._since is None:
+            return
+        before, since_ms = self._since
+        self._since = None
+        self._handled += messages - before
+        self._total += messages - before
+        self._busy_ms += mono_ms - since_ms
+        if self._busy_ms > BUSY_MS_MAX:
+            part = BUSY_MS_MAX / self._busy_ms
+            self._handled, self._busy_ms = self._handled * part, self._busy_ms * part
+
+    def slower_than(self, per_second: int) -> bool:
+        """Tells whether the user handles fewer than `per_second` messages a second; False until measured."""
+        return self._busy_ms >= BUSY_MS_MIN and 1000 * self._handled < per_second * self._busy_ms
+
+    def per_second(self) -> int:
+        """Returns about how many messages the user handles per second: at least 1, FIRST_MESSAGES until measured."""
+        if not self._handled:
+            return FIRST_MESSAGES
+        return max(1, round(1000 * self._handled / max(BUSY_MS_MIN, self._busy_ms)))
+
+    def within(self, ms: int) -> int:
+        """Returns how many messages the user handles within `ms` at this rate: at least 1, and 1 until measured.
+
+        It is never more than twice what he has handled so far: few fast messages do not prove that the next are fast.
+        """
+        if not self._handled:
+            return 1
+        return max(1, min(int(ms * self._handled / max(BUSY_MS_MIN, self._busy_ms)), 2 * self._total))
+
+
+# --- Bounds how many messages of one partition are delivered and not finished at once: the option `max_acks_pending`.
+#
+# A message counts from its delivery until it is acked or ended, also while it waits because its handler gave it back.
+# So with a bound of one nothing of the partition is delivered before that message is finished (partitioned consumer
+# groups: "Max acks pending"). Called with the Marshal's lock held.
+
+
+# How long a call waits before it looks again whether acks of other threads have made room. The first wait is short, and
+# each further one twice as long: so what a wait adds is at most about as long as the handler has taken.
+WAIT_S_MIN: Final = 0.0005
+WAIT_S_MAX: Final = 0.01
+
+
+class AckWindow:
+    """Says how much more of a claim may be delivered. `most`: None for any number.
+
+    `room_of(claim)`: how many messages a `process` still takes of the claim; None where none runs.
+    """
+
+    __slots__ = ("_delivered", "_wait_s", "most", "room_of")
+
+    def __init__(self, most: int | None) -> None:
+        self.most: int | None = most
+        self.room_of: Callable[[Claim], int] | None = None
+        self._delivered = 0
+        self._wait_s = WAIT_S_MIN
+
+    def room(self, claim: Claim) -> int:
+        """Returns how many messages of the claim may be delivered that were not delivered under it before."""
+        if blocked(claim):
+            return 0
+        if not isinstance(claim.tracker, AtLeastOnce):
+            return sys.maxsize
+        room = sys.maxsize if self.room_of is None else self.room_of(claim)
+        return room if self.most is None else max(0, min(room, self.most - claim.tracker.in_flight))
+
+    def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
+        """Returns how long to wait for acks before looking again; None if no buffered message waits for one.
+
+        `delivered`: how many messages the consumer has delivered; the waits grow until this number changes.
+        """
+        if not any(self._full(buffers)):
+            return None
+        if delivered != self._delivered:
+            self._delivered, self._wait_s = delivered, WAIT_S_MIN
+        wait_s, self._wait_s = self._wait_s, min(WAIT_S_MAX, 2 * self._wait_s)
+        return wait_s
+
+    def waits_for_handlers(self, buffers: Iterable[Buffer]) -> bool:
+        """Tells whether a buffered message waits for an answer to one that a handler has now."""
+        return any(
+            isinstance(claim.tracker, AtLeastOnce) and claim.tracker.held > 0
+            for claim in self._full(buffers)
+            if claim.phase is ClaimPhase.OPEN
+        )
+
+    def _full(self, buffers: Iterable[Buffer]) -> Iterator[Claim]:
+        """Yields the claims of which messages are buffered and none may be delivered before another is finished."""
+        for buffer in buffers if self.most is not None or self.room_of is not None else ():
+            claim = buffer.claim
+            if claim is not None and buffer.fetched and not buffer.paused_by_user and not self.room(claim):
+                yield claim
+
+
+# --- Says which partition of a consumer delivers next. Called with the Marshal's lock held.
+
+
+class Turns:
+    """Holds the claimed partitions in the order of their turns. Who has had a turn goes behind the others."""
+
+    __slots__ = ("_before", "_order", "_reserved")
+
+    def __init__(self) -> None:
+        self._order: deque[TopicPartition] = deque()
+        self._reserved: TopicPartition | None = None
+        self._before = 0
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(self._order)
+
+    def add(self, tp: TopicPartition) -> None:
+        self._order.append(tp)
+
+    def remove(self, tp: TopicPartition) -> None:
+        if tp in self._order:
+            self._order.remove(tp)
+
+    def each(self) -> Iterator[TopicPartition]:
+        """Gives every partition one turn. The next call begins behind the last partition that this one has yielded."""
+        for _ in range(len(self._order)):
+            tp = self._order[0]
+            self._order.rotate(-1)
+            yield tp
+
+    def reserved(self, tp: TopicPartition, delivered: int) -> None:
+        """Notes whose turn it is, and how many messages the consumer had delivered when it began."""
+        self._reserved, self._before = tp, delivered
+
+    def resume(self, delivered: int) -> None:
+        """Gives the partition that had the last turn another one, if the consumer has delivered nothing since.
+
+        Messages are reserved for some ms. A thread that gets no processor time for so long would deliver none of them,
+        and the partition would wait for all others.
+        """
+        last = self._reserved
+        if last is not None and last in self._order and delivered == self._before:
+            self._order.remove(last)
+            self._order.appendleft(last)
+        self._reserved = None

@@ -13,7 +13,7 @@ from typing import cast
 from marshal_py.client.delivery.buffers import Buffer, Reserved
 from marshal_py.client.messages.acks import Delivered, DeliveryContext
 from marshal_py.client.messages.message import Message, Part
-from marshal_py.client.values.sizes import message_bytes
+from marshal_py.client.values.requests import message_bytes
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce, GivenBack, Redeliveries
 from marshal_py.protocol.wire.identity import Instant

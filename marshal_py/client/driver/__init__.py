@@ -6,10 +6,9 @@ DOORS: Final = (
     "consumer_driver",
     "divergence_report",
     "idle_heartbeat",
-    "job_end",
     "last_wills",
     "loop",
     "standing",
-    "topic_watch",
     "turn",
+    "watches",
 )

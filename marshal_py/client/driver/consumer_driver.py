@@ -16,22 +16,18 @@ from typing import Final
 
 from msgspec import structs
 
-from marshal_py.client.connection.background_worker import Ask, Tasks, TaskSteps
 from marshal_py.client.connection.context import Context
+from marshal_py.client.connection.threads import Ask, Tasks, TaskSteps
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.fetched_claims import FetchedClaims
 from marshal_py.client.driver import divergence_report
-from marshal_py.client.driver.position_copies import PositionCopies
-from marshal_py.client.driver.topic_watch import TopicWatch
-from marshal_py.client.driver.unserved_watch import UnservedWatch
+from marshal_py.client.driver.watches import PositionCopies, TopicWatch, UnservedWatch
 from marshal_py.client.messages.user_callbacks import UserCallbacks
-from marshal_py.client.ranges.planned_claims import PlannedClaims, UnfetchedSource
-from marshal_py.client.ranges.ranges import Ranges
+from marshal_py.client.ranges.ranges import PlannedClaims, Ranges, UnfetchedSource
 from marshal_py.client.values import where
-from marshal_py.client.values.counters import Counters
-from marshal_py.client.values.event_log import EventLog
-from marshal_py.client.values.info import ClaimInfo
+from marshal_py.client.values.info import ClaimInfo, Counters
 from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.client.values.reports import EventLog
 from marshal_py.errors import (
     AccessDenied,
     BatchOverdue,

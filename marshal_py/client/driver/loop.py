@@ -3,7 +3,7 @@
 The thread executes what members return and makes no protocol decision. A user's thread may step its own consumer under
 the lock (`ConsumerDriver.kick`), so that nothing waits for this thread's poll. Nothing that the cluster does ends the
 thread. An error that makes a log untrustworthy ends the consumers of that log, with that error (S14). The thread runs
-no code of the user's (callbacks.py does). If it ends all the same, every consumer ends with BackgroundThreadEnded.
+no code of the user's (`Callbacks` does). If it ends all the same, every consumer ends with BackgroundThreadEnded.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import time
 from collections import defaultdict
 from typing import Final
 
-from marshal_py.client.connection.background_worker import Tasks
 from marshal_py.client.connection.context import POLL_S_MAX, Context
-from marshal_py.client.connection.repeats import Repeats
+from marshal_py.client.connection.threads import Repeats, Tasks
 from marshal_py.client.driver.consumer_driver import PREFETCH_POLL_S, ConsumerDriver
 from marshal_py.client.driver.log_maintenance import LogMaintenance
 from marshal_py.client.driver.turn import Turn

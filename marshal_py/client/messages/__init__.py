@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("acks", "answers", "dead_letters", "handles", "lost_acks", "message", "unacked", "user_callbacks")
+DOORS: Final = ("acks", "answers", "handles", "message", "unacked", "user_callbacks")

@@ -6,18 +6,18 @@ message.py: it knows nothing of messages but how to make one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
-from marshal_py.client.connection.forks import ForkedLock
+from marshal_py.client.connection.context import ForkedLock
 from marshal_py.client.messages.answers import Answers, check_delay, check_reason
-from marshal_py.client.messages.lost_acks import LostAcks
 from marshal_py.client.values.options import ConsumerOptions
-from marshal_py.protocol.claims.claim import Claim, Spans, spans_of
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, finished_spans, log_has, spans_of
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire.identity import Instant, Token
+from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import Deserializer
 
@@ -89,7 +89,7 @@ class DeliveryContext:
         self.confirm: Callable[[Ack, float], None]
 
     def forked(self, made_in_pid: int) -> None:
-        """Makes acks raise UsedAfterFork in a forked child process, where it is called (forks.py)."""
+        """Makes acks raise UsedAfterFork in a forked child process, where it is called (`ForkedLock`)."""
         self.lock = ForkedLock("Message", made_in_pid)
         for claim in self.member.claims.values():
             claim.sealed = True  # so that acks ask for the lock
@@ -198,3 +198,55 @@ class Delivered:
                     tracker.touch(self.run, first, stop, mono_ms)
             elif tracker.in_flight_since_ms is not None:
                 tracker.in_flight_since_ms = mono_ms
+
+
+# --- The acks of one consumer that the log will not have: their messages are delivered again, though they were acked.
+#
+# An ack is lost if it comes too late (the claim was released or lost before), or if its claim is lost before the log
+# has accepted it. `flush` reports that, so a program that acks and then flushes knows as much as one that calls
+# `double_ack`. Called with the Marshal's lock held.
+
+
+class Loss(NamedTuple):
+    """Says when acks of a partition were lost last: `number` counts the losses of the consumer.
+
+    `certain`: whether the log says so. Otherwise this process has given the claim up, and the log may still get them.
+    """
+
+    number: int
+    certain: bool
+
+
+class LostAcks:
+    """Keeps the lost acks of one consumer until a flush has reported them: one entry per partition at most."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self._losses: dict[TopicPartition, Loss] = {}
+
+    def late(self, tp: TopicPartition) -> None:
+        """Notes an ack that came too late."""
+        self._note(tp, certain=True)
+
+    def ended(self, claims: Iterable[Claim], group: Group | None) -> None:
+        """Notes what is lost with these claims, if they are GONE. `group`: as the log was when they ended."""
+        for claim in claims:
+            if claim.phase is not ClaimPhase.GONE or not isinstance(claim.tracker, AtLeastOnce):
+                continue
+            if claim.seek_to != NONE:
+                continue  # its own user has moved it, and wants the messages again
+            if not log_has(finished_spans(claim.tracker), claim, group):
+                self._note(claim.tp, certain=claim.final is not None)
+
+    def _note(self, tp: TopicPartition, *, certain: bool) -> None:
+        self.count += 1
+        self._losses[tp] = Loss(self.count, certain)
+
+    def after(self, number: int) -> dict[TopicPartition, bool]:
+        """Returns the partitions with losses after the loss `number`, and whether each is certain."""
+        return {tp: loss.certain for tp, loss in self._losses.items() if loss.number > number}
+
+    def reported(self, tps: Iterable[TopicPartition]) -> None:
+        """Forgets the losses of these partitions, because the program knows of them."""
+        for tp in tps:
+            self._losses.pop(tp, None)

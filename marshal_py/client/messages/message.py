@@ -8,8 +8,7 @@ from typing import Any, Final, Generic, NoReturn, SupportsIndex, cast, overload
 from msgspec import Struct, structs
 
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
-from marshal_py.client.values.requests import check_ack_wait, check_timeout
-from marshal_py.client.values.sizes import payload_bytes
+from marshal_py.client.values.requests import check_ack_wait, check_timeout, payload_bytes
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce

@@ -1,6 +1,6 @@
 """Which callbacks of one consumer's options a tick of its member leads to, in which order.
 
-They run on the thread of callbacks.py. A consumer is active while it owns a partition.
+They run on the thread of `Callbacks`. A consumer is active while it owns a partition.
 """
 
 from __future__ import annotations

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("microbatches", "planned_claims", "ranges")
+DOORS: Final = ("microbatches", "ranges")

@@ -15,8 +15,7 @@ from typing import Final
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.messages.acks import Ack, Acked
-from marshal_py.client.messages.lost_acks import LostAcks
+from marshal_py.client.messages.acks import Ack, Acked, LostAcks
 from marshal_py.client.values.waits import Steps
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ClusterUnreachable, MarshalError
 from marshal_py.protocol.claims.claim import ClaimPhase, finished_spans, log_has

@@ -19,7 +19,7 @@ from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.demand import ConsumeDemand
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
-from marshal_py.client.values.counters import held, in_flight
+from marshal_py.client.values.info import held, in_flight
 from marshal_py.client.values.requests import OnError, check_wait
 from marshal_py.client.values.waits import Change, Steps, T
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall

@@ -16,8 +16,7 @@ from marshal_py.client.delivery.redelivery import Redelivered
 from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.receive.intake import Intake
 from marshal_py.client.receive.refill import Refill
-from marshal_py.client.values.requests import ConsumeRequest, Request
-from marshal_py.client.values.sizes import message_bytes
+from marshal_py.client.values.requests import ConsumeRequest, Request, message_bytes
 from marshal_py.client.values.waits import Steps
 from marshal_py.transport.ports import Chunk
 

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from marshal_py.client.connection.context import Context
-from marshal_py.client.connection.end_budget import END_S_MIN
-from marshal_py.client.connection.forks import watch_forks
+from marshal_py.client.connection.context import END_S_MIN, Context, watch_forks
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.values.counters import in_flight
+from marshal_py.client.values.info import in_flight
 from marshal_py.client.values.requests import check_timeout
 from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import ConsumerClosed
@@ -103,7 +101,7 @@ class Ending:
         """Has the member leave: it stops delivery, waits up to `wait_s` seconds for handlers, and releases its claims.
 
         Returns when the member has read back that it left, at most `timeout_s` seconds after the handlers are done or
-        `wait_s` is over, and earlier if the ends of this Marshal have used up their time (T16, T17; end_budget.py).
+        `wait_s` is over, and earlier if the ends of this Marshal have used up their time (T16, T17; EndBudget).
         Logs how many messages were not acked.
         """
         if self.done:

@@ -16,11 +16,10 @@ from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.standing import why_waiting
-from marshal_py.client.messages.lost_acks import LostAcks
+from marshal_py.client.messages.acks import LostAcks
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.values.counters import in_flight
-from marshal_py.client.values.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.values.info import ClaimInfo, ConsumerInfo, in_flight
 from marshal_py.client.values.requests import AnyPartition, check_partitions, check_timeout, check_wait
 from marshal_py.client.values.waits import Steps
 from marshal_py.errors import AckNotConfirmed, ConcurrentUse, InvalidOption, ReentrantCall

@@ -4,8 +4,6 @@ from typing import Final
 
 DOORS: Final = (
     "bounds",
-    "counters",
-    "event_log",
     "finished",
     "group_config",
     "info",
@@ -13,9 +11,7 @@ DOORS: Final = (
     "options",
     "reports",
     "requests",
-    "retention",
     "retry",
-    "sizes",
-    "where",
     "waits",
+    "where",
 )

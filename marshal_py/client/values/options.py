@@ -6,13 +6,13 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from marshal_py.client.values import where
 from marshal_py.client.values.group_config import GroupConfig
 from marshal_py.client.values.info import ClaimInfo
-from marshal_py.client.values.retention import RetentionPolicy
 from marshal_py.errors import InvalidOption
+from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, OWN_POLICIES, RELEASING
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import check_id, check_topic
@@ -29,6 +29,20 @@ from marshal_py.protocol.wire.subscription import compile_pattern, is_pattern
 from marshal_py.transport import option_names
 from marshal_py.transport.option_names import constructor_checks_names
 from marshal_py.transport.serialization import Deserializer, check_plain
+
+# --- How long a connection keeps the history of its coordination logs, and where it saves a broken state.
+
+HISTORY_KEPT_S: Final = 86_400.0  # a day: long enough to look at what happened last night
+
+
+class RetentionPolicy(NamedTuple):
+    """Holds the options of `connect` that are about histories. options.py checks them (PROTOCOL.md N8, N12, G7)."""
+
+    snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS
+    history_kept_s: float = HISTORY_KEPT_S
+    # Where a consumer that ends with Diverged saves its state; "": the system's folder; None: nowhere.
+    evidence_dir: str | None = ""
+
 
 Delivery = Literal["at_least_once", "at_most_once"]
 OnTopicRecreated = Literal["fail", "earliest"]
@@ -47,7 +61,7 @@ MAX_DELIVER_MAX: Final = 1_000_000  # far above what anybody wants to wait for
 TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2), those included that its patterns match
 COORDINATION_TOPIC: Final = "__marshal"
 
-# Callbacks run on a thread of their own, in order (callbacks.py): a slow one delays the next ones and `close` alone.
+# Callbacks run on a thread of their own, in order (`Callbacks`): a slow one delays the next ones and `close` alone.
 OnClaim = Callable[[ClaimInfo], None]
 OnRevoking = Callable[[ClaimInfo], None]
 OnLost = Callable[[ClaimInfo, str], None]

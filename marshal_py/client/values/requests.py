@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
 from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.transport.ports import RawMessage
 
 OnError = Literal["nak", "stop"]
 
@@ -220,3 +221,22 @@ def check_partitions(partitions: object) -> list[TopicPartition]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# --- Measures messages in bytes: as memory is bounded (`payload_bytes`), and as a user asks for them (`message_bytes`).
+
+
+KEYS_SAMPLED: Final = 16  # every value is measured, and the key of one message in this many: that costs as much again
+
+
+def payload_bytes(messages: Sequence[RawMessage]) -> int:
+    """Returns the size in bytes of the values of these messages, and about that of their keys. There must be one."""
+    keys = [len(message.key() or b"") for message in messages[::KEYS_SAMPLED]]
+    return sum(map(len, messages)) + sum(keys) * len(messages) // len(keys)
+
+
+def message_bytes(raw: RawMessage) -> int:
+    """Returns the size of a message in bytes as `Consumer.fetch` counts it: key, value, headers and topic."""
+    headers = raw.headers() or ()
+    size = len(raw.key() or b"") + len(raw.value() or b"") + len(raw.topic() or "")
+    return size + sum(len(name) + len(value or b"") for name, value in headers)

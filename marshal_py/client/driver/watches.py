@@ -5,13 +5,19 @@ It runs on the consumer's worker thread, and reports to the member, which decide
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
 
 from marshal_py.client.connection.context import Context
+from marshal_py.client.connection.threads import Ask, TaskSteps
 from marshal_py.client.values.options import TOPICS_MAX
 from marshal_py.errors import ClusterError, InvalidOption
-from marshal_py.protocol.member.advisory import AdvisoryKind
+from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.waiting import lasting, may_be_unserved
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.subscription import consumed, has_patterns, is_pattern, names_of
 from marshal_py.transport.ports import ClusterAdmin
 
@@ -120,3 +126,115 @@ class TopicWatch:
         if changed:
             self._learn_leaders(topic)
             self._kick()
+
+
+# --- Notices when a group's settings leave a consumer, or partitions of its topics, without the other (`unserved`).
+#
+# A consumer that waits for nothing but an admin would else be silent. It looks again when the log has changed who is
+# in the group, its topics or its settings, which is when `marshal advisories` looks, too. Called with the Marshal's
+# lock held.
+
+
+class UnservedWatch:
+    """Watches the group of one member."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[object, ...] = ()
+        self._known: dict[tuple[str, str, tuple[int, ...]], str] = {}
+
+    def look(self, member: Member) -> Iterator[Advisory]:
+        """Yields an advisory for each cause that has begun since the last call, or has become another one."""
+        group = member.group
+        if group is None or not may_be_unserved(group) or member.session not in group.sessions:
+            return
+        topics = tuple((topic.offset, topic.count) for topic in group.topics.values())
+        seen = (group.config_offset, topics, len(group.sessions), max(group.sessions))
+        if seen == self._seen:
+            return
+        self._seen = seen
+        before, self._known = self._known, lasting(group)
+        for (cause, topic, sessions), text in self._known.items():
+            mine = member.session in sessions if sessions else topic in member.found_topics
+            if mine and before.get((cause, topic, sessions)) != text:
+                session = member.session if sessions else NONE
+                yield Advisory(
+                    "unserved",
+                    group.name,
+                    member.options.client_id,
+                    topic,
+                    text=text,
+                    session=session,
+                    log=member.world.log,
+                )
+
+
+# --- Copies positions to Kafka's committed offsets, so that the usual tools show the lag (D7). That may fail.
+#
+# It tells refusals that last from those that pass: a coordinator that moves or starts refuses for some seconds; the
+# next copy then succeeds, and nobody needs to know.
+
+
+COMMITS_MAX: Final = 10  # of one copy; an owner that moves on faster copies its position again by itself
+LASTS_MS: Final = 30_000  # six copies in a row; a coordinator that moves is there again within some seconds
+
+
+class PositionCopies:
+    """Copies the positions of one consumer."""
+
+    def __init__(self, context: Context, member: Member, report: Callable[[str], None]) -> None:
+        """`report`: is called with the lock held, with why Kafka has refused all copies for LASTS_MS."""
+        self._context, self._member, self._report = context, member, report
+        self._wanted: dict[TopicPartition, int] = {}
+        self._refusals = CommitRefusals()
+
+    def add(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Takes what the next `copy` will copy. Called with the lock held."""
+        self._wanted |= positions
+
+    def copy(self, absent: Collection[str]) -> TaskSteps:
+        """Copies what was added. Called on the worker thread, without the lock.
+
+        A new owner may have committed before, while this thread waited: then the newer position is copied again.
+        `absent`: topics that the cluster does not have; a refusal because of them is none.
+        """
+        context = self._context
+        with context.lock:
+            positions, self._wanted = self._wanted, {}
+        for _ in range(COMMITS_MAX):
+            if not positions:
+                return
+            refused: str = yield Ask(partial(context.admin.commit, self._member.name, positions))
+            told = ""
+            if not refused or not {tp.topic for tp in positions} & set(absent):
+                told = self._refusals.answered(refused, context.clock.now())
+            with context.outbox, context.lock:
+                if told:
+                    self._report(told)
+                if refused:
+                    self._member.not_mirrored(positions)
+                    return
+                positions = self._member.overtaken(positions)
+
+
+class CommitRefusals:
+    """Collects the answers of Kafka to copies. Pure."""
+
+    def __init__(self) -> None:
+        self._since: Instant | None = None  # of the first refusal after which no copy has succeeded
+        self._told = ""
+
+    def answered(self, refused: str, now: Instant) -> str:
+        """Takes the answer to a copy: why Kafka refused it, or "". Returns what to report of a refusal, "" if nothing.
+
+        Once per reason, when Kafka has refused every copy for LASTS_MS.
+        """
+        if not refused:
+            self._since, self._told = None, ""
+            return ""
+        if self._since is None:
+            self._since = now
+        if refused == self._told or now.mono_ms - self._since.mono_ms < LASTS_MS:
+            return ""
+        self._told = refused
+        since = datetime.fromtimestamp(self._since.wall_ms / 1000, UTC).isoformat(timespec="seconds")
+        return f"{refused}; no copy has succeeded since {since}"
