@@ -26,7 +26,7 @@ from marshal_py.client.receive.ending import Ending
 from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import ClaimLost
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, log_has
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, Grant, Redeliveries
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, Grant
 from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
@@ -220,7 +220,7 @@ def c17() -> list[Patch]:
                     left -= len(part[0].raw)
         return take(self, claims, now, left, *rest)
 
-    return [(Redelivering, "take", taken), (Redeliveries, "end", lambda self: None)]
+    return [(Redelivering, "take", taken)]
 
 
 def c18() -> list[Patch]:

@@ -43,3 +43,14 @@ def test_a_bug_of_the_shipped_fold_alone_is_found_by_the_difference(name: str) -
             if "S1" in {violation.invariant for violation in simulate(seed, mutant.bias).violations}:
                 return
     pytest.fail(f"{SCHEDULES} runs in which both folds agree")
+
+
+def test_each_bug_replaces_what_the_shipped_code_has() -> None:
+    """What was renamed or removed is missed here, and not only by whoever plants this bug."""
+    missing = [
+        (name, patched, attribute)
+        for name in MUTANTS
+        for patched, attribute, _ in in_both_folds(name).patches()
+        if not hasattr(patched, attribute)
+    ]
+    assert missing == []
