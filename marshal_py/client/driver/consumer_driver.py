@@ -17,12 +17,11 @@ from typing import Final
 from msgspec import structs
 
 from marshal_py.client.connection.context import Context
-from marshal_py.client.connection.threads import Ask, Tasks, TaskSteps
+from marshal_py.client.connection.threads import Ask, Tasks, TaskSteps, UserCallbacks
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.fetched_claims import FetchedClaims
 from marshal_py.client.driver import divergence_report
 from marshal_py.client.driver.watches import PositionCopies, TopicWatch, UnservedWatch
-from marshal_py.client.messages.user_callbacks import UserCallbacks
 from marshal_py.client.ranges.ranges import PlannedClaims, Ranges, UnfetchedSource
 from marshal_py.client.values import where
 from marshal_py.client.values.info import ClaimInfo, Counters

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("acks", "answers", "handles", "message", "unacked", "user_callbacks")
+DOORS: Final = ("acks", "answers", "handles", "message")
