@@ -20,10 +20,10 @@ from marshal_py.cli import (
     log,
     log_reset,
     members,
+    pause,
     pin,
     position,
     produce,
-    release,
     run,
     simulate,
     snapshot,
@@ -56,9 +56,8 @@ app.add_typer(log.app, name="log")
 app.command("advisories", epilog=advisories.EXAMPLE)(advisories.advisories)
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
-app.command("release", epilog=release.EXAMPLE)(release.release)
-app.command("pause", help="The same as `marshal release`.", epilog=release.EXAMPLE)(release.release)
-app.command("resume", epilog=release.RESUME_EXAMPLE)(release.resume)
+app.command("pause", epilog=pause.EXAMPLE)(pause.pause)
+app.command("resume", epilog=pause.RESUME_EXAMPLE)(pause.resume)
 app.command("set-position", epilog=position.EXAMPLE)(position.set_position)
 app.add_typer(groups.app, name="groups")
 app.add_typer(members.app, name="members")
@@ -67,7 +66,6 @@ app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
 app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)
 app.command("snapshot", epilog=snapshot.EXAMPLE)(snapshot.snapshot)
-app.command("bootstrap", hidden=True, epilog=log_reset.EXAMPLE)(log_reset.reset)  # the name of `log reset` before
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(bench.app, name="bench")
 app.add_typer(spark.app, name="spark")

@@ -36,7 +36,7 @@ Token = Annotated[
     typer.Option(
         "--token",
         min=0,
-        help="Work in the running pause of this token, as `marshal release` printed it, and leave it in place.",
+        help="Work in the running pause of this token, as `marshal pause` printed it, and leave it in place.",
     ),
 ]
 

@@ -23,7 +23,7 @@ import marshal_py
 from marshal_py.admin.group import Group
 from marshal_py.admin.plans.author import Author
 from marshal_py.admin.plans.operation import Progress
-from marshal_py.cli import explain, groups, members, position, release
+from marshal_py.cli import explain, groups, members, pause, position
 from marshal_py.errors import (
     AdminBusy,
     CoordinationTopicMissing,
@@ -266,7 +266,7 @@ def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tm
         preview = shell.run("set-position", group, "orders", "--to", "latest-5", "--dry-run")
         assert preview.exit_code == 0
         assert "orders:3" in preview.stdout
-        released = shell.json("release", group, "--for", "60s", "--reason", "test", "--yes")
+        released = shell.json("pause", group, "--for", "60s", "--reason", "test", "--yes")
         assert sorted(released["released"]) == [f"orders:{p}" for p in range(PARTITIONS)]
         moved = shell.json("set-position", group, "orders", "--to", "earliest", "--adopt", "--yes")
         assert shell.json("resume", group)["resumed"]
@@ -315,7 +315,7 @@ def test_a_refusal_is_one_line_and_exit_code_1(servers: dict[str, Any], shell: S
         (line,) = busy.stderr.splitlines()
         assert "bob@desk" in line
         for arguments in (
-            ("release", group, "--yes"),
+            ("pause", group, "--yes"),
             ("resume", group),
             ("resume", group, "--token", "1"),
             ("groups", "rm", group, "--yes"),
@@ -330,16 +330,16 @@ def test_a_refusal_is_one_line_and_exit_code_1(servers: dict[str, Any], shell: S
             refused = shell.run(*arguments)
             assert refused.exit_code == 1, (arguments, refused.output)
             assert len(refused.stderr.splitlines()) == 1, refused.stderr
-        assert shell.json("release", group, "--take-over", "--yes")["token"] > 0
+        assert shell.json("pause", group, "--take-over", "--yes")["token"] > 0
         assert shell.json("resume", group)["resumed"]
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("release", "g", "--for", "soon"),
-        ("release", "g", "--for", "25h"),
-        ("release", "g", "--for", "0s"),
+        ("pause", "g", "--for", "soon"),
+        ("pause", "g", "--for", "25h"),
+        ("pause", "g", "--for", "0s"),
         ("set-position", "g", "orders"),
         ("set-position", "g", "--to", "0"),
         ("set-position", "g", "orders", "--to", "0", "--shift-by", "1"),
@@ -363,7 +363,7 @@ def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> No
     with at_work(servers) as context:
         group = context.group
         for arguments in (
-            ("release", group),
+            ("pause", group),
             ("set-position", group, "orders", "--to", "0"),
             ("groups", "rm", group),
             ("evict", group, f"{group}-a"),
@@ -373,10 +373,10 @@ def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> No
             assert "[y/N]" in declined.stderr
         info = shell.json("groups", "info", group)
         assert (info["pause"], info["sessions"], info["owned"]) == (None, 2, PARTITIONS)
-        once = shell.run("release", group, "--take-over", stdin=b"y\ny\nn\n")
+        once = shell.run("pause", group, "--take-over", stdin=b"y\ny\nn\n")
         assert once.exit_code == 1, "taking over asks a second time"
         assert shell.json("groups", "info", group)["pause"] is None
-        agreed = shell.run("release", group, stdin=b"y\n")
+        agreed = shell.run("pause", group, stdin=b"y\n")
         assert agreed.exit_code == 0
         assert "is paused for" in agreed.stdout
         assert "orders:0 is free" in agreed.stderr
@@ -384,8 +384,8 @@ def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> No
 
 
 EXAMPLES = [
-    release.EXAMPLE,
-    release.RESUME_EXAMPLE,
+    pause.EXAMPLE,
+    pause.RESUME_EXAMPLE,
     position.EXAMPLE,
     explain.EXAMPLE,
     explain.DIFF_EXAMPLE,
@@ -416,7 +416,7 @@ def test_every_example_of_a_help_text_runs(servers: dict[str, Any], shell: Shell
 
 def test_a_held_pause_ends_with_ctrl_c(servers: dict[str, Any], shell: Shell) -> None:
     with at_work(servers) as context:
-        holder = shell.start("release", context.group, "--hold", "--yes", "--json")
+        holder = shell.start("pause", context.group, "--hold", "--yes", "--json")
         assert holder.stdout is not None
         assert json.loads(holder.stdout.readline())["event"] == "drained"
         assert shell.json("groups", "info", context.group)["pause"] is not None

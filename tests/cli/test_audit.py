@@ -51,7 +51,7 @@ ADMIN_RECORDS = (Evict, GroupConfig, ReleaseGroup, SetPosition, StepDown, Topolo
 # What it is called with, in a group of one silent session `ghost`; and whether it takes something away from somebody
 # and so asks first.
 CHANGES: dict[str, tuple[list[str], bool]] = {
-    "release": (["release", "GROUP", "--for", "60s"], True),
+    "pause": (["pause", "GROUP", "--for", "60s"], True),
     "resume": (["resume", "GROUP"], False),
     "set-position": (["set-position", "GROUP", "orders", "--to", "earliest"], True),
     "groups create": (["groups", "create", "NEW", "--policy", "greedy"], True),
@@ -82,7 +82,6 @@ ELSEWHERE = {
     "topics rm",
     "topics purge",
 }  # no records of groups
-ALIASES = {"pause", "bootstrap"}  # the same functions as `release` and `log reset`
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +184,7 @@ def test_every_command_that_changes_something_is_audited() -> None:
         if name in CHANGES:
             assert {"--dry-run", "--reason"} <= options, name
             assert not CHANGES[name][1] or "--yes" in options, name
-    assert set(CHANGES) <= changing <= {*CHANGES, *ELSEWHERE, *ALIASES}
+    assert set(CHANGES) <= changing <= {*CHANGES, *ELSEWHERE}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -204,7 +203,7 @@ def test_a_command_that_changes_something(
         group = pinned(shell, writer, marshal)
         where, arguments = group, [*words[:-1], group]
     if name == "resume":
-        assert shell.run("release", group, "--yes", "--reason", WHY).exit_code == 0
+        assert shell.run("pause", group, "--yes", "--reason", WHY).exit_code == 0
     if name == "groups shrink":
         grow(shell, writer, marshal, group)
     before = len(judged(shell, where))
@@ -342,7 +341,7 @@ def test_an_interrupted_move_says_what_is_true_and_takes_its_pause_back(
 @pytest.mark.parametrize("adopted", [False, True], ids=["alone", "adopted"])
 def test_a_held_pause_ends_by_ctrl_c(shell: Shell, group: str, adopted: bool) -> None:
     """Also after another command has worked in it, and when ctrl-C comes twice at once."""
-    holding = shell.start("release", group, "--hold", "--yes")
+    holding = shell.start("pause", group, "--hold", "--yes")
     assert holding.stderr is not None
     while "all partitions are free" not in (line := holding.stderr.readline()):
         assert line, "it ended"
@@ -367,15 +366,15 @@ def test_a_question_that_is_interrupted_is_no_answer(shell: Shell, group: str, m
         except KeyboardInterrupt:
             raise typer.Abort from None
 
-    assert shell.run("release", group, stdin=b"n\n").exit_code == 1
+    assert shell.run("pause", group, stdin=b"n\n").exit_code == 1
     monkeypatch.setattr(typer, "confirm", interrupted)
-    result = shell.run("release", group)
+    result = shell.run("pause", group)
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "marshal: interrupted")
 
 
 def test_a_pause_says_whose_it_is(shell: Shell, group: str) -> None:
     """To who looks, and to who finds it in the way: with the token and the options that end the quarrel."""
-    token = shell.json("release", group, "--for", "10m", "--yes", "--reason", WHY)["token"]
+    token = shell.json("pause", group, "--for", "10m", "--yes", "--reason", WHY)["token"]
     author = f"{getpass.getuser()}@{socket.gethostname()} "
     for found in (shell.json("groups", "info", group), shell.json("state", group)["groups"][0]):
         pause = found["pause"]

@@ -35,7 +35,6 @@ COMMANDS = [
     ["log", "load"],
     ["snapshot"],
     ["log", "reset"],
-    ["bootstrap"],
     ["pause"],
     ["advisories"],
     ["lag"],

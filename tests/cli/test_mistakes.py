@@ -35,7 +35,7 @@ GROUP = [
         (*command, *how)
         for how in (("--dry-run",), ("--yes",))
         for command in (
-            ("release", "biling"),
+            ("pause", "biling"),
             ("resume", "biling"),
             ("set-position", "biling", "orders", "--to", "earliest"),
             ("groups", "update", "biling", "--policy", "greedy"),
@@ -179,7 +179,7 @@ def test_follow_waits_for_a_group_that_is_yet_to_come(shell: Shell, command: tup
 @pytest.mark.parametrize(
     "command",
     [
-        ("release", "billing"),
+        ("pause", "billing"),
         ("resume", "billing"),
         ("set-position", "billing", "orders", "--to", "earliest"),
         ("groups", "create", "new"),

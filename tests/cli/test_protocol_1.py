@@ -33,7 +33,11 @@ LOOKS = {
     "diff": ("diff", "billing", "--at", "1", "--at", "5"),
     "verify": ("verify",),
 }
-OFFLINE = {"simulate": ("simulate",), "simulate on": ("simulate", "--seeds", "0:2"), "doctor": ("doctor",)}
+OFFLINE = {
+    "simulate audit": ("simulate", "audit"),
+    "simulate on": ("simulate", "audit", "--seeds", "0:2"),
+    "doctor": ("doctor",),
+}
 LIVE = {
     "log dump": ("log", "dump"),
     "log dump of a group": ("log", "dump", "billing", "--human"),
@@ -48,7 +52,7 @@ LIVE = {
     "members ls of a group": ("members", "ls", "billing"),
     "members step-down": ("members", "step-down", "billing", "1"),
     "evict": ("evict", "billing", "1", "--yes"),
-    "release": ("release", "billing", "--yes"),
+    "pause": ("pause", "billing", "--yes"),
     "resume": ("resume", "billing", "--yes"),
     "set-position": ("set-position", "billing", "orders", "--to", "earliest", "--yes"),
     "set-position, dry": ("set-position", "billing", "orders", "--to", "earliest", "--dry-run"),

@@ -58,7 +58,7 @@ def objects(result: Result) -> list[dict[str, Any]]:
 
 def test_the_sum_is_the_same_with_one_process_and_with_two() -> None:
     """Also with other hash seeds: the spawned processes draw their own."""
-    one, two = (run("--seeds", f"0:{SEEDS}", "--processes", number, "--json") for number in ("1", "2"))
+    one, two = (run("run", "--seeds", f"0:{SEEDS}", "--processes", number, "--json") for number in ("1", "2"))
     assert one.exit_code == two.exit_code == 0, one.output + two.output
     assert objects(one) == objects(two)
     (found,) = objects(one)
@@ -71,7 +71,7 @@ def test_the_sum_is_the_same_with_one_process_and_with_two() -> None:
 
 
 def test_every_seed_counts_in_the_hash() -> None:
-    hashes = {run("--seeds", seeds, "--processes", "1", "--json").stdout for seeds in ("0:2", "0:3", "1:3")}
+    hashes = {run("run", "--seeds", seeds, "--processes", "1", "--json").stdout for seeds in ("0:2", "0:3", "1:3")}
     assert len(hashes) == 3
 
 
@@ -93,19 +93,19 @@ def violated(result: Ran) -> Ran:
 
 def test_a_violation_is_1_and_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     with changed(monkeypatch, violated):
-        as_json = run("--seeds", "0:3", "--processes", "1", "--json")
-        plain = run("--seeds", "0:3", "--processes", "1")
+        as_json = run("run", "--seeds", "0:3", "--processes", "1", "--json")
+        plain = run("run", "--seeds", "0:3", "--processes", "1")
     assert as_json.exit_code == plain.exit_code == 1
     (found,) = objects(as_json)
     assert (found["violations"], found["failing"]) == (1, [1])
     assert "seed 1: S2 violated at 17 ms, log offset 4: planted" in plain.stderr
-    assert "again: marshal simulate --seed 1 --trace" in plain.stdout
+    assert "again: marshal simulate run --seed 1 --trace" in plain.stdout
 
 
 @pytest.mark.parametrize("figure", ["takeovers", "deliveries"])
 def test_a_void_search_is_1(monkeypatch: pytest.MonkeyPatch, figure: str) -> None:
     with changed(monkeypatch, lambda result: result._replace(**{figure: 0})):
-        result = run("--seeds", "0:3", "--processes", "1", "--json")
+        result = run("run", "--seeds", "0:3", "--processes", "1", "--json")
     assert result.exit_code == 1
     assert objects(result)[0]["void"] is True
     assert "void" in result.stderr
@@ -115,21 +115,21 @@ def test_a_void_search_is_1(monkeypatch: pytest.MonkeyPatch, figure: str) -> Non
 
 
 def test_one_seed_prints_its_counters() -> None:
-    (found,) = objects(run("--seed", "3", "--json"))
+    (found,) = objects(run("run", "--seed", "3", "--json"))
     ran = run_seed(3)
     for name in ("seed", "verdict", "takeovers", "deliveries", "events", "trace_hash", "strikes", "counted"):
         assert found[name] == getattr(ran, name)
     assert found["scenario"]["kinds"] == sorted(ran.scenario.kinds)
-    plain = run("--seed", "3")
+    plain = run("run", "--seed", "3")
     assert plain.exit_code == 0
     assert ran.trace_hash in plain.stdout
-    assert plain.stdout.splitlines()[-1] == "again: marshal simulate --seed 3 --trace"
+    assert plain.stdout.splitlines()[-1] == "again: marshal simulate run --seed 3 --trace"
 
 
 def test_a_trace_tells_everything_and_changes_nothing() -> None:
     # Of one log that stays: offsets of several logs would not be one row.
     seed = next(seed for seed in range(100) if not run_seed(seed).scenario.kinds & {"logs", "recreate", "gap"})
-    *trace, found = objects(run("--seed", str(seed), "--trace", "--json"))
+    *trace, found = objects(run("run", "--seed", str(seed), "--trace", "--json"))
     ran = run_seed(seed)
     assert found["trace_hash"] == ran.trace_hash
     times = [event["ms"] for event in trace]
@@ -139,7 +139,7 @@ def test_a_trace_tells_everything_and_changes_nothing() -> None:
     assert {event["verdict"] for event in records} <= {"accepted", "rejected", "ignored"}
     assert sum(event["what"] == "delivery" for event in trace) == ran.deliveries
     assert sum(event["what"] == "fault" for event in trace) == sum(ran.strikes.values())
-    plain = run("--seed", str(seed), "--trace").stdout.splitlines()
+    plain = run("run", "--seed", str(seed), "--trace").stdout.splitlines()
     first = next(line for line in plain if "@0" in line.split())
     assert first.split()[1] == "ms"
     assert "accepted  the log begins" in first
@@ -155,7 +155,7 @@ def test_watching_a_run_leaves_it_as_it_is(kind: str) -> None:
 
 def test_a_seed_with_a_violation_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
     with changed(monkeypatch, violated):
-        result = run("--seed", "1")
+        result = run("run", "--seed", "1")
     assert result.exit_code == 1
     assert "S2 violated at 17 ms, log offset 4: planted" in result.stdout
 
@@ -164,12 +164,12 @@ def test_a_seed_with_a_violation_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mutant_is_found_and_its_seed_shows_it_again() -> None:
-    searched = run("--mutant", QUICK, "--json")
+    searched = run("mutants", QUICK, "--json")
     assert searched.exit_code == 1
     (found,) = objects(searched)
     assert found["found"] is True
     assert found["seed"] == SEEDS_BASE + found["schedules"] - 1
-    again = run("--mutant", QUICK, "--seed", str(found["seed"]))
+    again = run("mutants", QUICK, "--seed", str(found["seed"]))
     assert again.exit_code == 1
     assert f"{found['violations'][0]['invariant']} violated" in again.stdout
     assert again.stdout.splitlines()[-1] == f"again: {found['again']}"
@@ -177,7 +177,7 @@ def test_a_mutant_is_found_and_its_seed_shows_it_again() -> None:
 
 def test_a_mutant_that_is_not_found_is_0() -> None:
     first = next(seed for seed in range(100) if not sweep.run_one(seed, QUICK).violations)
-    result = run("--mutant", QUICK, "--seed", str(first), "--json")
+    result = run("mutants", QUICK, "--seed", str(first), "--json")
     assert result.exit_code == 0
     assert objects(result)[0]["found"] is False
 
@@ -186,21 +186,21 @@ def test_all_mutants_are_named_and_none_is_claimed_without_a_run(monkeypatch: py
     names = ["X3", QUICK]
     monkeypatch.setattr(sweep, "all_mutants", lambda: names)
     monkeypatch.setattr(sweep, "BASES", sweep.BASES[:2])
-    result = run("--mutants", "--json", "--processes", "1", "--schedules", "40")
+    result = run("mutants", "--json", "--processes", "1", "--schedules", "40")
     assert result.exit_code == 0, result.output
     counted, found = objects(result)
     assert (counted["found"], counted["invariant"]) == ("counted", "S3")
     assert found["found"] is True
     assert found["invariant"]
     assert [
-        line.split()[:2] for line in run("--mutants", "--processes", "1", "--schedules", "40").stdout.splitlines()
+        line.split()[:2] for line in run("mutants", "--processes", "1", "--schedules", "40").stdout.splitlines()
     ] == [["X3", "counted"], [QUICK, "found"]]
 
 
 def test_a_mutant_that_escapes_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "all_mutants", lambda: [QUICK])
     monkeypatch.setattr(sweep, "find", lambda name, schedules, base: Hunt(name, False, "", schedules, -1))
-    result = run("--mutants", "--json", "--schedules", "7")
+    result = run("mutants", "--json", "--schedules", "7")
     assert result.exit_code == 1
     assert objects(result) == [{"mutant": QUICK, "found": False, "schedules": 7}]
 
@@ -218,32 +218,32 @@ def test_the_list_of_mutants_is_complete() -> None:
 def test_a_failing_seed_is_told_shrunk_kept_and_replayed(tmp_path: Path) -> None:
     kept = tmp_path / "kept.txt"
     seed = str(sweep.hunt(QUICK, 40).seed)
-    shown = run("--mutant", QUICK, "--seed", seed)
+    shown = run("mutants", QUICK, "--seed", seed)
     assert shown.exit_code == 1
     assert any(line.startswith(">") for line in shown.stdout.splitlines()), "the guilty record"
-    shrunk = run("--mutant", QUICK, "--seed", seed, "--shrink", str(kept), "--json")
+    shrunk = run("mutants", QUICK, "--seed", seed, "--shrink", str(kept), "--json")
     assert shrunk.exit_code == 1
     assert f"mutant {QUICK}\n" in kept.read_text(encoding="utf-8")
     (first,) = objects(shrunk)
-    (second,) = objects(run("--scenario", str(kept), "--json"))
+    (second,) = objects(run("run", "--scenario", str(kept), "--json"))
     assert first == second
-    assert first["again"] == f"marshal simulate --scenario {kept}"
+    assert first["again"] == f"marshal simulate run --scenario {kept}"
 
 
 def test_what_cannot_be_shrunk_or_read_says_so(tmp_path: Path) -> None:
-    refused = run("--seed", "3", "--shrink", str(tmp_path / "kept.txt"))
+    refused = run("run", "--seed", "3", "--shrink", str(tmp_path / "kept.txt"))
     assert refused.exit_code == 1
     assert "nothing to shrink" in refused.stderr
     bad = tmp_path / "bad.txt"
     bad.write_text("seed 1\nkinds rain\n", encoding="utf-8")
-    named = run("--scenario", str(bad))
+    named = run("run", "--scenario", str(bad))
     assert named.exit_code == 2
     assert "line 2" in named.stderr
 
 
 def test_a_page_of_one_seed(tmp_path: Path) -> None:
     html = tmp_path / "report.html"
-    done = run("--seed", "3", "--html", str(html))
+    done = run("run", "--seed", "3", "--html", str(html))
     assert done.exit_code == 0, done.output
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
 
@@ -259,14 +259,14 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_dump_is_judged_and_runs_go_on_from_it(dump: Path) -> None:
-    (found,) = objects(run("--dump", str(dump), "--json"))
+    (found,) = objects(run("audit", str(dump), "--json"))
     assert (found["verdict"], found["violations"], found["first"]) == ("ok", 0, None)
     assert min(found[name] for name in ("records", "sessions", "claims", "handovers", "digests")) > 0
-    plain = run("--dump", str(dump))
+    plain = run("audit", str(dump))
     assert plain.exit_code == 0
     assert f"{found['claims']} claims, {found['handovers']} hand-overs" in plain.stdout
     assert plain.stdout.splitlines()[-1] == "no promise is broken, as far as a log shows"
-    again, races = objects(run("--dump", str(dump), "--seeds", "0:2", "--processes", "1", "--json"))
+    again, races = objects(run("audit", str(dump), "--seeds", "0:2", "--processes", "1", "--json"))
     assert again == found
     assert set(races) == TOTALS
     assert (races["seeds"], races["violations"], races["void"]) == (2, 0, False)
@@ -274,12 +274,12 @@ def test_a_dump_is_judged_and_runs_go_on_from_it(dump: Path) -> None:
 
 def test_one_run_from_a_dump_is_told(dump: Path, tmp_path: Path) -> None:
     html = tmp_path / "report.html"
-    done = run("--dump", str(dump), "--seed", "1", "--trace", "--html", str(html), "--group", "billing")
+    done = run("audit", str(dump), "--seed", "1", "--trace", "--html", str(html), "--group", "billing")
     assert done.exit_code == 0, done.output
     assert "c1#0" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"again: marshal simulate --dump {dump} --group billing --seed 1 --trace"
+    assert done.stdout.splitlines()[-1] == f"again: marshal simulate audit {dump} --group billing --seed 1 --trace"
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
-    refused = run("--dump", str(dump), "--seed", "1", "--group", "nobody")
+    refused = run("audit", str(dump), "--seed", "1", "--group", "nobody")
     assert refused.exit_code == 1
     assert "it holds no group 'nobody'; it has audit, billing" in refused.stderr
 
@@ -290,10 +290,10 @@ def test_a_violation_from_a_dump_is_shrunk_and_kept_with_it(dump: Path, tmp_path
     with switched_on(MUTANTS[QUICK]):
         seed = next(seed for seed in range(40) if run_seed(seed, bias).violations)
     kept.write_text(text_of(Schedule(seed, bias, QUICK)), encoding="utf-8")
-    shrunk = run("--scenario", str(kept), "--shrink", str(kept), "--json")
+    shrunk = run("run", "--scenario", str(kept), "--shrink", str(kept), "--json")
     assert shrunk.exit_code == 1
     assert f"dump {dump}\n" in kept.read_text(encoding="utf-8")
-    assert objects(run("--scenario", str(kept), "--json")) == objects(shrunk)
+    assert objects(run("run", "--scenario", str(kept), "--json")) == objects(shrunk)
 
 
 def test_a_broken_promise_in_a_dump_is_1_and_nothing_goes_on(tmp_path: Path) -> None:
@@ -303,13 +303,13 @@ def test_a_broken_promise_in_a_dump_is_1_and_nothing_goes_on(tmp_path: Path) -> 
         lie = Checkpoint(16, 1, 2, FOLD_VERSION) if number == 20 else None
         book.must(Heartbeat(session, number, (ClaimState(epoch, 101 + number),), digest=lie))
     path = dumps.of_values(tmp_path / "lie.dump", book.values)
-    done = run("--dump", str(path), "--seeds", "0:2", "--json")
+    done = run("audit", str(path), "--seeds", "0:2", "--json")
     assert done.exit_code == 1
     (found,) = objects(done)
     assert (found["first"]["offset"], found["first"]["who"], found["first"]["rule"]) == (24, "c", "G4")
     assert len(done.stderr.splitlines()) == 1
     assert "S1 is broken in log 0, offset 24" in done.stderr
-    plain = run("--dump", str(path)).stdout.splitlines()
+    plain = run("audit", str(path)).stdout.splitlines()
     assert any(line.startswith("> ") and "@24 " in line for line in plain), "the story, with the record"
 
 
@@ -317,11 +317,11 @@ def test_a_dump_that_is_none_says_so(tmp_path: Path) -> None:
     for content in (b"", b"something else\n"):
         path = tmp_path / "broken.dump"
         path.write_bytes(content)
-        done = run("--dump", str(path), "--json")
+        done = run("audit", str(path), "--json")
         assert done.exit_code == 1
         assert done.stdout == ""
         assert "marshal log dump" in done.stderr
-    assert run("--dump", str(tmp_path / "missing.dump")).exit_code == 1
+    assert run("audit", str(tmp_path / "missing.dump")).exit_code == 1
 
 
 # --- usage
@@ -330,23 +330,23 @@ def test_a_dump_that_is_none_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--seeds", "5"],
-        ["--seeds", "5:5"],
-        ["--seeds", "-1:5"],
-        ["--seeds", "0:5", "--seed", "1"],
-        ["--seeds", "0:5", "--mutants"],
-        ["--mutants", "--seed", "1"],
-        ["--trace"],
-        ["--html", "report.html"],
-        ["--shrink", "kept.txt", "--seeds", "0:5"],
-        ["--mutant", "X99"],
-        ["--mutant", "X3"],
-        ["--processes", "0"],
-        ["--group", "billing", "--seed", "1"],
-        ["--dump", "x.dump", "--mutants"],
-        ["--dump", "x.dump", "--seeds", "0:2", "--seed", "1"],
-        ["--dump", "x.dump", "--trace"],
-        ["--dump", "x.dump", "--group", "billing"],
+        ["--seeds", "0:5"],
+        ["run", "--seeds", "5"],
+        ["run", "--seeds", "5:5"],
+        ["run", "--seeds", "-1:5"],
+        ["run", "--seeds", "0:5", "--seed", "1"],
+        ["run", "--trace"],
+        ["run", "--html", "report.html"],
+        ["run", "--shrink", "kept.txt", "--seeds", "0:5"],
+        ["run", "--processes", "0"],
+        ["run", "--group", "billing", "--seed", "1"],
+        ["mutants", "--seeds", "0:5"],
+        ["mutants", "--seed", "1"],
+        ["mutants", "X99"],
+        ["mutants", "X3"],
+        ["audit", "x.dump", "--seeds", "0:2", "--seed", "1"],
+        ["audit", "x.dump", "--trace"],
+        ["audit", "x.dump", "--group", "billing"],
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
@@ -354,8 +354,8 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
 
 
 def test_the_example_of_the_help_text_runs() -> None:
-    line = simulate.EXAMPLE.splitlines()[-1].strip()
-    assert line in run("--help").stdout
+    line = simulate.run.EXAMPLE.splitlines()[-1].strip()
+    assert line in run("run", "--help").stdout
     done = subprocess.run(
         [sys.executable, "-m", "marshal_py.cli", *line.split()[1:]],
         cwd=REPOSITORY,
@@ -371,10 +371,10 @@ def test_the_example_of_the_help_text_runs() -> None:
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_kind_of_run_happens_where_it_is_asked_for(flag: str) -> None:
     def run(*asked: str) -> str:
-        done = invoke(["simulate", "--seed", "2", *asked])
+        done = invoke(["simulate", "run", "--seed", "2", *asked])
         assert done.exit_code == 0, done.output
         return done.stdout
 
     plain, asked = run(), run(f"--{flag}")
-    assert f"marshal simulate --{flag} --seed 2" in asked
+    assert f"marshal simulate run --{flag} --seed 2" in asked
     assert plain.splitlines()[0] != asked.splitlines()[0], "another trace"

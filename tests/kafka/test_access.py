@@ -308,7 +308,7 @@ def test_a_client_without_rights_learns_what_to_ask_for(new_user: Callable[[], U
     user = new_user()
     with pytest.raises(AccessDenied, match="Describe topic '__marshal'"):
         consume(user.settings, group, orders)
-    for arguments in (("state",), ("groups", "ls"), ("release", group, "--yes"), ("log", "dump")):
+    for arguments in (("state",), ("groups", "ls"), ("pause", group, "--yes"), ("log", "dump")):
         refused = user.marshal(*arguments)
         assert refused.exit_code == 1
         assert "--operation Describe --topic __marshal" in refused.stderr
@@ -329,7 +329,7 @@ def test_an_observer_reads_and_changes_nothing(
     assert group in [one["group"] for one in user.json("groups", "ls")]
     assert user.json("explain", group, f"{orders}:0")["position"] == MESSAGES // PARTITIONS
     assert user.json("set-position", group, orders, "--to", "earliest", "--dry-run")["outcome"] == "dry_run"
-    for arguments in (("release", group), ("set-position", group, orders, "--to", "0"), ("groups", "rm", group)):
+    for arguments in (("pause", group), ("set-position", group, orders, "--to", "0"), ("groups", "rm", group)):
         refused = user.marshal(*arguments, asks=True)
         assert refused.exit_code == 1
         assert "--operation Write --topic __marshal" in refused.stderr, refused.stderr
@@ -343,7 +343,7 @@ def test_an_admin_works_with_minimal_rights(
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
     user = new_user().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
     assert user.json("doctor", group, "--as", "admin")["ok"]
-    assert user.json("release", group, asks=True)["token"] >= 0
+    assert user.json("pause", group, asks=True)["token"] >= 0
     assert user.json("set-position", group, orders, "--to", "earliest", "--adopt", asks=True)["outcome"] == "moved"
     assert user.json("set-position", group, orders, "--to", "committed", "--adopt", asks=True)["outcome"] == "moved"
     assert user.json("groups", "update", group, "--policy", "greedy", asks=True)["offset"] > 0

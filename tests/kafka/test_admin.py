@@ -96,7 +96,7 @@ def case(kafka: Cluster, topic: TopicFactory) -> Iterator[WorkingGroup]:
 def test_release_then_set_position_then_everything_is_seen_again(case: WorkingGroup) -> None:
     """A move under an adopted pause; the log shows who moved the positions, and when."""
     marshal, group = case.marshal, case.group
-    released = marshal.json("release", group, "--for", "60s", "--reason", "acceptance", "--yes")
+    released = marshal.json("pause", group, "--for", "60s", "--reason", "acceptance", "--yes")
     assert len(released["released"]) == PARTITIONS
     assert marshal.json("groups", "info", group)["pause"]["token"] == released["token"]
     refused = marshal.run("set-position", group, case.topic, "--to", "earliest", "--yes")
@@ -126,7 +126,7 @@ def test_release_then_set_position_then_everything_is_seen_again(case: WorkingGr
 
 def test_a_pause_stops_every_consumer_until_it_is_resumed(case: WorkingGroup) -> None:
     marshal, group = case.marshal, case.group
-    token = marshal.json("release", group, "--for", "10m", "--yes")["token"]
+    token = marshal.json("pause", group, "--for", "10m", "--yes")["token"]
     produce(case.cluster, case.topic, 30)
     refused = marshal.run("resume", group, "--token", str(token + 1))
     assert refused.returncode == 1
@@ -205,7 +205,7 @@ def test_a_killed_admin_leaves_positions_untouched(case: WorkingGroup) -> None:
     """The admin is killed during its pause. The members end the pause and continue at their positions."""
     marshal, group = case.marshal, case.group
     before = case.positions()
-    tool = marshal.start("release", group, "--for", "3s", "--hold", "--yes", "--json", stdout=subprocess.PIPE)
+    tool = marshal.start("pause", group, "--for", "3s", "--hold", "--yes", "--json", stdout=subprocess.PIPE)
     assert tool.stdout is not None
     assert json.loads(tool.stdout.readline())["event"] == "drained"
     tool.kill()

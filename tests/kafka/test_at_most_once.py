@@ -159,7 +159,7 @@ def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory
     run = with_backlog(kafka, topic, scenario)
     joined(run, "paused", **SLOW)
     await_grants(run)
-    marshal(run, "release", run.group, "--for", "10m", "--yes")
+    marshal(run, "pause", run.group, "--for", "10m", "--yes")
     assert run.owned() == {}
     marshal(run, "resume", run.group)
     run.hurry("paused")

@@ -236,25 +236,25 @@ def run(*arguments: str) -> Any:
 
 
 def test_the_command_prints_bounds_and_counts() -> None:
-    plain = run("--exhaustive", "prioritized-standby")
+    plain = run("exhaustive", "prioritized-standby")
     assert plain.exit_code == 0, plain.output
     assert "quanta" in plain.stdout
     assert "violations   0" in plain.stdout
-    found = json.loads(run("--exhaustive", "prioritized-standby", "--json").stdout)
+    found = json.loads(run("exhaustive", "prioritized-standby", "--json").stdout)
     assert (found["complete"], found["violations"]) == (True, [])
     assert found["states"] > 1_000
-    with_two = json.loads(run("--exhaustive", "prioritized-standby", "--processes", "2", "--json").stdout)
+    with_two = json.loads(run("exhaustive", "prioritized-standby", "--processes", "2", "--json").stdout)
     assert with_two["states"] == found["states"]
-    names = run("--exhaustive", "list").stdout
+    names = run("exhaustive", "list").stdout
     assert all(name in names for name in MODELS)
 
 
 def test_the_command_prints_a_violation() -> None:
-    broken = run("--exhaustive", "stop", "--mutant", "X5")
+    broken = run("exhaustive", "stop", "--mutant", "X5")
     assert broken.exit_code == 1
     assert "S3: " in broken.stdout
     assert "hands the next message over under epoch" in broken.stdout
-    cut = run("--exhaustive", "eviction", "--states", "50")
+    cut = run("exhaustive", "eviction", "--states", "50")
     assert cut.exit_code == 1
     assert "not complete" in cut.stdout
 
@@ -264,6 +264,6 @@ def test_bad_names_and_options() -> None:
         explore("nothing")
     with pytest.raises(InvalidOption, match="X9"):
         explore("eviction", mutant="nothing")
-    assert run("--exhaustive", "nothing").exit_code != 0
-    assert run("--exhaustive", "eviction", "--seed", "1").exit_code == 2
-    assert run("--states", "5").exit_code == 2
+    assert run("exhaustive", "nothing").exit_code != 0
+    assert run("exhaustive", "eviction", "--seed", "1").exit_code == 2
+    assert run("run", "--states", "5").exit_code == 2

@@ -38,7 +38,7 @@ def test_the_page_shows_every_session_claim_and_fault() -> None:
     times = takeover_times(logs, result.scenario.interval_ms)
     assert len(times) == result.takeovers
     assert all(time > 0 for time in times)
-    text = page(result, moments, logs, "marshal simulate --seed <N>", times, "this run")
+    text = page(result, moments, logs, "marshal simulate run --seed <N>", times, "this run")
     reader = Reader(text)
     assert reader.open == []
     assert reader.foreign == []

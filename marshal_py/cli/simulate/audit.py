@@ -55,13 +55,13 @@ def audit(
     chosen = None if wanted is None else seeds.seed_range(wanted)
     _show(dump, as_json)
     options = Options(dump=str(dump.resolve()), group=group or "")
-    words = f"--dump {dump} {f'--group {group} ' if group else ''}"
+    command, words = f"audit {dump}", f"--group {group} " if group else ""
     if seed is not None:
         asked = one_run.Asked(trace, shrink, html)
-        one_run.run_one(Schedule(seed, options), seeds.again(seed, words=words), asked, as_json)
+        one_run.run_one(Schedule(seed, options), seeds.again(seed, words=words, command=command), asked, as_json)
     elif chosen is not None:
         read(options.dump, options.group)  # so that a dump that cannot be used is refused here, not in some process
-        seeds.print_many(sweep.sweep(chosen, processes or sweep.cores(), options), len(chosen), as_json, words)
+        seeds.print_many(sweep.sweep(chosen, processes or sweep.cores(), options), len(chosen), as_json, words, command)
 
 
 def _show(dump: Path, as_json: bool) -> None:

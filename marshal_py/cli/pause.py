@@ -1,4 +1,4 @@
-"""`marshal release` (alias `marshal pause`) and `marshal resume`: pausing a whole live group, and ending the pause."""
+"""`marshal pause` and `marshal resume`: pausing a whole live group, and ending the pause."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from marshal_py.cli import changes, output
 from marshal_py.cli.options import command, number_or_none
 from marshal_py.protocol.wire.records import PAUSE_MS_MAX
 
-EXAMPLE: Final = output.example("marshal release billing --for 60s --reason 'schema change' --yes")
+EXAMPLE: Final = output.example("marshal pause billing --for 60s --reason 'schema change' --yes")
 RESUME_EXAMPLE: Final = output.example("marshal resume billing")
 
-PauseToken = Annotated[int | None, typer.Option("--token", min=0, help="Of the pause, as `marshal release` printed.")]
+PauseToken = Annotated[int | None, typer.Option("--token", min=0, help="Of the pause, as `marshal pause` printed.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ReleaseOptions(changes.PauseOptions):
 
 
 @command
-def release(
+def pause(
     options: ReleaseOptions,
     group: changes.GroupName,
     for_: Annotated[
